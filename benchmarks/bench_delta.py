@@ -20,13 +20,11 @@ log        a new process of a host that knows the log, and a new host, of tables
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import logging
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,119 +32,54 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
 
-from benchmarks.common import alternate, make_table, report, session
+from benchmarks import lake
+from benchmarks.lake import FULL, KEYS, MODES, Change, calls_of, customers, drawn_keys, more_rows, opened
 from benchmarks.servers import s3
-from pyspark_lookup import LookupTable, lookup_join
+from pyspark_lookup import LookupTable
 from tests.delta.common import append_commit, vectors_of
 
 PARTS = ("unchanged", "keys", "visible", "stream", "log")
-KEYS = 10_000
-CALLS = ("ufsHeadCount", "ufsListCount", "ufsGetCount", "ufsGetBytes")
-FULL = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "10 min"}
-MODES = {
-    "NONE": {"lookup.cache": "NONE"},
-    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000000"},
-    "FULL": FULL,
-}
 
 
 def make_delta(home: Path, rows: int, files: int) -> Path:
     """A Delta table of so many customers, a commit for each file; made once."""
     table = home / f"delta-{rows}-{files}"
     if not (table / "_delta_log" / f"{files - 1:020}.json").exists():
-        for file in sorted(make_table(home, rows, files, 11).iterdir(), key=lambda path: int(path.stem.split("-")[1])):
+        for file in customers(home, rows, files):
             write_deltalake(str(table), pq.read_table(file), mode="append")
     return table
 
 
-def opened(table: Path | str, cache: Path, options: dict[str, str]) -> LookupTable:
-    return LookupTable(str(table), {"lookup.keys": "id", "lookup.cache.dir": str(cache), **options})
-
-
-def calls_of(reader: LookupTable, act: Callable[[], object]) -> dict[str, int]:
-    """What an act asks of the store."""
-    before = reader.metrics()
-    act()
-    after = reader.metrics()
-    return {name: after[name] - before[name] for name in CALLS}
-
-
 def unchanged(table: Path, work: Path, runs: int) -> None:
-    reader, known = opened(table, work / "host", FULL), DeltaTable(str(table))
-    reader.get(1)
-    contenders: dict[str, Callable[[], object]] = {
-        "LookupTable.get": lambda: reader.get(1),
+    known = DeltaTable(str(table))
+    peers = {
         "update_incremental": known.update_incremental,
         "DeltaTable(path)": lambda: DeltaTable(str(table)).version(),
     }
-    report("Nothing is new", alternate(contenders, 5, runs * 20), "update_incremental")
-    print(f"\nAsked of the store by `get`: {calls_of(reader, lambda: reader.get(1))}\n")
+    lake.unchanged(opened(table, work / "host", FULL), peers, runs)
 
 
 def keys(table: Path, work: Path, rows: int, runs: int) -> None:
-    rng = np.random.default_rng(7)
-    drawn = pa.table({"id": rng.integers(0, rows, KEYS)})
+    drawn, known = drawn_keys(rows), DeltaTable(str(table))
     readers = {name: opened(table, work / "host", options) for name, options in MODES.items()}
-    known = DeltaTable(str(table))
     predicate = f"id IN ({', '.join(map(str, drawn.column('id').to_pylist()))})"
-
-    def asked(name: str) -> int:
-        return readers[name].get_many(drawn).num_rows
-
-    def scanned() -> int:
-        return pa.table(known.scan(predicate=predicate)).num_rows
-
-    distinct = len(pc.unique(drawn.column("id")))
-    assert scanned() == distinct
-    assert all(asked(name) == KEYS for name in readers)
-    contenders: dict[str, Callable[[], object]] = {name: lambda name=name: asked(name) for name in readers}  # type: ignore[misc]
-    report(
-        f"{KEYS:,} keys of {rows:,}", alternate({**contenders, "DeltaTable.scan": scanned}, 1, runs), "DeltaTable.scan"
-    )
+    lake.keys(readers, drawn, rows, "DeltaTable.scan", lambda: pa.table(known.scan(predicate=predicate)).num_rows, runs)
 
 
 def visible(table: Path, work: Path, rows: int, runs: int) -> None:
-    shares: dict[str, list[float]] = {"append": [], "vectors": []}
-    times: dict[str, list[float]] = {"build": [], "append": [], "vectors": []}
-    spent: dict[str, Any] = {}
-    for run in range(runs):
-        copy, host = work / f"copy-{run}", work / f"host-{run}"
+    def make(copy: Path, host: Path) -> tuple[LookupTable, list[Change]]:
         shutil.copytree(table, copy)
-        reader = opened(copy, host, FULL)
+        new = more_rows(min(table.glob("*.parquet")), rows)
+        return opened(copy, host, FULL), [
+            Change("append", lambda: write_deltalake(str(copy), new, mode="append"), rows, 1),
+            Change("vectors", lambda: delete_by_vectors(copy, KEYS), 0, 0),
+        ]
 
-        def timed(what: str, key: int, found: int, reader: LookupTable = reader) -> None:
-            began = time.perf_counter()
-            assert len(reader.get(key)) == found
-            times[what].append(time.perf_counter() - began)
-
-        timed("build", 0, 1)
-        new = pq.read_table(sorted(table.glob("*.parquet"))[0])
-        count = min(rows // 100, new.num_rows)
-        ids = pa.array(np.arange(rows, rows + count))
-        write_deltalake(str(copy), new.slice(0, count).set_column(0, "id", ids), mode="append")
-        spent["append"] = calls_of(reader, lambda: timed("append", rows, 1))
-        delete_by_vectors(copy, KEYS)
-        spent["vectors"] = calls_of(reader, lambda: timed("vectors", 0, 0))
-        for what, found in shares.items():
-            found.append(times[what][-1] / times["build"][-1])
-        reader.close()
-        shutil.rmtree(copy)
-        shutil.rmtree(host)
-    print(f"\n{rows:,} rows, FULL; {runs} runs; build {statistics.median(times['build']):.2f} s\n")
-    print("| commit | visible after, median s | of a build | max | asked of the store |\n|---|---|---|---|---|")
-    for what, found in shares.items():
-        median = statistics.median(times[what])
-        print(
-            f"| {what} | {median:.3f} | {statistics.median(found):.1%} | {max(found):.1%} | {json.dumps(spent[what])} |"
-        )
+    lake.visible(make, work, rows, runs)
 
 
 def delete_by_vectors(table: Path, count: int) -> None:
@@ -170,39 +103,13 @@ def delete_by_vectors(table: Path, count: int) -> None:
 
 
 def stream(table: Path, work: Path, rows: int, runs: int) -> None:
-    spark = session(2, {"spark.driver.memory": "8g"})
-    rng, events = np.random.default_rng(3), work / "events"
-    events.mkdir()
-    for number in range(runs + 1):
-        columns = {"key": rng.integers(0, rows, KEYS), "amount": rng.random(KEYS)}
-        pq.write_table(pa.table(columns), events / f"{number:04}.parquet")
-
-    def micro_batches(enrich: Callable[[DataFrame], DataFrame], each: bool) -> list[float]:
-        source = spark.readStream.schema("key long, amount double").option("maxFilesPerTrigger", 1).parquet(str(events))
-        checkpoint = tempfile.mkdtemp(dir=work)
-
-        def write(batch: DataFrame, number: int) -> None:
-            (enrich(batch) if each else batch).agg(sf.sum("score"), sf.count("name")).collect()
-
-        made = (source if each else enrich(source)).writeStream.foreachBatch(write)
-        query = made.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-        query.awaitTermination()
-        return [one["durationMs"]["triggerExecution"] / 1000 for one in query.recentProgress if one["numInputRows"]][1:]
-
-    def broadcast(batch: DataFrame) -> DataFrame:
-        read = pa.table(DeltaTable(str(table)).scan())
+    def read() -> pa.Table:
+        found = pa.table(DeltaTable(str(table)).scan())
         # Spark takes no string_view.
-        plain = [of.with_type(pa.string()) if of.type == pa.string_view() else of for of in read.schema]
-        read = read.cast(pa.schema(plain))
-        return batch.join(sf.broadcast(spark.createDataFrame(read)), sf.col("key") == sf.col("id"), "left")
+        plain = [of.with_type(pa.string()) if of.type == pa.string_view() else of for of in found.schema]
+        return found.cast(pa.schema(plain))
 
-    options = {**FULL, "lookup.cache.dir": str(work / "streamed")}
-    times = {
-        "lookup_join": micro_batches(lambda df: lookup_join(df, str(table), {"key": "id"}, options=options), False),
-        "broadcast of what deltalake reads": micro_batches(broadcast, True),
-    }
-    report(f"A micro-batch of {KEYS:,} rows", times, "broadcast of what deltalake reads")
-    spark.stop()
+    lake.stream(table, {}, "deltalake", read, work, rows, runs)
 
 
 def make_log(home: Path, commits: int) -> Path:
@@ -276,30 +183,20 @@ def log(home: Path, work: Path, commits: int, runs: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()) / "lookupcache-bench")
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--files", type=int, default=100)
-    parser.add_argument("--runs", type=int, default=5)
+    parser = lake.arguments(__doc__, PARTS, 5)
     parser.add_argument("--commits", type=int, default=10_000)
     given = parser.parse_args()
     given.dir.mkdir(parents=True, exist_ok=True)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    parts = given.parts.split(",")
-    with tempfile.TemporaryDirectory(dir=given.dir) as work:
-        home = Path(work)
-        table = make_delta(given.dir, given.rows, given.files) if {*parts} - {"log"} else Path()
-        runners: dict[str, Callable[[], None]] = {
-            "unchanged": lambda: unchanged(table, home / "unchanged", given.runs),
-            "keys": lambda: keys(table, home / "keys", given.rows, given.runs),
-            "visible": lambda: visible(table, home / "visible", given.rows, given.runs),
-            "stream": lambda: stream(table, home / "stream", given.rows, given.runs),
-            "log": lambda: log(given.dir, home / "log", given.commits, given.runs),
-        }
-        for part in parts:
-            (home / part).mkdir()
-            runners[part]()
+    table = make_delta(given.dir, given.rows, given.files) if {*given.parts.split(",")} - {"log"} else Path()
+    runners: dict[str, Callable[[Path], None]] = {
+        "unchanged": lambda work: unchanged(table, work, given.runs),
+        "keys": lambda work: keys(table, work, given.rows, given.runs),
+        "visible": lambda work: visible(table, work, given.rows, given.runs),
+        "stream": lambda work: stream(table, work, given.rows, given.runs),
+        "log": lambda work: log(given.dir, work, given.commits, given.runs),
+    }
+    lake.run_parts(given, runners)
 
 
 if __name__ == "__main__":

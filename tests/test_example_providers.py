@@ -1,4 +1,4 @@
-"""The example providers: an SQLite file, a PostgreSQL server, and Iceberg tables, read by PyIceberg."""
+"""The example providers: an SQLite file, and a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.types import StringType
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import LookupFunctionError, OptionError
@@ -185,57 +183,7 @@ def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[Postg
         postgres_server.start()  # whatever a test did
 
 
-# --- Iceberg -----------------------------------------------------------------------------------------
-
-
-class IcebergLake(Tables):
-    """Iceberg tables in a directory. Rows are appended, overwritten and deleted."""
-
-    module = "examples.iceberg_provider"
-    factory = "by_key"
-
-    def __init__(self, directory: Path, cache_dir: Path) -> None:
-        super().__init__(cache_dir)
-        directory.mkdir()
-        places = {"uri": f"sqlite:///{directory / 'catalog.db'}", "warehouse": f"file://{directory / 'warehouse'}"}
-        self._properties = {"type": "sql", **places}
-        self.catalog: Catalog = load_catalog("lake", **self._properties)
-        self.catalog.create_namespace("shop")
-
-    def loaded(self, name: str) -> Any:
-        return self.catalog.load_table(f"shop.{name}")
-
-    def refer(self, name: str) -> tuple[None, Options]:
-        given = {"catalog": "lake", "table": f"shop.{name}", **self._properties}
-        return None, {f"lookup.provider.{key}": value for key, value in given.items()}
-
-    def create(self, name: str, rows: pa.Table) -> str:
-        self.write(name, rows, "create")
-        return name
-
-    def write(self, name: str, rows: pa.Table, mode: str) -> None:
-        """Make a table, append to it, or overwrite it."""
-        table = self.catalog.create_table(f"shop.{name}", rows.schema) if mode == "create" else self.loaded(name)
-        (table.overwrite if mode == "overwrite" else table.append)(rows)
-
-    def delete(self, name: str, predicate: str) -> None:
-        self.loaded(name).delete(predicate)
-
-    def drop(self, name: str) -> None:
-        self.catalog.drop_table(f"shop.{name}")
-
-    def files(self, name: str) -> list[Path]:
-        """The data files of the newest version."""
-        return [Path(urllib.parse.urlparse(task.file.file_path).path) for task in self.loaded(name).scan().plan_files()]
-
-
-@pytest.fixture
-def iceberg(tmp_path: Path, cache_dir: Path) -> Iterator[IcebergLake]:
-    with contextlib.closing(IcebergLake(tmp_path / "lake", cache_dir)) as lake:
-        yield lake
-
-
-@pytest.fixture(params=["sqlite", "postgres", "iceberg"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def tables(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
@@ -475,105 +423,3 @@ def test_through_spark(spark: SparkSession, database: Database) -> None:
         spark.sql("DROP TABLE provided")
     if isinstance(database, PostgresDatabase):  # the server has what Spark's workers sent
         assert len([text for text in database.statements()[before:] if "unnest" in text]) == 1
-
-
-# --- Iceberg's own -----------------------------------------------------------------------------------
-
-DAY = datetime.date(2024, 2, 29)
-MOMENTS = [datetime.datetime(2024, 2, 29, 1, 2, 3, n, datetime.timezone.utc) for n in (1, 2)]
-KEYS: list[tuple[pa.DataType, Any, Any]] = [
-    (pa.int32(), -(2**31), 7),
-    (pa.int64(), -(2**63), 2**63 - 1),
-    (pa.date32(), DAY, datetime.date(1, 1, 1)),
-    (pa.float64(), 1.5, 0.1),
-    (pa.decimal128(10, 2), decimal.Decimal("1.50"), decimal.Decimal("-1.50")),
-    (pa.timestamp("us", "UTC"), *MOMENTS),
-    (pa.binary(), b"a\0'", b""),
-]
-
-
-def people(*rows: tuple[int, str, int]) -> pa.Table:
-    return pa.Table.from_pylist([dict(zip(PEOPLE.column_names, row, strict=True)) for row in rows], PEOPLE.schema)
-
-
-def names(table: LookupTable, key: Any) -> list[str]:
-    """Sorted, for Iceberg promises no order."""
-    return sorted(row["name"] for row in table.get(key))
-
-
-@pytest.mark.parametrize(("kind", "found", "other"), KEYS, ids=str)
-def test_iceberg_keys_of_every_type(iceberg: IcebergLake, kind: pa.DataType, found: Any, other: Any) -> None:
-    """Keys find their rows, up to the limits of their type, and no others."""
-    iceberg.create("typed", pa.table({"K": pa.array([found, other, None], kind), "v": [[1], [2], [3]]}))
-    table = iceberg.table("typed", "k")
-    assert [row["v"] for key in (found, other) for row in table.get(key)] == [[1], [2]]
-    assert table.get(None) == []
-
-
-@pytest.mark.parametrize("keys", [[1], [1, 2], list(range(-300, 5))], ids=len)
-def test_files_that_cannot_hold_a_key_are_not_read(iceberg: IcebergLake, keys: list[int]) -> None:
-    """A lookup reads the files whose bounds let them hold one of its keys; the others may as well be gone."""
-    iceberg.create("sorted", pa.table({"id": [1, 2], "n": [1, 2]}))
-    before = iceberg.files("sorted")
-    iceberg.write("sorted", pa.table({"id": [1000, 1001], "n": [3, 4]}), "append")
-    (other,) = set(iceberg.files("sorted")) - set(before)
-    os.unlink(other)
-    table = iceberg.table("sorted", "id", ONCE)
-    assert table.get_many(ids(*keys))["n"].to_pylist() == [n for n in (1, 2) if n in keys]
-    with pytest.raises(LookupFunctionError, match="id = 1000"):
-        table.get(1000)
-
-
-@pytest.mark.parametrize(("factory", "cache"), [("by_key", BOUNDED), ("whole", FULL)], ids=["by_key", "whole"])
-def test_a_commit_is_seen_by_the_next_lookup(iceberg: IcebergLake, factory: str, cache: Options) -> None:
-    """What is cached answers until rows come, change or go, or the table is made anew."""
-    iceberg.create("people", PEOPLE)
-    table = iceberg.table("people", "id", cache, factory=factory)
-
-    def replace() -> None:
-        iceberg.drop("people")
-        iceberg.create("people", people((1, "another", 1)))
-
-    changes: list[tuple[Callable[[], None], list[str], list[str]]] = [
-        (lambda: None, ["one"], []),
-        (replace, ["another"], []),
-        (lambda: iceberg.write("people", people((4, "four", 40)), "append"), ["another"], ["four"]),
-        (lambda: iceberg.delete("people", "id = 1"), [], ["four"]),
-        (lambda: iceberg.write("people", people((1, "new", 1)), "overwrite"), ["new"], []),
-    ]
-    for number, (change, one, four) in enumerate(changes, 1):
-        change()
-        before = table.version
-        for _ in range(2):
-            assert (names(table, 1), names(table, 4)) == (one, four)
-        assert table.metrics()["loadCount"] == (2 * number if factory == "by_key" else number)
-        assert table.version == before
-
-
-def test_iceberg_columns_of_another_schema(iceberg: IcebergLake) -> None:
-    """A column that is made anew has lost its values, without a new snapshot; tables that knew one that is renamed miss it by name."""
-    iceberg.create("people", PEOPLE)
-    table = iceberg.table("people", "id", BOUNDED, ONCE)
-    assert names(table, 1) == ["one"]
-    made = iceberg.loaded("people")
-    snapshot = made.metadata.current_snapshot_id
-    with made.update_schema() as change:
-        change.rename_column("name", "label")
-    with pytest.raises(LookupFunctionError, match="name"):
-        table.get(1)
-    assert iceberg.table("people", "id", {"lookup.columns": "label"}).get(1) == [{"id": 1, "label": "one"}]
-    with made.update_schema(allow_incompatible_changes=True) as change:
-        change.delete_column("label")
-    with made.update_schema() as change:
-        change.add_column("name", StringType())
-    assert iceberg.loaded("people").metadata.current_snapshot_id == snapshot
-    assert table.get(1) == [{"id": 1, "name": None, "n": 10}]
-
-
-def test_an_iceberg_table_without_a_snapshot(iceberg: IcebergLake) -> None:
-    """A table that nobody has written is empty, and its first rows are seen."""
-    iceberg.catalog.create_table("shop.empty", PEOPLE.schema)
-    table = iceberg.table("empty", "id", BOUNDED)
-    assert names(table, 1) == []
-    iceberg.write("empty", PEOPLE, "append")
-    assert names(table, 1) == ["one"]

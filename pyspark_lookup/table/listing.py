@@ -109,7 +109,7 @@ def _refuse_table_formats(listing: Listing, pattern: str) -> None:
         table, _, parent = directory.rpartition("/")
         if parent == "metadata" and name.endswith(".metadata.json") and (not pattern or glob_reaches(table, pattern)):
             raise TableFormatError(
-                f"{listing.url} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table: its files alone are not "
-                "a version of it. Read it through a lookup.provider as docs/recipes.md shows, through its catalog, or export "
-                "the current version as plain files"
+                f"{redact('path', listing.url)} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table, without a "
+                "metadata/version-hint.text that says which metadata file is current; the newest may be of a commit that failed. Read it "
+                "by its name in its catalog (lookup.catalog), or name a metadata file"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -18,8 +19,13 @@ from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.model import Table, TableVersion
 
 
-def read_deleted(scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None) -> dict[str, Numbers]:
-    """The positions of deleted rows, by the URL of their file; of a file in `last` perhaps without those that it lacks already."""
+def read_deleted(
+    scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None, fetched: AbstractSet[FileVersion]
+) -> dict[str, Numbers]:
+    """The positions of deleted rows, by the URL of their file; of a file in `last` perhaps without those that it lacks already.
+
+    `fetched`: files whose rows are not taken from `last`, although it has them.
+    """
     by_value = [file for file in version.files if any(one.equality is not None for one in file.deletes)]
     found: list[tuple[Segment, list[tuple[int, FileVersion]]]] = []
     elsewhere = {*by_value}
@@ -33,6 +39,7 @@ def read_deleted(scan: TableScan, table: Table, version: TableVersion, last: Sna
                 for place, held in enumerate(layer.segment.files)
                 if layer.ranks[place] >= 0
             }
+            places = {file: place for file, place in places.items() if file not in fetched}
             inside = [(places[file], file) for file in by_value if file in places and _has_columns(layer.segment, file)]
             found.append((layer.segment, inside))
             elsewhere -= {file for _, file in inside}

@@ -150,7 +150,8 @@ class SnapshotLoader:
         or another OSError if the directory cannot be written.
         """
         lacking = set() if last is None else self._lacking(version, layout, last)
-        deleted = read_deleted(self.scan, self.table, version, last)
+        held = last if last is not None and is_source(last.schema, layout.columns) else None
+        deleted = read_deleted(self.scan, self.table, version, held, lacking)
         load = _Load(version, layout, last, deleted, progress, lacking)
         small = last is not None and not compact and load.is_small(last)
         wanted = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)

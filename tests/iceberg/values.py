@@ -1,0 +1,200 @@
+"""Types and values of the Iceberg specification, as the tests' writer and oracle need them: Arrow types, transforms, bounds, defaults."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import struct
+import uuid
+from typing import Any
+
+import mmh3
+import pyarrow as pa
+
+Kind = Any
+"""A type as metadata has it: a text, or a dictionary that describes a struct, list or map."""
+Field = dict[str, Any]
+ID_KEYS = {"parquet": b"PARQUET:field_id", "orc": b"iceberg.id"}
+"""What a format calls the field ids of its columns."""
+_DAY = datetime.date(1970, 1, 1)
+_EPOCH = datetime.datetime(1970, 1, 1)
+_EPOCH_UTC = _EPOCH.replace(tzinfo=datetime.timezone.utc)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+_PACKED = {
+    "int": "<i",
+    "long": "<q",
+    "float": "<f",
+    "double": "<d",
+    "date": "<i",
+    "timestamp": "<q",
+    "timestamptz": "<q",
+}
+
+
+def arrow_type(kind: Kind, form: str = "spark", ids: bool = False) -> pa.DataType:
+    """The type in Spark, or in a file of the format `form`, there with field ids or without."""
+    if isinstance(kind, dict):
+        if kind["type"] == "struct":
+            return pa.struct([arrow_field(field, form, ids) for field in kind["fields"]])
+        inner = {name: arrow_field({"id": kind[f"{name}-id"], "name": name, "type": kind[name]}, form, ids)
+                 for name in ("element", "key", "value") if name in kind}  # fmt: skip
+        if kind["type"] == "list":
+            return pa.list_(inner["element"])
+        return pa.map_(inner["key"].with_nullable(False), inner["value"])
+    if kind.startswith("decimal"):
+        return pa.decimal128(*decimal_of(kind))
+    if kind.startswith("fixed"):
+        return pa.binary() if form == "spark" else pa.binary(int(kind[6:-1]))
+    if kind == "uuid":
+        return {"spark": pa.string(), "parquet": pa.uuid(), "orc": pa.binary()}[form]
+    return _PLAIN[kind]
+
+
+def arrow_field(field: Field, form: str = "spark", ids: bool = False) -> pa.Field:
+    metadata = {ID_KEYS[form]: str(field["id"])} if ids else None
+    return pa.field(field["name"], arrow_type(field["type"], form, ids), metadata=metadata)
+
+
+def decimal_of(kind: str) -> tuple[int, int]:
+    """Precision and scale of `decimal(p, s)`."""
+    precision, _, scale = kind[8:-1].partition(",")
+    return int(precision), int(scale)
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def raw(kind: Kind, value: Any) -> Any:
+    """A value as manifests have it: dates and times are numbers."""
+    if isinstance(value, datetime.datetime):
+        return (value - (_EPOCH if value.tzinfo is None else _EPOCH_UTC)) // _MICROSECOND
+    if isinstance(value, datetime.date):
+        return (value - _DAY).days
+    if isinstance(value, uuid.UUID):
+        return value.bytes
+    return (
+        decimal.Decimal(value).scaleb(-decimal_of(kind)[1])
+        if str(kind).startswith("decimal") and isinstance(value, int)
+        else value
+    )
+
+
+def from_raw(kind: Kind, value: Any) -> Any:
+    """What `raw` was made of."""
+    if kind == "date" and isinstance(value, int):
+        return _DAY + datetime.timedelta(value)
+    if kind in ("timestamp", "timestamptz") and isinstance(value, int):
+        return (_EPOCH if kind == "timestamp" else _EPOCH_UTC) + value * _MICROSECOND
+    return uuid.UUID(bytes=value) if kind == "uuid" and isinstance(value, bytes) else value
+
+
+def from_json(kind: Kind, value: Any) -> Any:
+    """A default of a column, as metadata has it."""
+    if value is None or isinstance(kind, dict):
+        return value
+    if kind.startswith("decimal"):
+        return decimal.Decimal(value)
+    if kind == "binary" or kind.startswith("fixed"):
+        return bytes.fromhex(value)
+    if kind == "date":
+        return datetime.date.fromisoformat(value)
+    if kind in ("timestamp", "timestamptz"):
+        return datetime.datetime.fromisoformat(value)
+    return uuid.UUID(value) if kind == "uuid" else value
+
+
+def to_bytes(kind: str, value: Any) -> bytes:
+    """A bound, not truncated; `value` may be raw."""
+    value = raw(kind, value)
+    if kind in _PACKED:
+        return struct.pack(_PACKED[kind], value)
+    if kind == "boolean":
+        return bytes([value])
+    if kind.startswith("decimal"):
+        return _unscaled_bytes(kind, value)
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def truncated_bounds(kind: str, low: Any, high: Any, length: int = 16) -> tuple[bytes, bytes | None]:
+    """Bounds of which texts and bytes are cut; no upper one, if nothing so short is above."""
+    if isinstance(high, str) and len(high) > length:
+        points = [ord(char) for char in high[:length]]
+        while points and points[-1] == 0x10FFFF:
+            points.pop()
+        if not points:
+            return to_bytes(kind, low[:length]), None
+        points[-1] = 0xE000 if points[-1] == 0xD7FF else points[-1] + 1
+        return to_bytes(kind, low[:length]), "".join(map(chr, points)).encode()
+    if isinstance(high, bytes) and kind == "binary" and len(high) > length:
+        kept = high[:length].rstrip(b"\xff")
+        return low[:length], kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    if isinstance(low, (str, bytes)) and kind in ("string", "binary"):
+        low = low[:length]
+    return to_bytes(kind, low), to_bytes(kind, high)
+
+
+def result_kind(transform: str, kind: str) -> str:
+    """The type of what a transform gives."""
+    name = transform.partition("[")[0]
+    if name in ("identity", "truncate", "void"):
+        return kind
+    return "date" if name == "day" else "int"
+
+
+def transformed(transform: str, kind: str, value: Any) -> Any:
+    """What a transform gives for a value, raw."""
+    name, _, width = transform.rstrip("]").partition("[")
+    if value is None or name == "void":
+        return None
+    value = raw(kind, value)
+    if name == "identity":
+        return value
+    if name == "bucket":
+        return (mmh3.hash(_hashed(kind, value)) & 0x7FFFFFFF) % int(width)
+    if name == "truncate":
+        return _truncated(kind, value, int(width))
+    at = _EPOCH + (datetime.timedelta(value) if kind == "date" else value * _MICROSECOND)
+    months = (at.year - 1970) * 12 + at.month - 1
+    since = at - _EPOCH
+    hours = since // datetime.timedelta(hours=1)
+    return {"year": at.year - 1970, "month": months, "day": since.days, "hour": hours}[name]
+
+
+def _truncated(kind: str, value: Any, width: int) -> Any:
+    if isinstance(value, (str, bytes)):
+        return value[:width]
+    if isinstance(value, decimal.Decimal):
+        unscaled = _unscaled(kind, value)
+        return raw(kind, unscaled - unscaled % width)
+    return value - value % width
+
+
+def _hashed(kind: str, value: Any) -> bytes:
+    if kind in ("int", "long", "date", "timestamp", "timestamptz"):
+        return struct.pack("<q", value)
+    return to_bytes(kind, value)
+
+
+def _unscaled(kind: str, value: decimal.Decimal) -> int:
+    return int(value.scaleb(decimal_of(kind)[1]))
+
+
+def _unscaled_bytes(kind: str, value: decimal.Decimal) -> bytes:
+    """Of a decimal, the fewest bytes that hold it."""
+    unscaled = _unscaled(kind, value)
+    size = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
+    return unscaled.to_bytes(size, "big", signed=True)
