@@ -43,6 +43,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "bench_managed": ["--parts", "commit,planning", "--runs", "5"],
     "bench_changes": ["--parts", "points", "--runs", "3"],
     "bench_delta": ["--rows", "1000000", "--files", "20", "--runs", "3", "--commits", "1000"],
+    "bench_iceberg": ["--rows", "1000000", "--files", "20", "--runs", "3"],
     "bench_flink": ["--rows", "100000", "--rounds", "1"],
 }
 _TIMES = re.compile(r"(^|\s)(median|p50|p99|s|ms|ns|us)(\s|$)")

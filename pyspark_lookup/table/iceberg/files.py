@@ -134,7 +134,7 @@ class IcebergFiles:
         """What a manifest says of a column's values in a file; None: nothing."""
         id_, kind = column.field_id, column.iceberg_type
         nulls, values = entry.nulls.get(id_), entry.values.get(id_)
-        if values is not None and nulls is not None and entry.rows >= 0 and values != entry.rows:
+        if nulls is not None and (entry.rows < 0 or values not in (None, entry.rows)):
             nulls = None
         bounded = kind != "uuid"
         low = bound_of(entry.lower.get(id_), kind, column.type) if bounded else None
@@ -143,7 +143,7 @@ class IcebergFiles:
             low = high = None
         if low is None and nulls is None:
             return None
-        return ColumnStats(low, high, nulls, max(entry.rows, 0))
+        return ColumnStats(low, high, nulls, max(entry.rows, 1))
 
     # --- deletes ----------------------------------------------------------------------------------
 

@@ -75,10 +75,9 @@ class Chosen:
 
 
 class IcebergMetadata:
-    """A table as a metadata file describes it. `location`: that file's. Raises one of `decoding.UNREADABLE`, NotSupportedError."""
+    """A table as a metadata file describes it. Raises one of `decoding.UNREADABLE`, NotSupportedError."""
 
-    def __init__(self, location: str, found: Mapping[str, Any]) -> None:
-        self.file = location
+    def __init__(self, found: Mapping[str, Any]) -> None:
         self.format = count_of(found["format-version"])
         if self.format not in _FORMATS:
             raise NotSupportedError(f"it is of format version {self.format}; {', '.join(map(str, _FORMATS))} are known")
@@ -199,7 +198,7 @@ def parse_metadata(location: str, data: bytes, shown: str) -> IcebergMetadata:
 def metadata_of_json(location: str, found: Any, shown: str) -> IcebergMetadata:
     """The metadata that a catalog sent, or a file holds. Raises as `parse_metadata`."""
     try:
-        return IcebergMetadata(location, found)
+        return IcebergMetadata(found)
     except NotSupportedError as problem:
         raise NotSupportedError(f"{shown}, an Iceberg table: {problem}") from None
     except UNREADABLE as problem:

@@ -18,25 +18,31 @@ _HINT_BYTES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Pointer:
-    """Where the metadata lies, and what said so: the hint's file (None: a catalog, or nobody)."""
+    """Where the metadata lies, and what said so: a hint, or the metadata file itself (None: a catalog). `modified_at_s`: when that was written.
+
+    A table that was made anew may have a hint of the same content, and so of the same ETag.
+    """
 
     location: str
-    hint: FileVersion | None = None
+    said_by: FileVersion | None = None
+    modified_at_s: float | None = None
+
+    @classmethod
+    def of(cls, location: str, said_by: FileVersion) -> Pointer:
+        return cls(location, said_by, said_by.modified_at_s)
 
     def is_of(self, hint: FileVersion) -> bool:
-        """Whether it was read from this state of the hint, as far as its store tells."""
-        # A table that was made anew has the same hint, and the same ETag.
-        own = self.hint
-        return own is not None and (own, own.modified_at_s) == (hint, hint.modified_at_s) and hint.cacheable
+        """Whether it was read from this state of a hint, as far as its store tells."""
+        return (self.said_by, self.modified_at_s) == (hint, hint.modified_at_s) and hint.cacheable
 
     def to_json(self) -> list[Any]:
-        return [self.location, None if self.hint is None else self.hint.to_json()]
+        return [self.location, None if self.said_by is None else self.said_by.to_json()]
 
     @classmethod
     def from_json(cls, found: Any) -> Pointer:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
-        location, hint = found
-        return cls(text_of(location), None if hint is None else FileVersion.from_json(hint))
+        location, said_by = found
+        return cls(text_of(location)) if said_by is None else cls.of(text_of(location), FileVersion.from_json(said_by))
 
 
 def read_pointer(ufs: Ufs, table: str, known: Pointer | None) -> Pointer:
@@ -57,7 +63,7 @@ def read_pointer(ufs: Ufs, table: str, known: Pointer | None) -> Pointer:
         raise DamagedFileError(f"{shown} is no version hint: {problem}") from None
     for name in _names(said):
         try:
-            return Pointer(ufs.get_meta(f"{directory}/{name}").url, hint)
+            return Pointer.of(ufs.get_meta(f"{directory}/{name}").url, hint)
         except UfsNotFoundError:
             continue
     raise DamagedFileError(f"{shown} says {said!r}, of which there is no file {' or '.join(_names(said))}")

@@ -75,7 +75,7 @@ class IcebergSource(VersionSource):
         super().__init__(parts)
         self._ufs = parts.ufs
         self._pointers: dict[str, Pointer] = {}
-        self._metadata: dict[str, IcebergMetadata] = {}
+        self._metadata: dict[str, tuple[Pointer, IcebergMetadata]] = {}
         self._manifests: dict[str, list[Entry]] = {}
         self._versions: dict[tuple[str, str], TableVersion] = {}
 
@@ -209,7 +209,8 @@ class IcebergSource(VersionSource):
             location, sent = self._parts.catalog.load(table.url.removeprefix(CATALOG_SCHEME).partition("/")[2])
             pointer = Pointer(location)
         elif self.kind_of_url(table.url) is not None:
-            pointer, sent = Pointer(self._ufs.get_meta(table.url).url), None
+            file = self._ufs.get_meta(table.url)
+            pointer, sent = Pointer.of(file.url, file), None
         else:
             try:
                 pointer, sent = read_pointer(self._ufs, table.url, known or self._pointers.get(table.url)), None
@@ -229,8 +230,8 @@ class IcebergSource(VersionSource):
         return Locations(metadata.location, root)
 
     def _read_metadata(self, table: Table, pointer: Pointer, sent: dict[str, Any] | None) -> IcebergMetadata:
-        known = self._metadata.get(table.url)
-        if known is None or known.file != pointer.location:
+        said_by, known = self._metadata.get(table.url, (None, None))
+        if known is None or said_by != pointer:
             shown = self._shown(table)
             if sent is not None:
                 known = metadata_of_json(pointer.location, sent, shown)
@@ -238,7 +239,7 @@ class IcebergSource(VersionSource):
                 url = self._ufs.url_of(pointer.location)
                 file = self._ufs.get_meta(url)
                 known = parse_metadata(pointer.location, self._ufs.read_ranges(file, [(0, file.size)])[0], shown)
-            self._metadata = {**self._metadata, table.url: known}
+            self._metadata = {**self._metadata, table.url: (pointer, known)}
         return known
 
     def _entries(self, snapshot: Snapshot, locations: Locations) -> list[Entry]:
@@ -306,7 +307,8 @@ class IcebergSource(VersionSource):
         ]
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
-        metadata, own = self._metadata.get(table.url), metadata_of(table, version)
+        _, metadata = self._metadata.get(table.url, (None, None))
+        own = metadata_of(table, version)
         shown: dict[str, Any] = {"table_id": own.table_id, "snapshot_id": own.number}
         if metadata is not None:
             shown |= {"format_version": metadata.format, "properties": metadata.properties}
