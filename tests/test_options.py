@@ -79,6 +79,8 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.settle": {"500 ms": 0.5, "0 s": 0.0},
         "lookup.metadata.source": {"ufs": enums.MetadataSource.UFS},
         "lookup.version": {"3": 3},
+        "lookup.branch": {" audit ": "audit"},
+        "lookup.tag": {"2026-Q1": "2026-Q1"},
         "lookup.timestamp": {" 2026-03-01T12:00:00+01:00": AT, "2026-03-01 11:00:00": AT, "2026-03-01T11:00:00Z": AT},
         "lookup.valid-write-ids": {" t1:5:4:2,4: ": "t1:5:2:2,4:"},
         "lookup.floor": {" 8f3a:12": "8f3a:12"},
@@ -110,6 +112,7 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.partial-cache.max-bytes": {"1g": 2**30},
         "lookup.partial-cache.cache-missing-key": {"false": False},
     }),
+    ({"path": "shop.customers"}, {"lookup.catalog": {" prod ": "prod"}}),
     (PROVIDER, {"lookup.async.capacity": {"1": 1}, "lookup.async.timeout": {"300 s": 300.0}}),
     (RETRY, {
         "lookup.retry.predicate": {"LOOKUP_MISS": enums.RetryPredicate.LOOKUP_MISS},
@@ -134,7 +137,8 @@ def test_every_option_has_a_valid_form_here() -> None:
     """No option is without a test of its valid forms, and the README's table has a row for each."""
     keys = {f.metadata["key"] for f in dataclasses.fields(LookupOptions) if f.metadata}
     full = {"lookup.full-cache." + key for _, key, _, _ in test_full_cache_options.VALID}
-    assert keys == {case[0] for case in VALID_FORMS} | full | {"lookup.storage.*", "lookup.provider.*"}
+    named = {"lookup.storage.*", "lookup.provider.*", "lookup.catalog.*"}
+    assert keys == {case[0] for case in VALID_FORMS} | full | named
     rows = options_table().splitlines()
     assert len(rows) == len(keys) + 2
     assert all(f"| `{key}` |" in "\n".join(rows) for key in keys)
@@ -218,6 +222,11 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({"lookup.metadata.sync-interval": "5 min"}, ["sync-interval contradicts", "= 'CACHE'"]),
     ({"lookup.version": "3", "lookup.valid-write-ids": "t:1:9223372036854775807::"}, ["lookup.version", "lookup.valid-write-ids", "give one"]),
     ({"lookup.timestamp": "2026-03-01", "lookup.version": "3"}, ["lookup.version", "lookup.timestamp", "give one"]),
+    ({"lookup.branch": "main", "lookup.tag": "a"}, ["lookup.branch", "lookup.tag", "give one"]),
+    ({"lookup.catalog.uri": "http://h"}, ["lookup.catalog.uri is a property of an Iceberg catalog", "set lookup.catalog"]),
+    ({"lookup.catalog": "prod", "path": "customers"}, ["path = 'customers'", "namespace.table"]),
+    ({"lookup.catalog": "prod", "path": "a.b", **PROVIDER}, ["lookup.catalog and lookup.provider"]),
+    ({"lookup.catalog": "prod", "path": "a.b", "lookup.catalog.token": "t"}, ["lookup.catalog.token looks like a credential", ".pyiceberg.yaml"]),
     ({"lookup.cache": "partial", "lookup.keys": "id"}, ["lookup.cache = 'PARTIAL'", "expire-after-access", "expire-after-write", "max-rows", "max-bytes"]),
     ({"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.cache-missing-key": "false"}, ["without any bound"]),
     ({"lookup.partial-cache.max-rows": "5"}, ["lookup.partial-cache.max-rows", "should be 'PARTIAL'"]),

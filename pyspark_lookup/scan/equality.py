@@ -92,7 +92,8 @@ class EqualityDeleted:
         deletes = [one for one in file.deletes if one.equality is not None]
         if not deletes:
             return None
-        key = (file.url, *(one.name for one in deletes))
+        of = [one.equality for one in deletes if one.equality is not None]
+        key = (file.url, file.columns, *((one.file.url, one.file.columns, one.schema) for one in of))
         known = self._positions.get(key)
         if known is None:
             parts = [self._positions_of(file, columns, values) for columns, values in self.values(deletes)]
@@ -107,8 +108,8 @@ class EqualityDeleted:
             columns = one.equality
             if columns is not None:
                 groups.setdefault((columns.file.columns, columns.schema), []).append(columns)
-        for group in groups.values():
-            key = tuple(columns.file.url for columns in group)
+        for alike, group in groups.items():
+            key = (*alike, *(columns.file.url for columns in group))
             known = self._values.get(key)
             if known is None:
                 schema = group[0].schema

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import math
 from collections import defaultdict
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_lookup.base.decoding import UNREADABLE
 from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import text_of_schema
@@ -20,7 +22,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.table.iceberg.deletes import EqualityDeletes, PositionDeletes, PuffinVector
 from pyspark_lookup.table.iceberg.entries import DATA, EQUALITY_DELETES, POSITION_DELETES, Entry, bound_of
-from pyspark_lookup.table.iceberg.locations import Locations, plain_location
+from pyspark_lookup.table.iceberg.locations import Locations, authority_of, plain_location
 from pyspark_lookup.table.iceberg.metadata import Chosen, IcebergMetadata, PartitionField
 from pyspark_lookup.table.iceberg.partitions import (
     bounds_of_partition,
@@ -54,9 +56,12 @@ class _Placed:
     deletes: Deletes
     paths: tuple[str | None, str | None] = (None, None)
 
-    def may_name(self, path: str) -> bool:
+    def may_name(self, location: str) -> bool:
         low, high = self.paths
-        return (low is None or low <= path) and (high is None or path <= high)
+        # Paths that are spelled in another way, or bounds that are cut within the server's name, do not compare.
+        if low is None or high is None or not authority_of(low) == authority_of(high) == authority_of(location):
+            return True
+        return low <= location <= high
 
 
 class IcebergFiles:
@@ -73,16 +78,12 @@ class IcebergFiles:
         self._flat = {column.field_id: column for column in flat_columns(chosen.schema)}
         self._schemas = [chosen.schema, *(metadata.schemas[id_] for id_ in sorted(metadata.schemas, reverse=True))]
 
-    def partitions(self, entries: Sequence[Entry]) -> tuple[str, ...]:
-        """The columns of which each file has one value, which its partition says."""
-        specs = {entry.spec_id for entry in entries if entry.content == DATA}
-        common: set[int] | None = None
-        for spec_id in specs:
-            ids = set(identity_fields(self._metadata.specs[spec_id]))
-            common = ids if common is None else common & ids
-        known = [self._flat[id_] for id_ in common or () if id_ in self._flat and len(self._flat[id_].path) == 1]
-        names = {column.path[0] for column in known if is_told_in_text(column.iceberg_type)}
-        return tuple(name for name in self.schema.names if name in names)
+    def partitions(self, files: Sequence[FileVersion]) -> tuple[str, ...]:
+        """The columns of which each file has one value, which its partition says and users can."""
+        told = {column.path[0] for column in self._flat.values() if is_told_in_text(column.iceberg_type)}
+        for file in files:
+            told &= {name for name, _ in file.partition or ()}
+        return tuple(name for name in self.schema.names if name in told) if files else ()
 
     def files(self, entries: Sequence[Entry]) -> tuple[FileVersion, ...]:
         """The data files among the entries, with what the others delete of them."""
@@ -118,7 +119,8 @@ class IcebergFiles:
         for field_id, place in identity_fields(self._metadata.specs[entry.spec_id]).items():
             column, value = self._flat.get(field_id), entry.partition[place]
             if column is not None and len(column.path) == 1:
-                found[column.path[0]] = None if value is None else text_of_value(value, column.iceberg_type)
+                with contextlib.suppress(*UNREADABLE):  # of a day that Python lacks; the file has it, too
+                    found[column.path[0]] = None if value is None else text_of_value(value, column.iceberg_type)
         return tuple(sorted(found.items()))
 
     def _bounds(self, entry: Entry) -> Mapping[str, ColumnStats]:
@@ -222,11 +224,10 @@ class _DeletesOf:
             self._vectors[path] = entry
             return
         deletes = self._files.position_deletes(entry)
-        bounds = (bound_of(some.get(_PATH_ID), "string", pa.string()) for some in (entry.lower, entry.upper))
-        low, high = (None if bound is None else plain_location(bound) for bound in bounds)
-        only = plain_location(entry.referenced) if entry.referenced else low if low == high else None
+        low, high = (bound_of(some.get(_PATH_ID), "string", pa.string()) for some in (entry.lower, entry.upper))
+        only = entry.referenced or (low if low == high else None)
         if only is not None:
-            self._of_file[only].append(_Placed(entry.sequence, deletes))
+            self._of_file[plain_location(only)].append(_Placed(entry.sequence, deletes))
         else:
             group = entry.spec_id, _comparable(entry.partition)
             self._positions[group].append(_Placed(entry.sequence, deletes, (low, high)))
@@ -241,7 +242,7 @@ class _DeletesOf:
             of = PuffinVector(self._files.path_of(url), where, vector.offset or 0, vector.length or 0, vector.rows)
             return (of, *(one.deletes for one in placed))
         placed += [one for one in self._of_file.get(path, ()) if one.sequence >= entry.sequence]
-        placed += [one for one in _since(self._positions.get(group, ()), entry) if one.may_name(path)]
+        placed += [one for one in _since(self._positions.get(group, ()), entry) if one.may_name(entry.location)]
         found = tuple(one.deletes for one in placed)
         return self._shared.setdefault(tuple(map(id, found)), found)
 

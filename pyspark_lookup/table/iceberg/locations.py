@@ -20,6 +20,12 @@ def plain_location(location: str) -> str:
     return f"{'s3' if scheme in _S3 else scheme}://{authority}{rest}"
 
 
+def authority_of(location: str) -> str:
+    """What comes before the path in a location: scheme and authority, or nothing."""
+    found = _SCHEME.match(location)
+    return found[0] if found else ""
+
+
 class Locations:
     """What metadata calls `location` is at the URL `root`: a table may have been written under another name, or relative to the writer's
     directory, or copied."""

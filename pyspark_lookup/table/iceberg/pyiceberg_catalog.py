@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError, NotInstalledError
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
+from pyspark_lookup.base.decoding import UNREADABLE
 from pyspark_lookup.base.errors import (
     CatalogUnavailableError,
     NotSupportedError,
@@ -42,6 +44,7 @@ class PointerFileIO(FileIO):
         raise NotSupportedError(f"{location} is not written here")
 
 
+_answers = threading.local()
 _OURS = {
     "py-io-impl": f"{__name__}.{PointerFileIO.__name__}",
     "init_catalog_tables": "false",  # of an SQL catalog, which is read only here
@@ -61,26 +64,44 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
         ) from cause_of(problem)
     except Exception as problem:
         raise _unavailable(name, problem) from cause_of(problem)
+    session = getattr(catalog, "_session", None)
+    if session is not None:  # of a REST catalog
+        session.hooks["response"].append(_keep_answer)
     # A table's own properties may name another class to read it with.
     catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
 
 
+def _keep_answer(response: Any, *_: object, **__: object) -> None:
+    _answers.last = response.content
+
+
 def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, Any] | None]:
     """See `table.catalog.Catalog.load`."""
+    _answers.last = None
     try:
-        loaded = catalog.load_table(table)
+        location: Any = catalog.load_table(table).metadata_location
     except _PointerError as found:
         return found.location, None
     except _NOT_THERE as problem:
         raise UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {problem}") from cause_of(problem)
     except NotInstalledError as problem:
         raise OptionError(f"option lookup.catalog = {name!r}: {problem}") from cause_of(problem)
+    except pydantic.ValidationError as problem:  # metadata that PyIceberg does not understand
+        location = _sent(name, problem).get("metadata-location")
     except Exception as problem:
         raise _unavailable(name, problem) from cause_of(problem)
-    # PyIceberg refuses to write metadata of format 3, which this is not.
-    text = pydantic.BaseModel.model_dump_json(loaded.metadata, by_alias=True, exclude_none=True)
-    return loaded.metadata_location, json.loads(text)
+    return str(location), _sent(name, None)["metadata"]
+
+
+def _sent(name: str, problem: Exception | None) -> dict[str, Any]:
+    """What a REST catalog has sent in this thread. Raises CatalogUnavailableError if that is no table."""
+    try:
+        found: dict[str, Any] = json.loads(_answers.last or b"")
+        _ = found["metadata"]["format-version"], found["metadata-location"]
+        return found
+    except UNREADABLE as other:
+        raise _unavailable(name, problem or other) from cause_of(problem or other)
 
 
 def _unavailable(name: str, problem: Exception) -> CatalogUnavailableError:

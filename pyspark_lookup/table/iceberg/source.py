@@ -173,13 +173,11 @@ class IcebergSource(VersionSource):
         locations = self._locations(table, metadata)
         files = IcebergFiles(table.url, metadata, chosen, locations)
         snapshot = chosen.snapshot
-        entries = [] if snapshot is None else self._entries(snapshot, locations)
-        partitions = files.partitions(entries)
+        found = files.files([] if snapshot is None else self._entries(snapshot, locations))
         number = None if snapshot is None or snapshot.id >= 2**63 else snapshot.id  # which some writers have
-        described = VersionMetadata(
-            metadata.table_id, None, "", chosen.digest, (), text_of_schema(files.schema), partitions, (), number
-        )
-        version = TableVersion(table.id, files.files(entries), described)
+        schema, partitions = text_of_schema(files.schema), files.partitions(found)
+        described = VersionMetadata(metadata.table_id, None, "", chosen.digest, (), schema, partitions, (), number)
+        version = TableVersion(table.id, found, described)
         rewrites = self._rewrites(table, metadata, snapshot, version)
         return dataclasses.replace(version, metadata=dataclasses.replace(described, rewrites=rewrites))
 
