@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark_lookup.base.errors import NotATableError, UfsNotFoundError, UfsPermissionError
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.io.stores import DELTA_LOG_DIRECTORY, FileVersion, Listing
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log import NotificationLog
@@ -16,6 +16,10 @@ def check_place(ufs: Ufs, url: str) -> None:
         found = ufs.get_status(url)
     except UfsNotFoundError:
         found = None
+    if isinstance(found, Listing) and (kind := _kind_of_others(found)) is not None:
+        raise NotATableError(
+            f"{shown} is {kind}: lookupcache reads it, and writes managed tables only; write it by its own means"
+        )
     if found is not None and (isinstance(found, FileVersion) or found.files or found.directories):
         raise NotATableError(
             f"{shown} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
@@ -30,3 +34,10 @@ def check_place(ufs: Ufs, url: str) -> None:
             above = above.rpartition("/")[0]
             continue
         raise NotATableError(f"{shown} lies in the managed table {redact('path', above)}: write to another place")
+
+
+def _kind_of_others(found: Listing) -> str | None:
+    """What others have made of a directory, as far as its files show."""
+    if DELTA_LOG_DIRECTORY in found.directories:
+        return "a Delta table"
+    return "an Iceberg table" if any(file.url.endswith(".metadata.json") for file in found.files) else None

@@ -138,6 +138,12 @@ class Resolver:
         """The managed table at `options.path`, whether or not it is there. Raises OptionError as `table_of`, NotSupportedError."""
         if self._logs is None:
             raise NotSupportedError(f"{self._ufs.url_of(options.path)}: a provider's table is not written here")
+        kind = self._kind_of_url(self._ufs.url_of(options.path))
+        if kind is not None:
+            shown = redact("path", options.path)
+            raise NotSupportedError(
+                f"{shown} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
+            )
         return self.table_of(options, Kind.MANAGED)
 
     def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:

@@ -75,9 +75,13 @@ class Chosen:
 
 
 class IcebergMetadata:
-    """A table as a metadata file describes it. Raises one of `decoding.UNREADABLE`, NotSupportedError."""
+    """A table as a metadata file describes it. `place`: the URL by which it is read, for a copy has the same ids.
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
+    Raises one of `decoding.UNREADABLE`, NotSupportedError.
+    """
+
+    def __init__(self, found: Mapping[str, Any], place: str) -> None:
+        self._place = place
         self.format = count_of(found["format-version"])
         if self.format not in _FORMATS:
             raise NotSupportedError(f"it is of format version {self.format}; {', '.join(map(str, _FORMATS))} are known")
@@ -144,7 +148,7 @@ class IcebergMetadata:
     def _chosen(self, snapshot: Snapshot | None, schema_id: int | None) -> Chosen:
         schema = self.schema(schema_id if schema_id in self.schemas else None)
         said = json.dumps([schema["fields"], self.name_mapping], sort_keys=True)
-        digest = key_of("iceberg", self.table_id, "" if snapshot is None else str(snapshot.id), said)
+        digest = key_of("iceberg", self._place, self.table_id, "" if snapshot is None else str(snapshot.id), said)
         return Chosen(snapshot, schema, digest)
 
     def _by_ref(self, ref: Ref, shown: str) -> Chosen:
@@ -186,20 +190,20 @@ def _partition_field(found: Any) -> PartitionField:
     return PartitionField(None if source is None else int(source), text_of(found["transform"]))
 
 
-def parse_metadata(location: str, data: bytes, shown: str) -> IcebergMetadata:
+def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
     """The metadata in a file. Raises DamagedFileError that names it, NotSupportedError for what is not known here."""
     try:
         text = gzip.decompress(data) if data[:2] == _GZIP else data
-        return metadata_of_json(location, json.loads(text), shown)
+        return metadata_of_json(location, json.loads(text), place)
     except (*UNREADABLE, EOFError, OSError) as problem:
         raise DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}") from problem
 
 
-def metadata_of_json(location: str, found: Any, shown: str) -> IcebergMetadata:
+def metadata_of_json(location: str, found: Any, place: str) -> IcebergMetadata:
     """The metadata that a catalog sent, or a file holds. Raises as `parse_metadata`."""
     try:
-        return IcebergMetadata(found)
+        return IcebergMetadata(found, place)
     except NotSupportedError as problem:
-        raise NotSupportedError(f"{shown}, an Iceberg table: {problem}") from None
+        raise NotSupportedError(f"{redact('path', place)}, an Iceberg table: {problem}") from None
     except UNREADABLE as problem:
         raise DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}") from problem

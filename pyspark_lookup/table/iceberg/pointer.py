@@ -19,6 +19,7 @@ _HINT_BYTES = 1000
 @dataclasses.dataclass(frozen=True)
 class Pointer:
     """Where the metadata lies, and what said so: a hint, or the metadata file itself (None: a catalog). `modified_at_s`: when that was written.
+    `size`: the metadata's, as far as it was asked for.
 
     A table that was made anew may have a hint of the same content, and so of the same ETag.
     """
@@ -26,14 +27,17 @@ class Pointer:
     location: str
     said_by: FileVersion | None = None
     modified_at_s: float | None = None
+    size: int | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
-    def of(cls, location: str, said_by: FileVersion) -> Pointer:
-        return cls(location, said_by, said_by.modified_at_s)
+    def of(cls, location: str, said_by: FileVersion, size: int | None = None) -> Pointer:
+        return cls(location, said_by, said_by.modified_at_s, size)
 
     def is_of(self, hint: FileVersion) -> bool:
         """Whether it was read from this state of a hint, as far as its store tells."""
-        return (self.said_by, self.modified_at_s) == (hint, hint.modified_at_s) and hint.cacheable
+        own = self.said_by
+        same = own is not None and (own, self.modified_at_s) == (hint, hint.modified_at_s)
+        return same and own is not None and own.cacheable and hint.cacheable
 
     def to_json(self) -> list[Any]:
         return [self.location, None if self.said_by is None else self.said_by.to_json()]
@@ -63,7 +67,8 @@ def read_pointer(ufs: Ufs, table: str, known: Pointer | None) -> Pointer:
         raise DamagedFileError(f"{shown} is no version hint: {problem}") from None
     for name in _names(said):
         try:
-            return Pointer.of(ufs.get_meta(f"{directory}/{name}").url, hint)
+            file = ufs.get_meta(f"{directory}/{name}")
+            return Pointer.of(file.url, hint, file.size)
         except UfsNotFoundError:
             continue
     raise DamagedFileError(f"{shown} says {said!r}, of which there is no file {' or '.join(_names(said))}")

@@ -194,7 +194,7 @@ class IcebergSource(VersionSource):
             at = None if at.parent is None else metadata.snapshots.get(at.parent)
         if at is not None and at is not snapshot and at.id == before.number:
             now, then = names_of_rows(version), names_of_rows(before)
-            rewrites = (*rewrites, (tuple(sorted(now - then)), tuple(sorted(then - now))))
+            rewrites = (*rewrites, (tuple(sorted(now - then)), tuple(sorted(then - now)))) if now != then else rewrites
         return rewrites[-_REWRITES_KEPT:]
 
     # --- files ------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class IcebergSource(VersionSource):
             pointer = Pointer(location)
         elif self.kind_of_url(table.url) is not None:
             file = self._ufs.get_meta(table.url)
-            pointer, sent = Pointer.of(file.url, file), None
+            pointer, sent = Pointer.of(file.url, file, file.size), None
         else:
             try:
                 pointer, sent = read_pointer(self._ufs, table.url, known or self._pointers.get(table.url)), None
@@ -230,13 +230,13 @@ class IcebergSource(VersionSource):
     def _read_metadata(self, table: Table, pointer: Pointer, sent: dict[str, Any] | None) -> IcebergMetadata:
         said_by, known = self._metadata.get(table.url, (None, None))
         if known is None or said_by != pointer:
-            shown = self._shown(table)
             if sent is not None:
-                known = metadata_of_json(pointer.location, sent, shown)
+                known = metadata_of_json(pointer.location, sent, table.url)
             else:
                 url = self._ufs.url_of(pointer.location)
-                file = self._ufs.get_meta(url)
-                known = parse_metadata(pointer.location, self._ufs.read_ranges(file, [(0, file.size)])[0], shown)
+                size = self._ufs.get_meta(url).size if pointer.size is None else pointer.size
+                data = self._ufs.read_ranges(FileVersion(url, size, IMMUTABLE), [(0, size)])[0]
+                known = parse_metadata(pointer.location, data, table.url)
             self._metadata = {**self._metadata, table.url: (pointer, known)}
         return known
 
