@@ -5,20 +5,23 @@ Null equals null, and NaN equals NaN, but -0.0 is not 0.0, as Iceberg compares.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import decimal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.columnar.key_rows import RowIndex
 from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
 from pyspark_lookup.columnar.predicate import Among, And, Predicate
 from pyspark_lookup.io.stores import Deletes, EqualityColumns, FileVersion
 from pyspark_lookup.scan.open_file import Latest
 
+_THREADS = 8  # mostly waiting for the store
 _KEPT_BYTES = 64 * 1024 * 1024
 _FILES_KEPT = 4 * 1024 * 1024  # positions in all
 
@@ -87,13 +90,18 @@ class EqualityDeleted:
         self._values = Latest[DeletedValues](_KEPT_BYTES)
         self._positions = Latest[Numbers](_FILES_KEPT)
 
-    def of(self, file: FileVersion) -> Numbers | None:
-        """The positions, ascending, of the rows of a file that its equality deletes delete; None if it has no such deletes."""
+    def of(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
+        """The positions, ascending, of the rows that equality deletes delete, by the URL of each file that has such deletes."""
+        files = [file for file in files if any(one.equality is not None for one in file.deletes)]
+        for deletes in {id(file.deletes): file.deletes for file in files}.values():
+            collections.deque(self.values(deletes), 0)  # once, before several threads ask for them
+        found = run_in_order(self._of_file, files, min(len(files), _THREADS) if len(files) > 1 else 0)
+        return {file.url: positions for file, positions in zip(files, found, strict=True)}
+
+    def _of_file(self, file: FileVersion) -> Numbers:
         deletes = [one for one in file.deletes if one.equality is not None]
-        if not deletes:
-            return None
         of = [one.equality for one in deletes if one.equality is not None]
-        key = (file.url, file.columns, *((one.file.url, one.file.columns, one.schema) for one in of))
+        key = (file.url, file.identity, file.columns, *((one.file.url, one.file.columns, one.schema) for one in of))
         known = self._positions.get(key)
         if known is None:
             parts = [self._positions_of(file, columns, values) for columns, values in self.values(deletes)]

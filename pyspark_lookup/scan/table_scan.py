@@ -144,8 +144,7 @@ class Scan(TableScan):
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """See `TableScan`. Reads what says so, through the cache."""
-        by_value = {file.url: rows for file in files if (rows := self._equal(table).of(file)) is not None}
-        return merge_positions(self._deleted.of(table.url, files), by_value)
+        return merge_positions(self._deleted.of(table.url, files), self._equal(table).of(files))
 
     def deleted_values(
         self, table: Table, deletes: Sequence[Deletes]
