@@ -48,8 +48,8 @@ _UTC = datetime.timezone.utc
 VALUES: dict[str, list[Any]] = {
     "int": [0, 1, -5, 2**31 - 1, None],
     "long": [0, 1, -5, 2**40, None],
-    "float": [1.5, -2.0, float("nan"), None],
-    "double": [1.5, 0.1, -2.0, float("nan"), None],
+    "float": [1.5, -2.0, -0.0, 0.0, float("nan"), None],
+    "double": [1.5, 0.1, -0.0, 0.0, float("nan"), None],
     "decimal(9, 2)": [decimal.Decimal("0.00"), decimal.Decimal("-1.50"), decimal.Decimal("120.25"), None],
     "decimal(18, 2)": [decimal.Decimal("-1.50"), decimal.Decimal("123456789012.25"), None],
     "date": [datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), datetime.date(2024, 2, 29), None],
@@ -263,7 +263,9 @@ class History:
         near = [entry for entry in files if entry.partition == files[0].partition][: rng.choice([1, 1, 3])]
         places = [(entry.file, place) for entry in near for place in self.places_in(entry)]
         referenced = len(near) == 1 and rng.random() < 0.5
-        made = table.positions(places, rng.choice(self.forms), referenced=referenced, bounds=rng.random() < 0.5)
+        made = table.positions(
+            places, rng.choice(self.forms), referenced=referenced, bounds=rng.choice([None, 16, 1000])
+        )
         table.commit([made] + (self.write(self.drawn(2)) if rng.random() < 0.3 else []))
 
     def delete_by_vectors(self) -> None:

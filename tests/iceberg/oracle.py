@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import gzip
 import json
-import math
 import struct
 import uuid
 import zlib
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from tests.iceberg.manifests import Entry, File, Meta, every_field, read_list, read_manifest, spec_of
-from tests.iceberg.values import ID_KEYS, Field, Kind, arrow_field, from_json, from_raw, is_nan
+from tests.iceberg.values import ID_KEYS, Field, Kind, arrow_field, from_json, from_raw, is_nan, ordered
 
 DATA, POSITION, EQUALITY = range(3)
 PATH_ID, PLACE_ID = 2147483546, 2147483545
@@ -202,7 +201,7 @@ def _key(row: Row, paths: Iterable[tuple[int, ...]]) -> tuple[Any, ...]:
         for number in path:
             value = None if value is None else value[number]
         if isinstance(value, float):
-            value = "NaN" if is_nan(value) else (value, math.copysign(1, value))
+            value = "NaN" if is_nan(value) else ordered(value)
         found.append(value)
     return tuple(found)
 

@@ -43,7 +43,7 @@ def _spark(value: Any) -> Any:
     return str(value) if isinstance(value, uuid.UUID) else value
 
 
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_what_both_write(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyIceberg reads the same rows after each step of a history without equality deletes, which it does not know."""
     monkeypatch.setenv("PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE", "true")  # ORC has nanoseconds

@@ -78,6 +78,11 @@ def is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
+def ordered(value: Any) -> Any:
+    """What sorts values as bounds do: -0.0 is below 0.0."""
+    return (value, math.copysign(1, value)) if isinstance(value, float) else value
+
+
 def raw(kind: Kind, value: Any) -> Any:
     """A value as manifests have it: dates and times are numbers."""
     if isinstance(value, datetime.datetime):

@@ -20,7 +20,7 @@ from tests.delta.common import roaring
 from tests.iceberg.definition import Definition
 from tests.iceberg.manifests import ADDED, DELETED, EXISTING, Entry, File, spec_of, write_list, write_manifest
 from tests.iceberg.oracle import DATA, EQUALITY, PATH_ID, PLACE_ID, POSITION, Oracle, is_vector
-from tests.iceberg.values import Field, arrow_field, is_nan, transformed, truncated_bounds
+from tests.iceberg.values import Field, arrow_field, is_nan, ordered, transformed, truncated_bounds
 
 Rows = Sequence[Mapping[str, Any]]
 _ROW_POSITION = 2147483645
@@ -83,19 +83,18 @@ class IcebergTable(Definition):
         form: str = "parquet",
         *,
         referenced: bool = False,
-        bounds: bool = True,
+        bounds: int | None = 1000,
     ) -> File:
-        """Write a position delete file for data files of one partition; `referenced`: it names the only one of them."""
+        """Write a position delete file for data files of one partition. `referenced`: it names the only one of them; `bounds`: the longest
+        paths that its bounds have uncut, None for no bounds."""
         file = places[0][0]
         rows = [{"file_path": file["file_path"], "pos": place} for file, place in places]
         rows.sort(key=lambda row: (row["file_path"], row["pos"]))
         more = {"referenced_data_file": file["file_path"]} if referenced else {}
         made = self._write(POSITION, _DELETES, rows, form, file["partition"], file["spec_id"], **more)
-        if bounds:
-            ends = {
-                name: row["file_path"].encode() for name, row in (("lower_bounds", rows[0]), ("upper_bounds", rows[-1]))
-            }
-            made |= {name: {PATH_ID: path} for name, path in ends.items()}
+        if bounds is not None:
+            low, high = truncated_bounds("string", rows[0]["file_path"], rows[-1]["file_path"], bounds)
+            made |= {"lower_bounds": {PATH_ID: low}} | ({} if high is None else {"upper_bounds": {PATH_ID: high}})
         return made
 
     def vectors(self, many: Sequence[tuple[File, Iterable[int]]]) -> list[File]:
@@ -322,7 +321,7 @@ def _statistics(fields: Sequence[Field], table: pa.Table) -> dict[str, Any]:
         if field["type"] in ("float", "double"):
             found["nan_value_counts"][number] = len(values) - len(known)
         if known:
-            low, high = truncated_bounds(field["type"], min(known), max(known))
+            low, high = truncated_bounds(field["type"], min(known, key=ordered), max(known, key=ordered))
             found["lower_bounds"][number] = low
             if high is not None:
                 found["upper_bounds"][number] = high

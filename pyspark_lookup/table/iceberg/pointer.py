@@ -19,7 +19,7 @@ _HINT_BYTES = 1000
 @dataclasses.dataclass(frozen=True)
 class Pointer:
     """Where the metadata lies, and what said so: a hint, or the metadata file itself (None: a catalog). `modified_at_s`: when that was written.
-    `size`: the metadata's, as far as it was asked for.
+    `size`: the metadata's, as far as it was asked for. `table_id`: of the table, if the catalog says that.
 
     A table that was made anew may have a hint of the same content, and so of the same ETag.
     """
@@ -28,25 +28,31 @@ class Pointer:
     said_by: FileVersion | None = None
     modified_at_s: float | None = None
     size: int | None = dataclasses.field(default=None, compare=False)
+    table_id: str | None = None
 
     @classmethod
     def of(cls, location: str, said_by: FileVersion, size: int | None = None) -> Pointer:
         return cls(location, said_by, said_by.modified_at_s, size)
 
+    @property
+    def settled(self) -> bool:
+        """Whether what said so can be told from its next state."""
+        return self.said_by is None or self.said_by.cacheable
+
     def is_of(self, hint: FileVersion) -> bool:
         """Whether it was read from this state of a hint, as far as its store tells."""
-        own = self.said_by
-        same = own is not None and (own, self.modified_at_s) == (hint, hint.modified_at_s)
-        return same and own is not None and own.cacheable and hint.cacheable
+        return (self.said_by, self.modified_at_s) == (hint, hint.modified_at_s) and self.settled and hint.cacheable
 
     def to_json(self) -> list[Any]:
-        return [self.location, None if self.said_by is None else self.said_by.to_json()]
+        return [self.location, None if self.said_by is None else self.said_by.to_json(), self.table_id]
 
     @classmethod
     def from_json(cls, found: Any) -> Pointer:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
-        location, said_by = found
-        return cls(text_of(location)) if said_by is None else cls.of(text_of(location), FileVersion.from_json(said_by))
+        location, said_by, table_id = found
+        if said_by is not None:
+            return cls.of(text_of(location), FileVersion.from_json(said_by))
+        return cls(text_of(location), table_id=None if table_id is None else text_of(table_id))
 
 
 def read_pointer(ufs: Ufs, table: str, known: Pointer | None) -> Pointer:

@@ -80,26 +80,24 @@ def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, 
     """See `table.catalog.Catalog.load`."""
     _answers.last = None
     try:
-        location: Any = catalog.load_table(table).metadata_location
+        catalog.load_table(table)
     except _PointerError as found:
         return found.location, None
     except _NOT_THERE as problem:
         raise UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {problem}") from cause_of(problem)
     except NotInstalledError as problem:
         raise OptionError(f"option lookup.catalog = {name!r}: {problem}") from cause_of(problem)
-    except pydantic.ValidationError as problem:  # metadata that PyIceberg does not understand
-        location = _sent(name, problem).get("metadata-location")
-    except Exception as problem:
-        raise _unavailable(name, problem) from cause_of(problem)
-    return str(location), _sent(name, None)["metadata"]
+    except Exception as problem:  # of metadata that PyIceberg does not understand, too
+        return _sent(name, problem)
+    return _sent(name, None)
 
 
-def _sent(name: str, problem: Exception | None) -> dict[str, Any]:
-    """What a REST catalog has sent in this thread. Raises CatalogUnavailableError if that is no table."""
+def _sent(name: str, problem: Exception | None) -> tuple[str, dict[str, Any]]:
+    """The table that a REST catalog has sent in this thread. Raises CatalogUnavailableError if it is none."""
     try:
-        found: dict[str, Any] = json.loads(_answers.last or b"")
-        _ = found["metadata"]["format-version"], found["metadata-location"]
-        return found
+        found = json.loads(_answers.last or b"")
+        _ = found["metadata"]["format-version"]
+        return str(found["metadata-location"]), found["metadata"]
     except UNREADABLE as other:
         raise _unavailable(name, problem or other) from cause_of(problem or other)
 

@@ -105,6 +105,8 @@ class IcebergSource(VersionSource):
         if seen is not None and seen.pointer == pointer and question.gone != seen.digest:
             version = self._known(table, seen.digest)
             if version is not None:
+                if pointer.settled and not seen.pointer.settled:  # so that the next look will do
+                    self._remember(table, _Seen(pointer, seen.digest))
                 return Answer(version, question.started_s)
         metadata = self._read_metadata(table, pointer, sent)
         version = self._version(table, metadata, metadata.choose(table.pinned, self._shown(table)))
@@ -164,8 +166,8 @@ class IcebergSource(VersionSource):
             return self._keep(table, self._build(table, metadata, chosen))
         except NotSupportedError as problem:
             raise NotSupportedError(f"{shown}{place} of an Iceberg table: {problem}") from None
-        except DamagedFileError:
-            raise
+        except (DamagedFileError, UfsNotFoundError) as problem:
+            raise DamagedFileError(f"{problem}: {shown}{place} of an Iceberg table") from problem
         except UNREADABLE as problem:
             raise DamagedFileError(f"{shown}{place} of an Iceberg table: {problem}") from problem
 
@@ -205,7 +207,7 @@ class IcebergSource(VersionSource):
             if self._parts.catalog is None:
                 raise OptionError(f"{self._shown(table)} is a table of a catalog: set lookup.catalog")
             location, sent = self._parts.catalog.load(table.url.removeprefix(CATALOG_SCHEME).partition("/")[2])
-            pointer = Pointer(location)
+            pointer = Pointer(location, table_id=None if sent is None else sent.get("table-uuid"))
         elif self.kind_of_url(table.url) is not None:
             file = self._ufs.get_meta(table.url)
             pointer, sent = Pointer.of(file.url, file, file.size), None
