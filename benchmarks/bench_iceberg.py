@@ -120,7 +120,7 @@ def keys(place: Path, work: Path, rows: int, runs: int) -> None:
 def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None:
     catalog, _ = sql_catalog(place)
     new = more_rows(source, rows)
-    read: list[int] = []
+    written: list[int] = []
 
     def make(copy: Path, host: Path) -> tuple[LookupTable, list[Change]]:
         own, options = sql_catalog(copy)
@@ -131,7 +131,7 @@ def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None
             table = IcebergTable.open(own.load_table(TABLE).metadata_location, publish)
             before = set(table.home.rglob("*.*"))
             table.commit([table.equality([{"id": number} for number in range(0, rows, rows // KEYS)], ["id"])])
-            read[:] = [path.stat().st_size for path in {*table.home.rglob("*.*")} - before]
+            written[:] = [path.stat().st_size for path in {*table.home.rglob("*.*")} - before]
 
         return opened(TABLE, host, {**FULL, **options}), [
             Change("append", lambda: own.load_table(TABLE).append(new), rows, 1),
@@ -140,7 +140,7 @@ def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None
 
     asked = lake.visible(make, work, rows, runs)["equality deletes"]["ufsGetBytes"]
     print(
-        f"\nThe files of metadata and deletes that the equality deletes wrote have {sum(read):,} bytes, {asked:,} were read."
+        f"\nThe files of metadata and deletes that the equality deletes wrote have {sum(written):,} bytes, {asked:,} were read."
     )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import decimal
 import importlib
 import itertools
 import os
 import sqlite3
 import threading
-import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

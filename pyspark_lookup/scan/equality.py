@@ -87,6 +87,7 @@ class EqualityDeleted:
     def __init__(self, read: ReadRows, place: PlaceRows) -> None:
         self._read = read
         self._place = place
+        self._rows = Latest[pa.Table](_KEPT_BYTES)
         self._values = Latest[DeletedValues](_KEPT_BYTES)
         self._positions = Latest[Numbers](_FILES_KEPT)
 
@@ -121,9 +122,18 @@ class EqualityDeleted:
             known = self._values.get(key)
             if known is None:
                 schema = group[0].schema
-                known = DeletedValues(schema, pa.concat_tables([self._read(one.file, schema) for one in group]))
+                known = DeletedValues(schema, pa.concat_tables([self._rows_of(one) for one in group]))
                 self._values.put(key, known, known.rows.nbytes + 1)
             yield group[0], known
+
+    def _rows_of(self, columns: EqualityColumns) -> pa.Table:
+        """The rows of a delete file. Each commit makes other groups of files, of which most were read before."""
+        key = (columns.file.url, columns.file.columns, columns.schema)
+        known = self._rows.get(key)
+        if known is None:
+            known = self._read(columns.file, columns.schema)
+            self._rows.put(key, known, known.nbytes + 1)
+        return known
 
     def _positions_of(self, file: FileVersion, columns: EqualityColumns, values: DeletedValues) -> Numbers:
         plain = dataclasses.replace(file, deletes=(), columns=columns.file.columns)

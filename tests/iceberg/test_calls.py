@@ -184,7 +184,8 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
 @pytest.fixture(params=[("disk", "hint"), ("s3", "sql")], ids="-".join)
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
     """Of format 3."""
-    return _make(request, tmp_path, *request.param, version=3)
+    store, kind = request.param
+    return _make(request, tmp_path, store, kind, 3)
 
 
 def costs(remote: Remote, table: LookupTable, act: Callable[[], Any]) -> tuple[int, int]:

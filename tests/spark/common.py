@@ -63,8 +63,8 @@ def catalog_options(path: object, options: Mapping[str, object] = NO_OPTIONS) ->
 class Calls:
     """Store calls to one table by all processes of this host, since the last look."""
 
-    def __init__(self, path: object) -> None:
-        self._table = LookupTable(str(path))
+    def __init__(self, path: object, options: Mapping[str, str] = NO_OPTIONS) -> None:
+        self._table = LookupTable(str(path), options)
         self._last = self._table.metrics()
 
     def since(self) -> dict[str, int]:
@@ -100,11 +100,14 @@ def stream_of(spark: SparkSession, directory: Path) -> DataFrame:
     return reader.parquet(str(directory))
 
 
-def read_in_all_ways(stream: DataFrame, table: Path, column: str) -> DataFrame:
+def read_in_all_ways(
+    stream: DataFrame, table: Path | str, column: str, options: Mapping[str, str] = NO_OPTIONS
+) -> DataFrame:
     """A stream with the values that the table has in a column, by lookups of each way and by a scan."""
     for way, given in WAYS.items():
-        stream = lookup_join(stream, str(table), "id", columns=[column], prefix=f"{way}_", **given)
-    scanned = load(stream.sparkSession, table).selectExpr("id", f"{column} AS scan_{column}")
+        how = {**given, "options": {**options, **given.get("options", {})}}
+        stream = lookup_join(stream, str(table), "id", columns=[column], prefix=f"{way}_", **how)
+    scanned = load(stream.sparkSession, table, options).selectExpr("id", f"{column} AS scan_{column}")
     return stream.join(sf.broadcast(scanned), "id", "left")
 
 

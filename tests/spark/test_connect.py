@@ -4,6 +4,8 @@ does. Two executors on a real master with two workers, as on one host and as on 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,31 @@ from tests.spark.test_join_chains import made_files
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
+_FENCE = """
+import sys
+import traceback
+
+class Fence:
+    def find_spec(self, name, path=None, target=None):
+        reads = any(frame.filename.endswith("spark/reading.py") for frame in traceback.extract_stack())
+        if name == "pyiceberg" and not reads:
+            raise ModuleNotFoundError("this task has no PyIceberg")
+
+if "pyspark.worker" in sys.orig_argv:  # what computes tasks, not what plans them
+    sys.meta_path.insert(0, Fence())
+"""
+
+
+def without_pyiceberg(home: Path) -> str:
+    """A Python path on which tasks of lookups cannot import PyIceberg; those of reads ask which version is current."""
+    (home / "fence").mkdir()
+    (home / "fence" / "sitecustomize.py").write_text(_FENCE)
+    return os.pathsep.join([str(home / "fence"), *(place for place in sys.path if place)])
+
+
 _CONNECT = """
 import sys
+from pathlib import Path
 from pyspark.sql import SparkSession
 path, replacement = sys.argv[1:]
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
@@ -25,7 +50,8 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 
 
 def test_spark_connect(tmp_path: Path) -> None:
-    """Over Spark Connect: auto-discovered, current at every action, SQL tables and errors as elsewhere."""
+    """Over Spark Connect: auto-discovered, current at every action, SQL tables and errors as elsewhere. Tasks that are told a version need
+    no PyIceberg."""
     path = saved(tmp_path / "dim.parquet", {"id": [1, 2], "name": ["a", "b"]})
     replacement = saved(tmp_path / "new.parquet", {"id": [1, 2], "name": ["c", "d"]})
     script = """
@@ -46,6 +72,31 @@ for number in range(2):
     write_deltalake(delta, pa.table({"id": [number], "name": [f"n{number}"]}), mode="append")
     read = spark.read.format("lookupcache").load(delta).count()
     print("DELTA", read, lookup_join(spark.range(5), delta, "id").filter("name IS NOT NULL").count())
+from pyspark.sql import functions as sf
+from pyspark_lookup import register_lookup
+from tests.spark.common import WAYS, load
+from tests.spark.test_iceberg import Dim
+
+@sf.udf("boolean")
+def has_pyiceberg(number):
+    try:
+        import pyiceberg
+    except ImportError:
+        return False
+    return True
+
+print("WORKERS", spark.range(1).select(has_pyiceberg("id")).first()[0])
+dim = Dim(Path(path).parent, "catalog")
+for number in range(2):
+    dim.append(range(number, number + 1), number)
+    if not number:
+        register_lookup(spark, "dim_of", dim.path, "id", options=dim.options)
+    joined = spark.range(5)
+    for way, given in WAYS.items():
+        how = {**given, "options": {**dim.options, **given.get("options", {})}}
+        joined = lookup_join(joined, dim.path, "id", "inner", columns=["version"], prefix=f"{way}_", **how)
+    said = spark.sql("SELECT count(dim_of(id).version) FROM range(5)").first()[0]
+    print("ICEBERG", load(spark, dim.path, dim.options).count(), joined.count(), said)
 try:
     spark.read.format("lookupcache").option("lookup.cahe", "NONE").load(path).schema
 except Exception as problem:
@@ -53,13 +104,17 @@ except Exception as problem:
 spark.sql("DROP TABLE dim")
 spark.stop()
 """
-    assert said_by(tmp_path, _CONNECT + script, path, replacement) == [
+    variables = {"PYTHONPATH": without_pyiceberg(tmp_path)}
+    assert said_by(tmp_path, _CONNECT + script, path, replacement, variables=variables) == [
         "FIRST ['a', 'b']",
         "SECOND ['c', 'd'] 1 2",
         "TABLE ['c', 'd']",
         "NAMED 2",
         "DELTA 1 1",
         "DELTA 2 2",
+        "WORKERS False",
+        "ICEBERG 1 1 1",
+        "ICEBERG 2 2 2",
         "ERROR True",
     ]
 
@@ -94,6 +149,21 @@ for moment in ("BEFORE", "AFTER"):
         facts.write.mode("append").parquet("events")
 (observed,) = query.lastProgress["observedMetrics"].values()
 print("OBSERVED", len(observed["values"][0]), observed["values"][1] == path)  # as Connect has it
+query.stop()
+from tests.spark.test_iceberg import Dim
+dim = Dim(Path.cwd(), "catalog")
+snapshot = dim.append(range(1), 0)
+facts.write.parquet("moments")
+stream = spark.readStream.schema("id long").parquet("moments")
+stream = lookup_join(stream, dim.path, "id", options={**dim.options, "lookup.cache": "FULL"})
+query = stream.writeStream.format("memory").queryName("iceberg").start()
+for number in range(2):
+    query.processAllAvailable()
+    (observed,) = query.lastProgress["observedMetrics"].values()
+    print("ICEBERG", spark.sql("SELECT count(version) FROM iceberg").first()[0], snapshot in observed["values"])
+    if not number:
+        snapshot = dim.append(range(1, 2), 1)
+        facts.write.mode("append").parquet("moments")
 query.stop()
 texts = spark.createDataFrame([("a",)], "id string")
 for df, arguments in ((facts, {"how": "outer"}), (facts, {"columns": ["nothing"]}), (texts, {})):
@@ -135,6 +205,7 @@ print("THERE", " ".join(f"{row.id}{row.name}:{row._change_type}" for row in foun
         "BEFORE 10 10",
         "AFTER 110 100",
         "OBSERVED 32 True",
+        *["ICEBERG 1 True", "ICEBERG 3 True"],
         *["ERROR OptionError", "ERROR SchemaError", "ERROR SchemaError"],
         "UPSERT 1a 2c 3d",
         "STREAM 1a 2c 3d 4e 5s 6s",
@@ -217,14 +288,22 @@ import threading
 from pathlib import Path
 import pyarrow as pa
 from deltalake import write_deltalake
+from tests.iceberg.common import sql_catalog
 from tests.spark.common import FULL, MODES, put
 tables = {name: f"{home}/{name}" for name in ("one", "two", "three")}
+own = {"lookup.partition": "max_pt()"} if kind == ["files"] else {}
+if kind == ["iceberg"]:
+    catalog, properties = sql_catalog(Path(home))
+    tables = {name: f"ns.{name}" for name in tables}
+    own = {"lookup.catalog": "tests", **{f"lookup.catalog.{key}": text for key, text in properties.items()}}
 
 def publish(version):
+    rows = pa.table({"id": range(0, 400, 2), "version": [version] * 200})
     for table in tables.values():
         if kind == ["delta"]:
-            rows = pa.table({"id": range(0, 400, 2), "version": [version] * 200})
             write_deltalake(table, rows, mode="overwrite")
+        elif kind == ["iceberg"]:
+            catalog.create_table_if_not_exists(table, rows.schema).overwrite(rows)
         else:
             # Under a new name each time: a host that learns of a version late still finds its files.
             put(Path(f"{table}/part={version:03}/rows.parquet"), version, range(0, 400, 2))
@@ -235,7 +314,7 @@ for number in range(12):
     facts.write.parquet(f"{home}/events/{number:02}")
 stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", "8").option("recursiveFileLookup", "true").parquet(f"{home}/events")
 for number, (mode, table) in enumerate(zip(("full", "partial", "none", "full"), (*tables.values(), tables["one"]))):
-    options = {**MODES[mode], **({} if kind == ["delta"] else {"lookup.partition": "max_pt()"})}
+    options = {**MODES[mode], **own}
     stream = lookup_join(stream, table, "id", prefix=f"t{number}_", columns=["version"], options=options)
 seen, places, writers = [], set(), []
 
@@ -262,7 +341,7 @@ print("CHANGED", len(set(versions)) > 3)
 
 @pytest.mark.nightly
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("kind", ["files", "delta"])
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_a_stream_of_chains_on_two_hosts(tmp_path: Path, kind: str) -> None:
     """While its tables change, each micro-batch has one version of each table in every row of both hosts, none older than before."""
     cluster = Cluster(tmp_path, [tmp_path / "cache0", tmp_path / "cache1"])
