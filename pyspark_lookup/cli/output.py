@@ -16,6 +16,7 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import Disk, DiskSpace, empty_space
+from pyspark_lookup.io.stores import CATALOG_SCHEME
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 
@@ -145,6 +146,8 @@ def count_text(name: str, value: int) -> str:
 
 def shown_url(path: str, cache_dir: str | None) -> str:
     """How a table's place is shown, however its path is written."""
+    if path.startswith(CATALOG_SCHEME):
+        return redact("path", path)
     options = LookupOptions.parse({"path": path, **given_options((), cache_dir)}, conf=conf_file_options())
     return redact("path", runtime().engine(options).url_of(options.path))
 

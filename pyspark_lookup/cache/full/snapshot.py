@@ -203,7 +203,7 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
     """
     gone = (ranks < 0) & (np.diff(segment.file_starts) > 0)
     named = [(n, places[f.url]) for n, f in enumerate(segment.files) if ranks[n] >= 0 and f.url in places]
-    if not gone.any() and not named:
+    if (not gone.any() and not named) or not segment.rows:
         return None
     marked = np.zeros(int(segment.file_starts[-1]), np.bool_)
     near = np.zeros((len(marked) >> _NEIGHBOURS) + 1, np.bool_)

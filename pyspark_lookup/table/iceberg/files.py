@@ -253,5 +253,7 @@ def _since(placed: Sequence[_Placed], entry: Entry) -> Sequence[_Placed]:
 
 
 def _comparable(partition: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A partition as a key: NaN equals NaN."""
-    return tuple("NaN" if isinstance(value, float) and math.isnan(value) else value for value in partition)
+    """A partition as a key: floats by their bits, but NaN equals NaN."""
+    return tuple(
+        ("NaN" if math.isnan(value) else value.hex()) if isinstance(value, float) else value for value in partition
+    )

@@ -6,8 +6,9 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
+from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.file import AvroFile, Block
+from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.io import InputFile, InputStream
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
@@ -37,26 +38,51 @@ _SYNC_BYTES = 16
 
 
 class _AvroFile(AvroFile[Any]):
-    """That of PyIceberg, but that a file which was cut off is an error, and not a shorter one."""
+    """That of PyIceberg, but with a decoder that looks where its bytes end, and no block that is cut off or not used up.
+
+    The compiled decoder (0.12.0) reads beyond the end, and rounds doubles to floats.
+    """
+
+    def __enter__(self) -> _AvroFile:
+        with self.input_file.open() as stream:
+            self.decoder = StreamingBinaryDecoder(stream.read())
+        self.header = self._read_header()
+        self.schema = self.header.get_schema()
+        read_schema = self.read_schema or self.schema
+        self.reader = resolve_reader(self.schema, read_schema, self.read_types, self.read_enums)
+        self._block_bytes = 0
+        return self
 
     def _read_block(self) -> int:
-        start = self.decoder.tell()
         if self.block:
+            if self.block.block_decoder.tell() != self._block_bytes:
+                raise ValueError("a block has more in it than its records")
             if self.decoder.read(_SYNC_BYTES) != self.header.sync:
                 raise ValueError("a block does not end where it says")
-            start += _SYNC_BYTES
-        if start == len(self.input_file):
+        if self.decoder.tell() == len(self.input_file):
             raise EOFError
         try:
             count, data = self.decoder.read_int(), self.decoder.read_bytes()
         except EOFError:
             raise ValueError("it is cut off") from None
+        if count < 0:
+            raise ValueError(f"a block of {count} records")
         codec = self.header.compression_codec()
         data = codec.decompress(data) if codec else data
-        # The compiled decoder (0.12.0) rounds doubles to floats.
-        has_doubles = '"double"' in self.header.meta["avro.schema"]
-        self.block = Block(self.reader, count, (StreamingBinaryDecoder if has_doubles else new_decoder)(data))
+        self._block_bytes = len(data)
+        self.block = Block(self.reader, count, StreamingBinaryDecoder(data))
         return int(count)
+
+    def __next__(self) -> Any:
+        while self.block is None or not self.block.has_next():
+            try:
+                self._read_block()
+            except EOFError:
+                raise StopIteration from None
+        try:
+            return next(self.block)
+        except EOFError:
+            raise ValueError("a block is cut off") from None
 
 
 class _Bytes(InputFile):

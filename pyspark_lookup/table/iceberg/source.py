@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ _REPLACE = "replace"
 _REWRITES_KEPT = 8
 _MANIFESTS_KEPT = 1000
 _VERSIONS_KEPT = 4
+_HINT_WAITS_S = (0.01, 0.03, 0.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +110,18 @@ class IcebergSource(VersionSource):
                 if pointer.settled and not seen.pointer.settled:  # so that the next look will do
                     self._remember(table, _Seen(pointer, seen.digest))
                 return Answer(version, question.started_s)
-        metadata = self._read_metadata(table, pointer, sent)
-        version = self._version(table, metadata, metadata.choose(table.pinned, self._shown(table)))
+        try:
+            metadata = self._read_metadata(table, pointer, sent)
+            version = self._version(table, metadata, metadata.choose(table.pinned, self._shown(table)))
+        except DamagedFileError as problem:
+            # It may have been expired since the pointer was read; then another one is the current one.
+            if not isinstance(problem.__cause__, UfsNotFoundError):
+                raise
+            again, sent = self._point(table, None)
+            if again == pointer:
+                raise
+            pointer, metadata = again, self._read_metadata(table, again, sent)
+            version = self._version(table, metadata, metadata.choose(table.pinned, self._shown(table)))
         if question.gone in (version.digest, _resized(version.digest)):
             version = self._keep(table, self._with_true_sizes(version))
         self._remember(table, _Seen(pointer, version.digest))
@@ -213,7 +225,7 @@ class IcebergSource(VersionSource):
             pointer, sent = Pointer.of(file.url, file, file.size), None
         else:
             try:
-                pointer, sent = read_pointer(self._ufs, table.url, known or self._pointers.get(table.url)), None
+                pointer, sent = self._read_pointer(table.url, known or self._pointers.get(table.url)), None
             except UfsNotFoundError:
                 raise UfsNotFoundError(
                     f"{self._shown(table)} has no {METADATA_DIRECTORY}/{HINT}: name the table of a catalog (lookup.catalog) or its "
@@ -221,6 +233,14 @@ class IcebergSource(VersionSource):
                 ) from None
         self._pointers = {**self._pointers, table.url: pointer}
         return pointer, sent
+
+    def _read_pointer(self, url: str, known: Pointer | None) -> Pointer:
+        """As `read_pointer`; of a table that is known a hint may be missing or empty while somebody writes it."""
+        for wait_s in _HINT_WAITS_S if known is not None else ():
+            with contextlib.suppress(UfsNotFoundError, DamagedFileError):
+                return read_pointer(self._ufs, url, known)
+            self._parts.context.clock.sleep(wait_s)
+        return read_pointer(self._ufs, url, known)
 
     def _locations(self, table: Table, metadata: IcebergMetadata) -> Locations:
         if table.url.startswith(CATALOG_SCHEME):
@@ -236,8 +256,11 @@ class IcebergSource(VersionSource):
                 known = metadata_of_json(pointer.location, sent, table.url)
             else:
                 url = self._ufs.url_of(pointer.location)
-                size = self._ufs.get_meta(url).size if pointer.size is None else pointer.size
-                data = self._ufs.read_ranges(FileVersion(url, size, IMMUTABLE), [(0, size)])[0]
+                try:
+                    size = self._ufs.get_meta(url).size if pointer.size is None else pointer.size
+                    data = self._ufs.read_ranges(FileVersion(url, size, IMMUTABLE), [(0, size)])[0]
+                except (UfsNotFoundError, SourceChangedError) as problem:
+                    raise DamagedFileError(f"{problem}: {self._shown(table)}, an Iceberg table") from problem
                 known = parse_metadata(pointer.location, data, table.url)
             self._metadata = {**self._metadata, table.url: (pointer, known)}
         return known
