@@ -40,7 +40,7 @@ def test_pages_name_known_things() -> None:
     """Every option that a page mentions exists; the changelog has this version; blocks are run (python, sh, sql) or shown (text, yaml).
     mkdocs.yml names each page in docs/ and no other; the rest come from scripts/docs_hooks.py."""
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", "".join(TEXTS.values())))
-    prefixes = ("lookup.storage", "lookup.provider.")
+    prefixes = ("lookup.storage", "lookup.provider.", "lookup.catalog.")
     of_tables = {LOG_RETENTION, VACUUM_AFTER}
     assert {key for key in mentioned if not key.startswith(prefixes)} <= {*KNOWN, *of_tables}
     assert pyspark_lookup.__version__ in TEXTS["CHANGELOG.md"]
