@@ -21,6 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable, UfsNotFoundError
+from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.table.iceberg.source import IcebergSource
 from tests.delta.test_calls import counting
 from tests.iceberg.common import MODES, opened, rows_of, sql_catalog
@@ -566,6 +568,63 @@ def test_a_table_that_changes_between_the_pointer_and_the_read(tmp_path: Path, m
     monkeypatch.setattr(IcebergSource, "_version", version)
     assert reader.get_many([0, 9]).column("id").to_pylist() == [9]
     assert gone
+
+
+@pytest.mark.parametrize(
+    ("between", "known"), [("commit", True), ("commit", False), ("empty", True), ("missing", True)]
+)
+def test_a_hint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str, known: bool
+) -> None:
+    """It changes between the look at it and its read; or is empty, or away, for the moment that its writer takes."""
+    table = make(tmp_path / "t")
+    hint = table.home / "metadata" / "version-hint.text"
+    reader = opened(table.home, tmp_path / "cache", "none", "id")
+    if known:
+        assert reader.get_many([0, 8, 9]).num_rows == 1
+    table.commit(table.data([{"id": 8, "name": "new"}]))
+    text, looks, get_meta = hint.read_text(), 0, Ufs.get_meta
+
+    def looked_at(self: Ufs, path: str) -> FileVersion:
+        nonlocal looks
+        if not path.endswith(hint.name):
+            return get_meta(self, path)
+        looks += 1
+        if between != "commit":
+            hint.write_text("" if looks == 1 else text)
+            if looks == 1 and between == "missing":
+                hint.unlink()
+        found = get_meta(self, path)
+        if looks == 1 and between == "commit":
+            table.commit(table.data([{"id": 9, "name": "newer"}]))
+        return found
+
+    monkeypatch.setattr(Ufs, "get_meta", looked_at)
+    assert reader.get_many([0, 8, 9]).num_rows == (3 if between == "commit" else 2)
+    assert looks > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_snapshot_that_is_expired_before_its_manifests_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The one that is current by then is read."""
+    table = make(tmp_path / "t")
+    reader = opened(table.home, tmp_path / "cache", mode, "id")
+    before, calls = IcebergSource._read_metadata, 0
+
+    def read_metadata(self: IcebergSource, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = before(self, *given)
+        if calls == 1:
+            table.commit(table.data([{"id": 9, "name": "new"}]), table.live(), "overwrite")
+            table.expire(1)
+        return found
+
+    monkeypatch.setattr(IcebergSource, "_read_metadata", read_metadata)
+    assert reader.get_many([0, 9]).column("id").to_pylist() == [9]
+    assert calls > 1
 
 
 def test_hosts_with_one_cache_directory(tmp_path: Path) -> None:

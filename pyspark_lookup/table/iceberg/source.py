@@ -235,9 +235,10 @@ class IcebergSource(VersionSource):
         return pointer, sent
 
     def _read_pointer(self, url: str, known: Pointer | None) -> Pointer:
-        """As `read_pointer`; of a table that is known a hint may be missing or empty while somebody writes it."""
-        for wait_s in _HINT_WAITS_S if known is not None else ():
-            with contextlib.suppress(UfsNotFoundError, DamagedFileError):
+        """As `read_pointer`, once no commit comes in between. Of a table that is known the hint may be missing or empty for an instant."""
+        passing = (SourceChangedError,) if known is None else (SourceChangedError, UfsNotFoundError, DamagedFileError)
+        for wait_s in _HINT_WAITS_S:
+            with contextlib.suppress(*passing):
                 return read_pointer(self._ufs, url, known)
             self._parts.context.clock.sleep(wait_s)
         return read_pointer(self._ufs, url, known)
