@@ -98,6 +98,11 @@ class Calls:
         try:
             result, problem = future.result(timeout_s)
         except concurrent.futures.TimeoutError:
+            with self._lock:
+                begun = self._waiting.pop(future, None) is None
+            if not begun:  # the call before it hangs, and whoever waits for that one has not woken yet
+                future.cancel()
+                return self.run(call, timeout_s)
             self._leave(loop, future)
             raise CallTimeoutError from None
         except concurrent.futures.CancelledError:  # the thread was left before this call began

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pyspark_lookup.base.errors import LookupFunctionError, LookupTimeoutError, OptionError, PredicateError, SchemaError
 from pyspark_lookup.base.metrics import UNSET
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
+from pyspark_lookup.providers.call_runner import Calls, CallTimeoutError
 from pyspark_lookup.providers.functions import (
     AsyncKeyLookupFunction,
     FullCachingLookupProvider,
@@ -844,6 +845,24 @@ def test_who_waits_behind_a_version_that_hangs_goes_on(desk: Desk, prompt: None,
     behind = [beside(lambda: names(table, 1)) for _ in range(3)]
     assert isinstance(first(), LookupTimeoutError)
     assert [result() for result in behind] == [["Alice"]] * 3
+
+
+def test_who_waits_behind_a_call_that_hangs_may_wake_first(gate: threading.Event) -> None:
+    """Its time is over before the one that hangs has been given up: its own call has not begun, and is made anew."""
+    calls = Calls("calls")
+    hanging = threading.Event()
+
+    async def hang() -> None:
+        hanging.set()
+        gate.wait(BOUND_S)
+
+    async def answer() -> str:
+        return "1"
+
+    first = beside(lambda: calls.run(hang, 0.5))
+    assert hanging.wait(BOUND_S)
+    assert calls.run(answer, 0.1) == "1"
+    assert isinstance(first(), CallTimeoutError)
 
 
 @CACHES
