@@ -456,6 +456,16 @@ def test_columns_change_without_a_snapshot(tmp_path: Path, mode: str) -> None:
     check()
 
 
+def test_files_that_lack_a_new_column_are_fetched_without_deleted_rows(tmp_path: Path) -> None:
+    """A full cache takes their rows anew, for the column's default."""
+    table = make(tmp_path / "t", 10, 3)
+    table.commit([table.equality([{"id": 3}], ["id"])])
+    reader = opened(table.home, tmp_path / "cache", "full", "id")
+    assert reader.scan().num_rows == 9
+    table.add_column("kind", "string", "new")
+    assert rows_of(reader.scan()) == rows_of(read(table.metadata))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_name_mapping_changes_without_a_snapshot(tmp_path: Path, mode: str) -> None:
     """What deletes by value say of files without ids changes with it."""

@@ -1420,7 +1420,7 @@ FAULTS = [
         "table/iceberg/files.py",
         'return all(field.transform == "void" for field in self._metadata.specs[spec_id])',
         "return True",
-        ("tests/iceberg/test_histories.py",),
+        ("tests/iceberg/test_catalogs.py",),
     ),
     Fault(
         "null-is-not-null",
@@ -1436,7 +1436,7 @@ FAULTS = [
         "cache/full/equality.py",
         "            places = {file: place for file, place in places.items() if file not in fetched}\n",
         "",
-        ("tests/iceberg/test_calls.py", "tests/iceberg/test_histories.py", "tests/iceberg/test_catalogs.py"),
+        ("tests/iceberg/test_catalogs.py",),
     ),
     Fault(
         "deletes-by-value-read-data-files",
