@@ -192,7 +192,7 @@ class TableVersion:
         """The version that has only those of the files, as `lookup.partition` leaves them."""
         return self if files == self.files else dataclasses.replace(self, files=files, metadata=None)
 
-    @property
+    @functools.cached_property
     def deletes(self) -> tuple[Deletes, ...]:
         """What says which rows of `files` are deleted."""
         several = {id(file.deletes): file.deletes for file in self.files}.values()

@@ -132,6 +132,7 @@ def test_every_version(tmp_path: Path, seed: int) -> None:
                 ), of
                 if mode != "partial":
                     assert rows_of(dim.scan()) == truth[-1], of
+                assert dim.metrics()["numLoadFailures"] == 0, of  # which an answer from the store would hide
         steps.append(history.step())
     table = by_deltalake(history.path)
     truth += [rows_of(table)] * (DeltaTable(str(history.path)).version() + 1 - len(truth))

@@ -88,13 +88,14 @@ class World:
 
 
 def check(table: LookupTable, truth: pa.Table, asked: list[int], mode: str, of: Any) -> None:
-    """The table has the oracle's rows, for some keys and, if the mode has all, in a scan."""
+    """The table has the oracle's rows, for some keys and, if the mode has all, in a scan; no load fails behind an answer from the store."""
     found = table.get_many(asked).drop_columns(["key_index"])
     wanted = [row for row in truth.to_pylist() if row["id"] in asked]
     assert rows_of(found) == rows_of(pa.Table.from_pylist(wanted, truth.schema)), of
     assert found.schema.remove_metadata().equals(truth.select(found.column_names).schema), of
     if mode != "partial":
         assert rows_of(table.scan()) == rows_of(truth), of
+    assert table.metrics()["numLoadFailures"] == 0, of
 
 
 @pytest.mark.parametrize("seed", seeds(3))

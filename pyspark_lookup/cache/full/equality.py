@@ -40,7 +40,12 @@ def read_deleted(
                 if layer.ranks[place] >= 0
             }
             places = {file: place for file, place in places.items() if file not in fetched}
-            inside = [(places[file], file) for file in by_value if file in places and _has_columns(layer.segment, file)]
+            strange = _strange_to(layer.segment, version.deletes)
+            inside = [
+                (places[file], file)
+                for file in by_value
+                if file in places and (not strange or strange.isdisjoint(one.name for one in file.deletes))
+            ]
             found.append((layer.segment, inside))
             elsewhere -= {file for _, file in inside}
     others = [file for file in version.files if file in elsewhere or not any(one.equality for one in file.deletes)]
@@ -55,26 +60,24 @@ def read_deleted(
     return positions
 
 
-def _has_columns(segment: Segment, file: FileVersion) -> bool:
-    """Whether the values that a file's rows are deleted by are in a segment as they are compared."""
-    schemas = (one.equality.schema for one in file.deletes if one.equality is not None)
-    return all(field in list(segment.schema) for schema in schemas for field in schema)
+def _strange_to(segment: Segment, deletes: Sequence[Deletes]) -> set[str]:
+    """The names of deletes by values that are not in a segment as they are compared."""
+    fields = {*segment.schema}
+    return {one.name for one in deletes if one.equality is not None and not fields.issuperset(one.equality.schema)}
 
 
 def _positions_in(
     scan: TableScan, table: Table, segment: Segment, inside: Sequence[tuple[int, FileVersion]]
 ) -> dict[str, Numbers]:
     """The positions of the rows in a segment that new deletes concern, by the URL of their file."""
-    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    of_group: dict[tuple[str, ...], list[Deletes]] = {}
+    marks = {*segment.marks}
+    groups: dict[tuple[str, ...], tuple[list[Deletes], list[int]]] = {}
     for place, file in inside:
-        new = [one for one in file.deletes if one.equality is not None and one.name not in segment.marks]
-        names = tuple(one.name for one in new)
-        groups[names].append(place)
-        of_group[names] = new
+        new = [one for one in file.deletes if one.equality is not None and one.name not in marks]
+        groups.setdefault(tuple(one.name for one in new), (new, []))[1].append(place)
     parts: dict[int, list[Numbers]] = defaultdict(list)
-    for names, places in groups.items():
-        for columns, values in scan.deleted_values(table, of_group[names]):
+    for new, places in groups.values():
+        for columns, values in scan.deleted_values(table, new):
             for rows in _rows_with(segment, columns, values):
                 ordinals = segment.ordinals[rows].astype(np.int64)
                 files = np.searchsorted(segment.file_starts, ordinals, "right") - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -164,11 +165,11 @@ class EqualityDeletes:
     def name(self) -> str:
         return self.url
 
-    @property
+    @functools.cached_property  # asked of each file that it concerns
     def keys(self) -> FileVersion:
         return FileVersion(self.url, self.size, DELETE_FILE, columns=self.known, format=self.format)
 
-    @property
+    @functools.cached_property
     def equality(self) -> EqualityColumns:
         file = FileVersion(self.url, self.size, IMMUTABLE, columns=self.columns, format=self.format)
         return EqualityColumns(file, schema_of_text(self.schema))
