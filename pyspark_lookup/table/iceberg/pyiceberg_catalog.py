@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,10 +24,11 @@ _NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
 
 
 class _PointerError(BaseException):
-    """Carries where the metadata lies out of `load_table`, which would read it. Nothing in between catches it."""
+    """Carries where the metadata lies, and what was sent of it, out of `load_table`, which would read it. Nothing in between catches it."""
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, metadata: dict[str, Any] | None = None) -> None:
         self.location = location
+        self.metadata = metadata
 
 
 class PointerFileIO(FileIO):
@@ -44,7 +44,6 @@ class PointerFileIO(FileIO):
         raise NotSupportedError(f"{location} is not written here")
 
 
-_answers = threading.local()
 _OURS = {
     "py-io-impl": f"{__name__}.{PointerFileIO.__name__}",
     "init_catalog_tables": "false",  # of an SQL catalog, which is read only here
@@ -66,40 +65,36 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
         raise _unavailable(name, problem) from cause_of(problem)
     session = getattr(catalog, "_session", None)
     if session is not None:  # of a REST catalog
-        session.hooks["response"].append(_keep_answer)
+        session.hooks["response"].append(_take_table)
     # A table's own properties may name another class to read it with.
     catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
 
 
-def _keep_answer(response: Any, *_: object, **__: object) -> None:
-    _answers.last = response.content
+def _take_table(response: Any, *_: object, **__: object) -> None:
+    """Take a table out of a REST catalog's answer: PyIceberg would make objects of it all, or refuse what it does not know yet."""
+    try:
+        found = json.loads(response.content)
+        location, metadata, _ = found["metadata-location"], found["metadata"], found["metadata"]["format-version"]
+    except UNREADABLE:
+        return
+    if response.ok and isinstance(location, str):
+        raise _PointerError(location, metadata)
 
 
 def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, Any] | None]:
     """See `table.catalog.Catalog.load`."""
-    _answers.last = None
     try:
         catalog.load_table(table)
     except _PointerError as found:
-        return found.location, None
+        return found.location, found.metadata
     except _NOT_THERE as problem:
         raise UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {problem}") from cause_of(problem)
     except NotInstalledError as problem:
         raise OptionError(f"option lookup.catalog = {name!r}: {problem}") from cause_of(problem)
-    except Exception as problem:  # of metadata that PyIceberg does not understand, too
-        return _sent(name, problem)
-    return _sent(name, None)
-
-
-def _sent(name: str, problem: Exception | None) -> tuple[str, dict[str, Any]]:
-    """The table that a REST catalog has sent in this thread. Raises CatalogUnavailableError if it is none."""
-    try:
-        found = json.loads(_answers.last or b"")
-        _ = found["metadata"]["format-version"]
-        return str(found["metadata-location"]), found["metadata"]
-    except UNREADABLE as other:
-        raise _unavailable(name, problem or other) from cause_of(problem or other)
+    except Exception as problem:
+        raise _unavailable(name, problem) from cause_of(problem)
+    raise _unavailable(name, ValueError("it sends no metadata"))
 
 
 def _unavailable(name: str, problem: Exception) -> CatalogUnavailableError:
