@@ -165,6 +165,14 @@ def test_a_table_that_was_made_anew(path: Path, tmp_path: Path) -> None:
         table.scan()
 
 
+def test_a_partition_column_of_another_case(path: Path, tmp_path: Path) -> None:
+    actions = map(json.loads, commit(path, 0).read_text().splitlines())
+    metadata = next(action["metaData"] for action in actions if "metaData" in action)
+    append_commit(path, [{"metaData": {**metadata, "partitionColumns": ["ID"]}}])
+    with pytest.raises(DamagedFileError, match="no column ID, by which it is partitioned"):
+        opened(path, tmp_path / "cache").scan()
+
+
 def test_what_is_not_understood(path: Path, tmp_path: Path) -> None:
     """A reader feature, a mode of column mapping, a type, a version that is not there."""
     with pytest.raises(VersionGoneError, match="has no version 9: the log has 0 to 4"):

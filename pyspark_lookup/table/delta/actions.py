@@ -207,6 +207,10 @@ class DeltaState:
         if unknown:
             raise NotSupportedError(f"it asks for the reader feature {', '.join(unknown)}, which is not supported")
         _ = self.mapping
+        names = {field["name"] for field in self.schema["fields"]}
+        strange = [name for name in self.partition_columns if name not in names]
+        if strange:
+            raise ValueError(f"the table has no column {strange[0]}, by which it is partitioned")
 
 
 @dataclasses.dataclass
