@@ -51,9 +51,9 @@ def parse_columns(text: str) -> pa.Schema:
             raise ValueError(f"{_EXPECTED}; this is none: {show(column.sql(dialect='spark'))}")
         if column.constraints:
             raise ValueError(f"a name and a type of each column; {show(column.sql(dialect='spark'))} says more")
-        if column.name.casefold() in fields:
+        if column.name.lower() in fields:
             raise ValueError(f"each column once; {show(column.name)} is named twice")
-        fields[column.name.casefold()] = pa.field(column.name, _type_of(column.kind))
+        fields[column.name.lower()] = pa.field(column.name, _type_of(column.kind))
     if not fields:
         raise ValueError(_EXPECTED)
     return pa.schema(list(fields.values()))

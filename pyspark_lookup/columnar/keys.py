@@ -205,8 +205,8 @@ def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
     Columns are taken by name (letter case aside) or, if none has such a name and the count agrees, by place.
     Raises SchemaError naming the column and both types if they are not of one family.
     """
-    spelled = {name.casefold(): number for number, name in enumerate(table.column_names)}
-    wanted = [field.name.casefold() for field in fields]
+    spelled = {name.lower(): number for number, name in enumerate(table.column_names)}
+    wanted = [field.name.lower() for field in fields]
     if all(name in spelled for name in wanted):
         columns = [table.column(spelled[name]) for name in wanted]
     elif len(fields) == table.num_columns and not any(name in spelled for name in wanted):

@@ -115,7 +115,7 @@ def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
             fields.append(pa.field(field.name, spark_type(field.type, nothing=pa.null()), nullable=True))
         except SchemaError as problem:
             raise SchemaError(f"{origin}: column {field.name!r}: {problem}") from None
-        folded = field.name.casefold()
+        folded = field.name.lower()
         if folded in seen:
             raise SchemaError(f"{origin}: columns {seen[folded]!r} and {field.name!r} differ at most in letter case")
         seen[folded] = field.name
@@ -181,7 +181,7 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     columns: dict[str, _Column] = {}
     for origin, schema in schemas:
         for field in schema:
-            known = columns.setdefault(field.name.casefold(), _Column(field.name, field.type, origin))
+            known = columns.setdefault(field.name.lower(), _Column(field.name, field.type, origin))
             if known.name != field.name:
                 raise SchemaError(
                     f"column {known.name!r} of {known.origin} is spelled {field.name!r} in {origin}: rewrite one of them"
@@ -235,11 +235,11 @@ def resolve_names(wanted: Sequence[str], schema: pa.Schema, option: str) -> list
 
     Raises SchemaError naming the option and the table's columns for an unknown one.
     """
-    spellings = {name.casefold(): name for name in schema.names}
+    spellings = {name.lower(): name for name in schema.names}
     for name in wanted:
-        if name.casefold() not in spellings:
+        if name.lower() not in spellings:
             raise SchemaError(f"option {option}: the table has no column {name!r}; it has {', '.join(schema.names)}")
-    return [spellings[name.casefold()] for name in wanted]
+    return [spellings[name.lower()] for name in wanted]
 
 
 def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> pa.Array:

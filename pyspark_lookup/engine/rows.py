@@ -91,8 +91,8 @@ def _is_of_pandas(given: Any, name: str) -> bool:
 
 
 def _named(keys: pa.Table, names: Sequence[str]) -> pa.Table:
-    spelled = {name.casefold() for name in keys.column_names}
-    if not spelled >= {name.casefold() for name in names}:
+    spelled = {name.lower() for name in keys.column_names}
+    if not spelled >= {name.lower() for name in names}:
         raise SchemaError(f"keys have the columns {', '.join(keys.column_names)}; lookup.keys are {', '.join(names)}")
     return keys
 
@@ -108,7 +108,7 @@ def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) 
     wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
     if wrong is not None:
         raise TypeError(f"a list with a {type(wrong).__name__}: {_ROWS}")
-    types = {} if known is None else {field.name.casefold(): field.type for field in known}
+    types = {} if known is None else {field.name.lower(): field.type for field in known}
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys(name for row in rows for name in row):  # of all rows: some may lack one
         if not isinstance(name, str):
@@ -118,7 +118,7 @@ def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) 
                 f"some of the dictionaries have no {name!r}: give it to all, None for null, or write those without it apart"
             )
         try:
-            columns[name] = _column([row.get(name) for row in rows], types.get(name.casefold()))
+            columns[name] = _column([row.get(name) for row in rows], types.get(name.lower()))
         except (TypeError, ValueError, OverflowError, SchemaError, pa.ArrowException) as problem:
             raise SchemaError(f"column {name!r} of the rows: {problem}") from problem
     if not columns and known is not None:

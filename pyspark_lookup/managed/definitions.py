@@ -20,16 +20,16 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
     columns = pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
     if not columns.names:
         raise SchemaError(f"{origin}: a table needs a column")
-    if len({key.casefold() for key in keys}) < len(keys):
+    if len({key.lower() for key in keys}) < len(keys):
         raise SchemaError(f"option lookup.keys = {','.join(keys)!r}: a column is named twice")
-    spelled = {name.casefold(): name for name in columns.names}
+    spelled = {name.lower(): name for name in columns.names}
     for key in keys:
-        if key.casefold() not in spelled:
+        if key.lower() not in spelled:
             raise SchemaError(
                 f"option lookup.keys: the rows have no column {key!r}; they have {', '.join(columns.names)}"
             )
     _check_names(columns)
-    names = tuple(spelled[key.casefold()] for key in keys)
+    names = tuple(spelled[key.lower()] for key in keys)
     check_key_types([columns.field(name) for name in names])
     return Definition(columns, names)
 
@@ -41,10 +41,10 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
     table does not have, unless `merge`, and for one of another type.
     """
     rows = spark_schema(schema, origin)
-    held = {field.name.casefold(): field for field in definition.schema}
+    held = {field.name.lower(): field for field in definition.schema}
     added = []
     for field in rows:
-        known = held.get(field.name.casefold())
+        known = held.get(field.name.lower())
         if known is None:
             if not merge:
                 raise SchemaError(
@@ -69,8 +69,8 @@ def kept_columns(definition: Definition, schema: pa.Schema, options: LookupOptio
 
     Raises SchemaError for a key column, and where the option says nothing.
     """
-    given = {name.casefold() for name in schema.names}
-    lacking = tuple(name for name in definition.schema.names if name.casefold() not in given)
+    given = {name.lower() for name in schema.names}
+    lacking = tuple(name for name in definition.schema.names if name.lower() not in given)
     keys = [name for name in lacking if name in definition.keys]
     if keys:
         raise SchemaError(f"{origin}: the rows of an upsert have no key column {keys[0]!r}")
@@ -84,14 +84,14 @@ def kept_columns(definition: Definition, schema: pa.Schema, options: LookupOptio
 
 def _check_names(columns: pa.Schema) -> None:
     for name in columns.names:
-        if name.casefold() in (PATH, ROW):
+        if name.lower() in (PATH, ROW):
             raise SchemaError(f"column {name!r}: delete files use that name; rename it")
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
     """Rows in the table's columns and types. Raises SchemaError for a value that does not fit."""
-    given = {name.casefold(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-    named = {name: given[name.casefold()] for name in schema.names if name.casefold() in given}
+    given = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    named = {name: given[name.lower()] for name in schema.names if name.lower() in given}
     return conform_columns(named, batch.num_rows, schema, origin)
 
 
@@ -101,13 +101,13 @@ def definition_with(
     """What the table is defined as once rows of `schema` are written, `by_key` or not. Raises SchemaError or OptionError."""
     keys = options.keys
     own = state.definition
-    if keys is not None and [k.casefold() for k in keys] != [k.casefold() for k in own.keys]:
+    if keys is not None and [k.lower() for k in keys] != [k.lower() for k in own.keys]:
         raise OptionError(
             f"option lookup.keys = {','.join(keys)!r}: {origin} was created with {','.join(own.keys) or 'none'!r}; "
             "leave it out"
         )
-    given = {name.casefold() for name in schema.names}
-    lacking = [key for key in own.keys if key.casefold() not in given]
+    given = {name.lower() for name in schema.names}
+    lacking = [key for key in own.keys if key.lower() not in given]
     if lacking:
         raise SchemaError(f"{origin}: the rows have no key column {lacking[0]!r}: nobody would find them; give it")
     if (options.write_unique_keys or by_key) and not own.keys:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import cast_column, list_of_entries, offsets_of, spark_type
+from pyspark_lookup.columnar.types import cast_column, list_of_entries, offsets_of, parts_of, spark_type
 from pyspark_lookup.io.stores import FileVersion, StoredColumn
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import FileIndex, Unit
@@ -20,14 +20,22 @@ _FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")  # in Parquet, and in ORC
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _UUID_BYTES, _UUID_TEXT = 16, 36
 _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+_SAID_OTHERWISE = {
+    (_LOCAL, _INSTANT),  # instants without a zone are in UTC
+    (pa.date32(), _LOCAL),  # a date that was widened begins its day
+    (pa.binary(), pa.string()),  # some writers of Parquet say neither that bytes are text
+    (pa.int32(), pa.int16()),  # nor that numbers are short
+    (pa.int32(), pa.int8()),
+}
+"""What files have, and the table's metadata says better."""
 _HYPHENS = (8, 13, 18, 23)
 
 
 def find_names(file: FileVersion, index: FileIndex, planned: pa.Schema) -> dict[str, str]:
     """Planned column -> what a file calls it, for those it has."""
     if file.columns is None:
-        folded = {name.casefold(): name for name in index.schema.names}
-        return {name: folded[name.casefold()] for name in planned.names if name.casefold() in folded}
+        folded = {name.lower(): name for name in index.schema.names}
+        return {name: folded[name.lower()] for name in planned.names if name.lower() in folded}
     columns = {column.name: column for column in file.columns}
     fields = list(index.stored_schema)
     by_place = file.format is not FileFormatName.ORC
@@ -125,8 +133,8 @@ def _id_of(field: pa.Field) -> bytes | None:
 def _find(fields: Sequence[pa.Field], column: StoredColumn, by_place: bool = False) -> int | None:
     """Where a column is among fields of a file, or of a struct there; None: it is not there. `by_place`: of such as nothing else is said of."""
     if column.field_id is None:
-        named = {field.name.casefold(): place for place, field in enumerate(fields)}
-        return named.get(column.stored.casefold())
+        named = {field.name.lower(): place for place, field in enumerate(fields)}
+        return named.get(column.stored.lower())
     ids = [_id_of(field) for field in fields]
     if any(one is not None for one in ids):
         wanted = b"%d" % column.field_id
@@ -146,14 +154,13 @@ def _type(found: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.
             place = _find(fields, own)
             kinds.append(pa.null() if place is None else _type(fields[place].type, field.type, own))
         return pa.struct([pa.field(field.name, kind) for field, kind in zip(planned, kinds, strict=True)])
-    if pa.types.is_list(planned) and pa.types.is_list(found):
+    if pa.types.is_list(planned) and parts_of(found)[0] == "list":
         return pa.list_(pa.field("element", _type(found.value_type, planned.value_type, _column(parts, "element"))))
     if pa.types.is_map(planned) and pa.types.is_map(found):
         key = _type(found.key_type, planned.key_type, _column(parts, "key"))
         return pa.map_(key, pa.field("value", _type(found.item_type, planned.item_type, _column(parts, "value"))))
-    known = spark_type(found)
-    # Instants without a zone are in UTC; a date that was widened begins its day.
-    as_planned = column.uuid or (known, planned) in ((_LOCAL, _INSTANT), (pa.date32(), _LOCAL))
+    known = spark_type(found, pa.null())
+    as_planned = column.uuid or (known, planned) in _SAID_OTHERWISE
     return planned if as_planned else known
 
 
@@ -170,7 +177,7 @@ def _array(column: pa.Array, planned: pa.DataType, of: StoredColumn, name: str, 
         return pa.StructArray.from_arrays(
             children, fields=list(planned), mask=column.is_null() if column.null_count else None
         )
-    if pa.types.is_list(planned) and pa.types.is_list(column.type):
+    if pa.types.is_list(planned) and parts_of(column.type)[0] == "list":
         own = _column(of.parts, "element")
         values = _array(column.flatten(), planned.value_type, own, f"{name}.element", origin)
         return pa.ListArray.from_arrays(offsets_of(column), values, type=planned)

@@ -65,14 +65,14 @@ class Scan(TableScan):
         declared it. A column in both counts as the directory's. Raises SchemaError naming both files if they disagree.
         """
         partitions = partition_fields(table, files)
-        folded = {name.casefold() for name in partitions.names}
+        folded = {name.lower() for name in partitions.names}
         if table.declared is not None:
             partitions = pa.schema([field for field in partitions if field.name in table.declared.names])
             data = table.declared
         else:
             opened = self._open(table, slices_of(files), None)
             data = merge_schemas((file.piece.file.url, schema) for file, schema in _infer_together(opened))
-        return pa.schema([field for field in data if field.name.casefold() not in folded]), partitions
+        return pa.schema([field for field in data if field.name.lower() not in folded]), partitions
 
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
@@ -286,8 +286,8 @@ class Scan(TableScan):
         lost = sorted(name for name in needed if not any(name in file.names for file in opened))
         if projection.declared or not lost or not opened or columns_of_version is None:
             return  # as in Spark, a declared column that no file has is null
-        elsewhere = {name.casefold() for name in columns_of_version().names}  # files that are not read here may have it
-        lost = [name for name in lost if name.casefold() not in elsewhere]
+        elsewhere = {name.lower() for name in columns_of_version().names}  # files that are not read here may have it
+        lost = [name for name in lost if name.lower() not in elsewhere]
         if lost:
             raise SchemaError(
                 f"column {lost[0]!r} is in no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} any more: the table "
@@ -415,15 +415,13 @@ def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.S
     found: dict[str, Inferred] = {}
     for file in opened:
         for name, inferred in (file.index.inferred or {}).items():
-            folded = name.casefold()
+            folded = name.lower()
             found[folded] = join_inferred(found[folded], inferred) if folded in found else inferred
     types = {folded: inferred.type() for folded, inferred in found.items()}
     for file in opened:
         schema = file.index.schema
         if file.index.inferred is not None:
-            schema = spark_schema(
-                pa.schema([f.with_type(types[f.name.casefold()]) for f in schema]), file.piece.file.url
-            )
+            schema = spark_schema(pa.schema([f.with_type(types[f.name.lower()]) for f in schema]), file.piece.file.url)
         yield file, schema
 
 

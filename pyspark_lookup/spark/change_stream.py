@@ -244,8 +244,8 @@ def _read(
         schema = schema_of_text(tasks[0].schema)
         wanted = parse_where(options.where, schema) if options.where else None
         # What changes add themselves comes last; what ALTER TABLE has added may be there by now.
-        known = {name.casefold() for name in schema.names}
-        absent = {name for name in added if name.casefold() not in known}
+        known = {name.lower() for name in schema.names}
+        absent = {name for name in added if name.lower() not in known}
         own = [name for name in columns.names if name not in (CHANGE_TYPE, LOG_POSITION, *absent)]
         for name, spelled in zip(own, resolve_names(own, schema, "schema"), strict=True):
             if name != spelled:

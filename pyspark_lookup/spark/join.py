@@ -263,7 +263,7 @@ def _pairs(on: Any) -> list[tuple[str, str]]:
             f"argument on = {on!r}: give a column, a list of columns, or a dict {{column of df: column of table}}; compute "
             "an expression with df.withColumn before"
         )
-    right = [name.casefold() for _, name in pairs]
+    right = [name.lower() for _, name in pairs]
     if len(set(right)) != len(right):
         raise OptionError(f"argument on = {on!r}: a column of the table is given twice")
     return pairs
@@ -271,7 +271,7 @@ def _pairs(on: Any) -> list[tuple[str, str]]:
 
 def _field(df: DataFrame, name: str, argument: str) -> StructField:
     """The column of the DataFrame that an argument names."""
-    fields = [field for field in df.schema.fields if field.name.casefold() == name.casefold()]
+    fields = [field for field in df.schema.fields if field.name.lower() == name.lower()]
     if not fields:
         raise SchemaError(f"argument {argument}: the DataFrame has no column {name!r}; it has {', '.join(df.columns)}")
     if len(fields) > 1:
@@ -352,16 +352,16 @@ def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
 def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
     """Raise OptionError if a column of the result would have the name of another."""
     added = [*names, *([ERROR_COLUMN] if table.parsed.on_error is OnError.NULL else [])]
-    taken = {name.casefold() for name in df.columns}
+    taken = {name.lower() for name in df.columns}
     for name in added:
-        if name.casefold() in taken:
+        if name.lower() in taken:
             raise OptionError(
                 f"column {name!r} of the table is also one of the DataFrame: give prefix='…', choose others by "
                 "columns=[…], or rename one"
                 if name in names
                 else f"column {name!r}, which lookup.on-error = 'NULL' adds, is also one of the DataFrame: rename it"
             )
-        taken.add(name.casefold())
+        taken.add(name.lower())
     for name in taken:
         if name == FOUND_COLUMN or name.startswith(VERSION_COLUMN):
             raise OptionError(f"column {name!r}: that name is used by lookup joins; rename it")

@@ -153,10 +153,10 @@ class Chain:
 
     def _place(self, key: Key, number: int, arguments: dict[tuple[str, str], Column]) -> Place:
         """Where the key of a lookup comes from: an earlier one, or the arguments, to which it is added."""
-        folded = key.column.casefold()
+        folded = key.column.lower()
         for earlier, lookup in enumerate(self.lookups[:number]):
             for column, field in enumerate(lookup.fields):
-                if field.name.casefold() == folded:
+                if field.name.lower() == folded:
                     return earlier, column
         known = folded, key.type.json()
         arguments.setdefault(known, key.expression)
@@ -266,7 +266,7 @@ def broadcast_join(df: DataFrame, lookup: ChainedLookup) -> DataFrame:
     if df.isStreaming and "lookup.version-at" not in table.options:
         # A table of several tasks would stay as it was when the stream began.
         table = dataclasses.replace(table, options={**table.options, "lookup.version-at": "READ"})
-    taken = {name.casefold() for name in (*df.columns, *lookup.names)}
+    taken = {name.lower() for name in (*df.columns, *lookup.names)}
     free = (key for number in itertools.count() if (key := f"_lookup_key_{number}") not in taken)
     own = list(itertools.islice(free, len(lookup.keys)))
     wanted = [field.name for field in table.chosen]

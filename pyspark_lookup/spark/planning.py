@@ -300,8 +300,8 @@ class Planning:
             refuse_block_size(self._given, found.table.format, redact("path", self.options.path))
             options = engine.reader.resolver.host.with_floor(found.table, planner.with_table_keys(self.options, found))
             planner.table_columns(found, options)
-            known = {name.casefold() for name in found.columns.names}
-            columns = pa.schema([c for c in self.columns if c.name not in self._added or c.name.casefold() in known])
+            known = {name.lower() for name in found.columns.names}
+            columns = pa.schema([c for c in self.columns if c.name not in self._added or c.name.lower() in known])
             plan = planner.plan_read(found, options, columns, runtime().clock, self._pushed, self._declared)
             return [(plan, task) for task in planner.plan_tasks(engine.reader, found, plan)]
 

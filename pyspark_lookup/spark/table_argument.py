@@ -139,7 +139,7 @@ def look_up(
     own = {key.lower(): text for key, text in given.items()}.get("lookup.keys")
     if keys is None:
         keys = _stored_keys(spark, merged)
-    elif own is not None and {key.casefold() for key in parse_names(own)} != {key.casefold() for key in keys}:
+    elif own is not None and {key.lower() for key in parse_names(own)} != {key.lower() for key in keys}:
         raise OptionError(
             f"option lookup.keys = {own!r} is not what the argument `on` (or `key`) says, {', '.join(keys)}: a lookup is by all of "
             "its keys; leave one of the two out"
@@ -229,10 +229,10 @@ def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
     if text is None:
         return keys
     own = LookupOptions.parse({"path": "x", "lookup.keys": text}).keys or ()
-    folded = {key.casefold(): key for key in keys}
-    if {name.casefold() for name in own} != set(folded):
+    folded = {key.lower(): key for key in keys}
+    if {name.lower() for name in own} != set(folded):
         return keys
-    return tuple(folded[name.casefold()] for name in own)
+    return tuple(folded[name.lower()] for name in own)
 
 
 def _table(

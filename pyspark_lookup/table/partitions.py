@@ -54,7 +54,7 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
     for file in files:
         pairs = partition_values_of(table, file)
         names = tuple(name for name, _ in pairs)
-        if len({name.casefold() for name in names}) < len(names):
+        if len({name.lower() for name in names}) < len(names):
             raise NotATableError(
                 f"{redact('path', file.url)} lies in two directories of one partition column: {list(names)}"
             )
@@ -67,10 +67,10 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
             )
         for name, value in pairs:
             columns.setdefault(name, []).append(value)
-    declared = {field.name.casefold(): field for field in table.declared or ()}
+    declared = {field.name.lower(): field for field in table.declared or ()}
     fields = []
     for name, values in columns.items():
-        field = declared.get(name.casefold())
+        field = declared.get(name.lower())
         if field is not None and field.name != name:
             raise SchemaError(
                 f"column {field.name!r} of lookup.schema is spelled {name!r} in the directories: spell it so"
@@ -126,7 +126,7 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
     if pa.types.is_floating(kind):
         if not _NUMBER.fullmatch(value) and value not in _NO_NUMBERS:
             raise ValueError(value)
-        return float(value)
+        return pa.scalar(float(value), kind).as_py()  # as rows have it
     if not pa.types.is_string(kind):  # of a schema that somebody has declared
         try:
             return pa.array([value]).cast(kind)[0].as_py()
@@ -156,10 +156,10 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
             chosen = [file for file in chosen if _ordered(typed[file][name]) == latest]
         return tuple(chosen)
     wanted: dict[str, object] = {}
-    spelled = {name.casefold(): name for name in fields.names}
+    spelled = {name.lower(): name for name in fields.names}
     for pair in options.partition.split(","):
         given, separator, value = (part.strip() for part in pair.partition("="))
-        name = spelled.get(given.casefold(), "")
+        name = spelled.get(given.lower(), "")
         if not separator or not name:
             raise OptionError(
                 f"option lookup.partition = {options.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"

@@ -135,14 +135,16 @@ def test_another_table_with_files_of_the_same_names(tmp_path: Path, mode: str) -
         assert [len(table.get(key)) for key in (1, 2)] == [number == 1, number == 2]
 
 
-@pytest.mark.parametrize("shape", ["struct", "list", "map"])
+@pytest.mark.parametrize("shape", ["struct", "list", "large list", "fixed list", "list view", "map"])
 @pytest.mark.parametrize("mode", MODES)
 def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, shape: str) -> None:
     """The fields of a struct are told by their mapping, also where the file's have the planned names and types."""
     path, values = tmp_path / "t", {"a": 10, "b": 20}
-    wrap = {"struct": lambda one: one, "list": lambda one: [one], "map": lambda one: [("k", one)]}[shape]
+    wrap = {"struct": lambda one: one, "map": lambda one: [("k", one)]}.get(shape, lambda one: [one])
     kind = pa.struct({"a": pa.int64(), "b": pa.int64()})
-    kind = {"struct": kind, "list": pa.list_(kind), "map": pa.map_(pa.string(), kind)}[shape]
+    lists = {"list": pa.list_(kind), "large list": pa.large_list(kind), "fixed list": pa.list_(kind, 1)}
+    lists["list view"] = pa.list_view(kind)
+    kind = {"struct": kind, "map": pa.map_(pa.string(), kind), **lists}[shape]
     rows = pa.table({"id": [1, 2], "of": pa.array([wrap(values), None], kind)})
     metadata = write_mapped(path, [("id", "id")], rows, MAPPED)
 
@@ -150,9 +152,8 @@ def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, sha
         inner = json.loads(schema(fields))
         of = {
             "struct": inner,
-            "list": {"type": "array", "elementType": inner, "containsNull": True},
             "map": {"type": "map", "keyType": "string", "valueType": inner, "valueContainsNull": True},
-        }[shape]
+        }.get(shape, {"type": "array", "elementType": inner, "containsNull": True})
         whole = json.loads(schema([("id", "id"), ("of", "of")]))
         whole["fields"][1]["type"] = of
         append_commit(path, [{"metaData": {**metadata, "schemaString": json.dumps(whole)}}])
@@ -183,3 +184,72 @@ def test_partition_columns_that_are_renamed(tmp_path: Path, mode: str) -> None:
         table = opened(path, tmp_path / "cache", mode, "id")
         assert table.get(1) == [{"id": 1, **dict(zip(names, found, strict=True))}]
         assert opened(path, tmp_path / "cache", mode, names[0]).get(7)[0]["id"] == 1
+
+
+def write_raw(path: Path, fields: dict[str, Any], rows: pa.Table, parts: dict[str, str | None]) -> None:
+    """A table with one file, whatever the log says of it. `fields`: their types; `parts`: partition columns, and values if not None."""
+    metadata = write_mapped(path, [], rows, {"minReaderVersion": 1, "minWriterVersion": 2})
+    types = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields.items()]
+    said = {"schemaString": json.dumps({"type": "struct", "fields": types}), "partitionColumns": [*parts]}
+    add = json.loads((path / "_delta_log" / f"{0:020}.json").read_text().splitlines()[2])["add"]
+    add["partitionValues"] = {name: value for name, value in parts.items() if value is not None}
+    remove = {"path": add["path"], "dataChange": True}
+    append_commit(path, [{"metaData": {**metadata, "configuration": {}, **said}}, {"remove": remove}])
+    append_commit(path, [{"add": add}])
+
+
+ARRAY, STRUCT = {"type": "array", "elementType": "integer", "containsNull": True}, {"type": "struct", "fields": [
+    {"name": name, "type": "integer", "nullable": True, "metadata": {}} for name in "ab"
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "found"),
+    [
+        ("string", pa.array([b"abc"]), "abc"),
+        ("short", pa.array([5], pa.int32()), 5),
+        ("byte", pa.array([5], pa.int32()), 5),
+        ("integer", pa.nulls(1), None),
+        ("timestamp", pa.nulls(1), None),
+        (ARRAY, pa.array([[None]], pa.list_(pa.null())), [None]),
+        (STRUCT, pa.array([{"a": 1, "b": None}], pa.struct({"a": pa.int32(), "b": pa.null()})), {"a": 1, "b": None}),
+    ],
+)
+def test_files_that_say_less_than_the_log(tmp_path: Path, kind: Any, values: pa.Array, found: object) -> None:
+    """Some writers annotate neither text nor short numbers, or write no type for what is null everywhere."""
+    write_raw(tmp_path / "t", {"id": "long", "v": kind}, pa.table({"id": [1], "v": values}), {})
+    for mode in MODES:
+        assert opened(tmp_path / "t", tmp_path / "cache", mode, "id").get(1) == [{"id": 1, "v": found}]
+    if isinstance(found, str | int):
+        for mode in MODES:
+            assert opened(tmp_path / "t", tmp_path / "cache", mode, "v").get(found) == [{"id": 1, "v": found}]
+        shown = repr(found)
+        assert opened(tmp_path / "t", tmp_path / "cache", where=f"v = {shown}").scan().num_rows == 1
+
+
+def test_a_number_too_large_for_what_the_log_says(tmp_path: Path) -> None:
+    write_raw(tmp_path / "t", {"v": "short"}, pa.table({"v": pa.array([2**15], pa.int32())}), {})
+    with pytest.raises(SchemaError, match=r"'v' of .*f.parquet cannot be read as int16"):
+        opened(tmp_path / "t", tmp_path / "cache").scan()
+
+
+def test_partition_values_as_some_writers_have_them(tmp_path: Path) -> None:
+    """One that is not mentioned is null; an instant may say its offset; a float is the float of its digits."""
+    fields = {"id": "long", "none": "string", "at": "timestamp", "f": "float"}
+    parts = {"none": None, "at": "2024-01-01 02:00:00+02:00", "f": "0.1"}
+    write_raw(tmp_path / "t", fields, pa.table({"id": [1]}), parts)
+    (row,) = opened(tmp_path / "t", tmp_path / "cache").scan().to_pylist()
+    assert (row["none"], row["at"]) == (None, datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc))
+    for where in ("f = 0.1F", "f IN (0.1F)", "f > 0.1D", "none IS NULL", "at = TIMESTAMP '2024-01-01 00:00:00Z'"):
+        assert opened(tmp_path / "t", tmp_path / "cache", where=where).scan().num_rows == 1, where
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("names", [("ma\u00df", "mass"), ("\ufb01", "fi")])
+def test_names_that_are_others_to_spark(tmp_path: Path, names: tuple[str, str], mode: str) -> None:
+    """They would be one without letter case, but are two in lower case, which is how Spark compares them."""
+    values = dict(zip(names, ("one", "two"), strict=True))
+    rows = pa.table({"id": [1], **{name: [value] for name, value in values.items()}, "of": [values]})
+    write_deltalake(str(tmp_path / "t"), rows)
+    assert opened(tmp_path / "t", tmp_path / "cache", mode, "id").get(1) == [{"id": 1, **values, "of": values}]
+    assert opened(tmp_path / "t", tmp_path / "cache", mode, names[1].upper()).get("two")[0]["id"] == 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from pyspark_lookup import (
     UfsNotFoundError,
     VersionGoneError,
 )
-from tests.delta.common import append_commit, opened, vector_of
+from pyspark_lookup.base.errors import SourceChangedError
+from tests.delta.common import MODES, append_commit, opened, vector_of
 from tests.delta.test_histories import files_of
 
 
@@ -81,6 +83,11 @@ HARM: dict[str, tuple[Callable[[Path], Any], type[PysparkLookupError], str]] = {
         DamagedFileError,
         "a gap, 00000000000000000003.json",
     ),
+    "the commit of a checkpoint is missing": (
+        lambda path: [commit(path, n).unlink() for n in (2, 3, 4)],
+        DamagedFileError,
+        "lacks 00000000000000000002.json, of its newest checkpoint",
+    ),
     "no commit is there": (
         lambda path: [commit(path, n).unlink() for n in range(5)],
         UfsNotFoundError,
@@ -136,6 +143,51 @@ def test_a_checkpoint_of_several_files(path: Path, tmp_path: Path) -> None:
     assert opened(path, tmp_path / "late").scan().num_rows == rows
 
 
+def check_in_json(path: Path, actions: Sequence[dict[str, Any]]) -> None:
+    """Make a V2 checkpoint of the newest version, in JSON."""
+    log = path / "_delta_log"
+    newest = max(file.name[:20] for file in log.glob("*.json"))
+    first = {"checkpointMetadata": {"version": int(newest)}}
+    file = log / f"{newest}.checkpoint.{uuid.uuid4()}.json"
+    file.write_text("".join(json.dumps(action) + "\n" for action in (first, *actions)))
+
+
+def described(path: Path) -> list[dict[str, Any]]:
+    """The protocol and the metadata of the first commit."""
+    actions = list(map(json.loads, commit(path, 0).read_text().splitlines()))
+    return [action for action in actions if "protocol" in action or "metaData" in action]
+
+
+def test_a_checkpoint_that_lacks_a_sidecar_is_passed_over(path: Path, tmp_path: Path) -> None:
+    sidecar = {"path": f"{uuid.uuid4()}.parquet", "sizeInBytes": 900, "modificationTime": 1}
+    check_in_json(path, [*described(path), {"sidecar": sidecar}])
+    assert opened(path, tmp_path / "cache").scan().num_rows == 5
+    for number in range(4):
+        commit(path, number).unlink()
+    checkpoint(path).unlink()
+    with pytest.raises(SourceChangedError, match=sidecar["path"]):
+        opened(path, tmp_path / "late").scan()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_checkpoint_is_no_compaction(tmp_path: Path, mode: str) -> None:
+    """Its actions say that they change no data, of whatever commits they are the sum."""
+    path = tmp_path / "t"
+    write_deltalake(str(path), pa.table({"id": [1], "value": [10]}))
+    table = opened(path, tmp_path / "cache", mode, "id")
+    assert table.get(1)[0]["value"] == 10
+    begin = described(path)
+    (old,) = files_of(path, 0).values()
+    write_deltalake(str(path), pa.table({"id": [1], "value": [11]}), mode="overwrite")
+    new = next(add for add in files_of(path, 1).values() if add["path"] != old["path"])
+    remove = {"path": old["path"], "dataChange": False}
+    check_in_json(path, [*begin, {"add": {**new, "dataChange": False}}, {"remove": remove}])
+    commit(path, 0).unlink()
+    commit(path, 1).write_text('{"commitInfo": {}}\n')
+    assert table.get(1)[0]["value"] == 11
+    assert opened(path, tmp_path / "cache", mode, "id").get(1)[0]["value"] == 11
+
+
 def test_what_a_host_knows_outlives_damage(path: Path, tmp_path: Path) -> None:
     """In CACHE mode queries go on with the last version; an old log that was cleaned up is not missed."""
     options = {"metadata.source": "CACHE", "metadata.sync-interval": "0"}
@@ -166,8 +218,7 @@ def test_a_table_that_was_made_anew(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_partition_column_of_another_case(path: Path, tmp_path: Path) -> None:
-    actions = map(json.loads, commit(path, 0).read_text().splitlines())
-    metadata = next(action["metaData"] for action in actions if "metaData" in action)
+    metadata = next(action["metaData"] for action in described(path) if "metaData" in action)
     append_commit(path, [{"metaData": {**metadata, "partitionColumns": ["ID"]}}])
     with pytest.raises(DamagedFileError, match="no column ID, by which it is partitioned"):
         opened(path, tmp_path / "cache").scan()

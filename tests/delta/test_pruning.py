@@ -174,29 +174,48 @@ def test_statistics_that_are_rounded(tmp_path: Path) -> None:
         assert bytes_read(tmp_path / "t", tmp_path / "cache", where=where)[0] == len(numbers), where
 
 
-def test_statistics_of_days_that_python_lacks(tmp_path: Path) -> None:
-    """A checkpoint has them as values: it can be read all the same, and they rule out nothing."""
-    path = tmp_path / "t"
-    write_deltalake(str(path), pa.table({"id": [1], "day": [DAYS[0]]}))
+def check_in_values(path: Path, name: str, kind: pa.DataType, low: Any, high: Any, **form: Any) -> None:
+    """Make a checkpoint of the only version, which has the bounds of a column as values; `form`: of its Parquet."""
     commit = path / "_delta_log" / f"{0:020}.json"
     actions = {name: of for line in commit.open() for name, of in json.loads(line).items() if name != "commitInfo"}
-    bounds = {"day": 2**31 - 1}
-    actions["add"] |= {"stats": None, "stats_parsed": {"numRecords": 1, "minValues": bounds, "maxValues": bounds}}
+    said = {"numRecords": 1, "minValues": {name: low}, "maxValues": {name: high}}
+    actions["add"] |= {"stats": None, "stats_parsed": said}
     texts = pa.map_(pa.string(), pa.string())
     kinds = {"protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()})}
     kinds["metaData"] = pa.struct(
         {"id": pa.string(), "schemaString": pa.string(), "partitionColumns": pa.list_(pa.string())}
     )
-    days = pa.struct({"day": pa.date32()})
-    statistics = pa.struct({"numRecords": pa.int64(), "minValues": days, "maxValues": days})
+    bounds = pa.struct({name: kind})
+    statistics = pa.struct({"numRecords": pa.int64(), "minValues": bounds, "maxValues": bounds})
     kinds["add"] = pa.struct(
         {"path": pa.string(), "partitionValues": texts, "size": pa.int64(), "stats_parsed": statistics}
     )
     rows = [{name: {**of, "partitionValues": []} if name == "add" else of} for name, of in actions.items()]
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema(kinds)), path / "_delta_log" / f"{0:020}.checkpoint.parquet")
+    made = pa.Table.from_pylist(rows, pa.schema(kinds))
+    pq.write_table(made, path / "_delta_log" / f"{0:020}.checkpoint.parquet", **form)
     commit.write_text('{"commitInfo": {}}\n')
+
+
+def test_statistics_of_days_that_python_lacks(tmp_path: Path) -> None:
+    """A checkpoint has them as values: it can be read all the same, and they rule out nothing."""
+    path = tmp_path / "t"
+    write_deltalake(str(path), pa.table({"id": [1], "day": [DAYS[0]]}))
+    check_in_values(path, "day", pa.date32(), 2**31 - 1, 2**31 - 1)
     for where in ("id = 1", "day IS NOT NULL", f"day = DATE '{DAYS[0]}'"):
         assert opened(path, tmp_path / "cache", where=where).scan().num_rows == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_statistics_of_instants_beyond_nanoseconds(tmp_path: Path, mode: str) -> None:
+    """Spark writes those in a checkpoint as INT96, which reaches further than 64 bits of nanoseconds."""
+    path, times = tmp_path / "t", [datetime.datetime(year, 1, 1) for year in (1, 2024, 9999)]
+    instants = pa.array(times, pa.timestamp("us", "UTC"))
+    write_deltalake(str(path), pa.table({"id": [0, 1, 2], "at": instants}))
+    check_in_values(path, "at", pa.timestamp("us"), times[0], times[-1], use_deprecated_int96_timestamps=True)
+    table = opened(path, tmp_path / "cache", mode, "at")
+    assert [table.get(at.as_py())[0]["id"] for at in instants] == [0, 1, 2]
+    later = "at > TIMESTAMP '2100-01-01 00:00:00Z'"
+    assert opened(path, tmp_path / "cache", where=later).scan().num_rows == 1
 
 
 @pytest.mark.parametrize(

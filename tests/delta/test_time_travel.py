@@ -63,8 +63,12 @@ def test_what_views_show_finds_its_version(tmp_path: Path) -> None:
     assert [row["committed_at"] - BEGIN for row in reader.versions()][2] == DAY + datetime.timedelta(milliseconds=1)
 
 
-def test_in_commit_timestamps(tmp_path: Path) -> None:
-    """A table with `delta.enableInCommitTimestamps` has the times that its commits say, from the version on that enabled it."""
+@pytest.mark.parametrize("copied", ["what they say", "all"])
+def test_in_commit_timestamps(tmp_path: Path, copied: str) -> None:
+    """A table with `delta.enableInCommitTimestamps` has the times that its commits say, from the version on that enabled it.
+
+    What the files of earlier commits say in a copy of the table changes nothing of that.
+    """
     table, cache = tmp_path / "t", tmp_path / "cache"
     write_days(table, 2)
     actions = [
@@ -86,8 +90,16 @@ def test_in_commit_timestamps(tmp_path: Path) -> None:
         (table / f"{number}.parquet").write_bytes(next(table.glob("part-*.parquet")).read_bytes())
         assert append_commit(table, [{"commitInfo": {"inCommitTimestamp": at_ms}}, *more, added]) == number
         set_time(table, number, BEGIN + 30 * DAY)  # as a copy of the table would have it
-    for day in range(4):
+    if copied == "all":
+        for number in (0, 1):
+            set_time(table, number, BEGIN + 30 * DAY)
+        with pytest.raises(VersionGoneError):
+            rows_at(table, cache, BEGIN + DAY)
+    for day in range(0 if copied != "all" else 2, 4):
         assert len(rows_at(table, cache, BEGIN + day * DAY + DAY / 2)) == day + 1
+    shown = [row["committed_at"] for row in opened(table, cache).versions()]
+    assert shown == sorted(shown)
+    assert shown[2:] == [BEGIN + 2 * DAY, BEGIN + 3 * DAY]
 
 
 def test_a_time_that_is_past_costs_one_look_at_the_log(tmp_path: Path) -> None:

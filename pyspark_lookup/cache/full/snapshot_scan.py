@@ -73,8 +73,8 @@ def _check(
     """Raise SchemaError as reading the files would."""
     lost = [] if projection.declared else [name for name in names if name not in snapshot.schema.names]
     if lost:
-        elsewhere = {name.casefold() for name in whole().names}
-        lost = [name for name in lost if name.casefold() not in elsewhere]
+        elsewhere = {name.lower() for name in whole().names}
+        lost = [name for name in lost if name.lower() not in elsewhere]
     if lost:
         raise SchemaError(
             f"column {lost[0]!r} is in no file of {url} any more: the table changed; plan again (a new load() or SQL "

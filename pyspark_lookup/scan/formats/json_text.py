@@ -221,8 +221,8 @@ def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
     known = [value for value in values if value is not None]
     if pa.types.is_struct(kind):
         _check(known, dict, kind)
-        names = {name.casefold(): name for value in known for name in value}
-        own = [names.get(field.name.casefold(), field.name) for field in kind]
+        names = {name.lower(): name for value in known for name in value}
+        own = [names.get(field.name.lower(), field.name) for field in kind]
         children = [
             _build([None if v is None else v.get(f.name, v.get(name)) for v in values], f.type)
             for f, name in zip(kind, own, strict=True)

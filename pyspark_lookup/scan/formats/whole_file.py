@@ -104,13 +104,13 @@ class _TextIndex(_Whole):
         parsed: bool,
         ranges: list[Range],
     ) -> None:
-        types = {field.name.casefold(): field.type for field in planned or ()}
+        types = {field.name.lower(): field.type for field in planned or ()}
         misfits: dict[str, str] = {}
         self.inferred = {}
         self._arrays: dict[str, pa.Array] = {}
         kinds: dict[str, pa.DataType] = {}
         for column in text.names:
-            kind = types.get(column.casefold())
+            kind = types.get(column.lower())
             if kind is not None:
                 try:
                     # A number of a file that came later may be written in another way than those that decided the type.

@@ -206,7 +206,7 @@ class DeltaState:
         unknown = sorted(asked - READER_FEATURES - _OF_TYPES)
         if unknown:
             raise NotSupportedError(f"it asks for the reader feature {', '.join(unknown)}, which is not supported")
-        _ = self.mapping
+        _ = self.mapping, self.table_id
         names = {field["name"] for field in self.schema["fields"]}
         strange = [name for name in self.partition_columns if name not in names]
         if strange:
@@ -227,8 +227,8 @@ class Replay:
     def of(cls, state: DeltaState) -> Replay:
         return cls(state.version, state.metadata, state.protocol, dict(state.files), state.rewrites)
 
-    def apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
-        """Actions of a checkpoint, or of one commit. Raises one of `decoding.UNREADABLE` for what is none."""
+    def apply(self, actions: Iterable[Mapping[str, Any]], checkpoint: bool = False) -> None:
+        """Actions of a `checkpoint`, which all say that they change no data, or of one commit. Raises one of `decoding.UNREADABLE` for what is none."""
         added: list[Add] = []
         removed: list[Key] = []
         changes = False
@@ -246,7 +246,7 @@ class Replay:
         for key in removed:  # first: a file's vector may be replaced by another
             self.files.pop(key, None)
         self.files.update((add.key, add) for add in added)
-        if added and removed and not changes:
+        if added and removed and not changes and not checkpoint:
             self.rewrites = (*self.rewrites[-7:], (tuple(add.key for add in added), tuple(removed)))
 
     def state(self) -> DeltaState:

@@ -94,7 +94,10 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
         if file.url.endswith(".json"):
             yield from actions_of(data, shown)
             return
-        source = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        # Spark writes bounds of instants as INT96, which may be of the year 9999.
+        source = pq.ParquetFile(
+            pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+        )
         there = {field.name: field for field in source.schema_arrow}
         wanted: list[str] = []
         for name, fields in _COLUMNS.items():

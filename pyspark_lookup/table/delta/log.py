@@ -17,7 +17,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of, texts_of
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.base.errors import (
+    DamagedFileError,
+    NotSupportedError,
+    SourceChangedError,
+    UfsNotFoundError,
+    VersionGoneError,
+)
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
@@ -156,7 +162,7 @@ class DeltaLog:
         hint = self._hint() if version is None else None
         if hint is not None:
             listed = self._ufs.list_files(self._directory, f"{hint:020}")
-            with contextlib.suppress(DamagedFileError, UfsNotFoundError):
+            with contextlib.suppress(DamagedFileError, SourceChangedError, UfsNotFoundError):
                 return self._replay_of(listed, None)
         return self._replay_of(self._ufs.list_files(self._directory), version)
 
@@ -168,17 +174,20 @@ class DeltaLog:
             raise VersionGoneError(
                 f"{self._shown} has no version {version}: the log has {min(commits)} to {max(commits)}"
             )
-        newest = max(commits) if version is None else version
-        damaged: DamagedFileError | None = None
+        newest = max({*commits, *(one.version for one in checkpoints_in(listed))}) if version is None else version
+        damaged: DamagedFileError | SourceChangedError | None = None
         for checkpoint in checkpoints_in(listed):
             if checkpoint.version > newest:
                 continue
             try:
                 replay = Replay(checkpoint.version)
-                replay.apply(read_checkpoint(checkpoint, self._read_blocks))
+                replay.apply(read_checkpoint(checkpoint, self._read_blocks), checkpoint=True)
                 state = replay.state()
                 with contextlib.suppress(NotSupportedError):  # of what a later commit may have dropped
                     state.check()
+            except SourceChangedError as problem:  # a sidecar is missing
+                damaged = damaged or problem
+                continue
             except (DamagedFileError, *UNREADABLE) as problem:
                 damaged = damaged or DamagedFileError(f"{self._shown}: {problem}")
                 continue
@@ -265,7 +274,7 @@ class DeltaLog:
             since = int(state.configuration.get("delta.inCommitTimestampEnablementVersion") or 0) if says else math.inf
         except ValueError as problem:
             raise DamagedFileError(f"{self._shown}, version {state.version} of a Delta table: {problem}") from None
-        times: list[tuple[int, int]] = []
+        found: list[tuple[int, int]] = []
         for version, file in commits:
             at_ms: Any = None
             if version >= since:
@@ -273,7 +282,13 @@ class DeltaLog:
                 info: dict[str, Any] = next(said, {})
                 at_ms = info.get("inCommitTimestamp")
             at_ms = int((file.modified_at_s or 0) * 1000) if at_ms is None else count_of(at_ms)
-            times.append((version, max(at_ms, times[-1][1] + 1) if times else at_ms))
+            found.append((version, at_ms))
+        # What a file's copy says of earlier commits is no later than what the others say themselves.
+        limit = next((at_ms for version, at_ms in found if version >= since), math.inf)
+        times: list[tuple[int, int]] = []
+        for version, at_ms in found:
+            later = max(at_ms, times[-1][1] + 1) if times else at_ms
+            times.append((version, later if version >= since else int(min(later, limit - 1))))
         return times
 
     def read_commit(self, file: FileVersion) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import decimal
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -27,6 +28,7 @@ from pyspark_lookup.table.delta.vectors import DeletionVector, vector_url
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, metadata_of
 from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
+_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _CUT, _LAST = "\ufffd", "\U0010ffff"
 _DIGITS = 15  # of a decimal that a double holds exactly
@@ -194,7 +196,7 @@ class DeltaFiles:
             self._identity,
             modified_at_s=add.modified_ms / 1000,
             partition=tuple(
-                (name, _zoned(values[own], self._schema.field(name).type)) for own, name in self._partitions.items()
+                (name, _zoned(values.get(own), self._schema.field(name).type)) for own, name in self._partitions.items()
             ),
             deletes=_deletes_of(self._table, add, url, self._url_of),
             statistics=found,
@@ -233,7 +235,7 @@ def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str
 def _zoned(value: str | None, kind: pa.DataType) -> str | None:
     """A partition value as the log has it; an instant without a zone, which is one of UTC, says so."""
     instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
-    return f"{value}Z" if value is not None and instant and not value.endswith("Z") else value
+    return f"{value}Z" if value is not None and instant and not _ZONE.search(value) else value
 
 
 def _deletes_of(table: Table, add: Add, url: str, url_of: Callable[[str], str]) -> tuple[DeletionVector, ...]:
@@ -242,7 +244,7 @@ def _deletes_of(table: Table, add: Add, url: str, url_of: Callable[[str], str]) 
         return ()
     place = vector_url(table.url, vector.storage, vector.data)
     if vector.storage == "p" and place is not None:
-        place = _url_elsewhere(table, place, url_of)
+        place = _url_elsewhere(table, decode_path(place), url_of)
     path = url.removeprefix(table.url + "/")
     return (DeletionVector(path, vector.storage, vector.data, vector.offset, vector.size, vector.cardinality, place),)
 

@@ -46,8 +46,8 @@ def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
     """The columns of a schema, as Spark takes them. Raises NotSupportedError for a type that is not known here."""
     folded: dict[str, str] = {}
     for name in (text_of(field["name"]) for field in schema["fields"]):
-        if folded.setdefault(name.casefold(), name) != name:
-            raise NotSupportedError(f"columns {folded[name.casefold()]!r} and {name!r} differ in letter case only")
+        if folded.setdefault(name.lower(), name) != name:
+            raise NotSupportedError(f"columns {folded[name.lower()]!r} and {name!r} differ in letter case only")
     return pa.schema([pa.field(field["name"], _type_of(field["type"], field["name"])) for field in schema["fields"]])
 
 

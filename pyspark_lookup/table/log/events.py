@@ -240,7 +240,7 @@ def definition_of(found: Any) -> Definition:
     """The definition that `definition_json` wrote. Raises one of `UNREADABLE` for anything else."""
     keys, schema = texts_of(found["keys"]), schema_of_text(text_of(found["schema"]))
     properties = {text_of(key): text_of(value) for key, value in found["properties"].items()}
-    folded = {name.casefold() for name in schema.names}
+    folded = {name.lower() for name in schema.names}
     if len(folded) < len(schema.names) or not set(keys) <= set(schema.names):
         raise ValueError("columns have names of their own, and keys are among them")
     spark_schema(schema, "")
