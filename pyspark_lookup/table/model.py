@@ -271,10 +271,12 @@ class TableVersion:
 def name_of_rows(file: FileVersion) -> str:
     """What stands for a file's rows, as `VersionMetadata.rewrites` names them.
 
-    Of a managed table that is its name, which there is once, else where it lies, if it never changes.
+    Of a managed table that is its name, which there is once, else where it lies and its identity.
     """
-    own = file.url.rpartition("/")[2] if file.columns is None else file.url
-    name = own if file.immutable else key_of(file.url, file.size, file.identity)
+    if file.columns is not None:
+        name = key_of(file.url, file.identity)
+    else:
+        name = file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
     # Deletes that tell no keys may concern any row of the file.
     deletes = [one.name for one in file.deletes if one.keys is None]
     return key_of(name, *deletes) if deletes else name

@@ -93,7 +93,7 @@ class State:
         if not (version == 2 or (version == 3 and "columnMapping" in features)):
             mapping = "none"
         fields = json.loads(self.metadata["schemaString"])["fields"]
-        assert len({field["name"].casefold() for field in fields}) == len(fields)
+        assert len({field["name"].lower() for field in fields}) == len(fields)
         partitions = self.metadata["partitionColumns"]
         assert isinstance(partitions, list)
         assert set(partitions) <= {field["name"] for field in fields}
@@ -112,7 +112,7 @@ class State:
         for number, row in enumerate(file.read().to_pylist()):
             if number not in deleted:
                 yield {
-                    field["name"]: _partition_value(values[_stored(field, mapping)], field["type"])
+                    field["name"]: _partition_value(values.get(_stored(field, mapping)), field["type"])
                     if field["name"] in partitions
                     else _value(row, ids, file.schema_arrow, field, mapping)
                     for field in fields
@@ -162,7 +162,7 @@ def _value(row: Any, ids: Mapping[str, int | None], there: Any, field: Any, mapp
         assert isinstance(wanted, int)
         names = [name for name, number in ids.items() if number == wanted]
     else:
-        names = [name for name in ids if name.casefold() == _stored(field, mapping).casefold()]
+        names = [name for name in ids if name.lower() == _stored(field, mapping).lower()]
     if not names:
         return _typed(None, field["type"])
     value, kind = row[names[0]], field["type"]

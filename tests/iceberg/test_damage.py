@@ -415,7 +415,7 @@ def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None
         (file,) = table.data([{"id": 20, "name": "x"}])
         made = table.commit([file | {column: told}])
         with pytest.raises(
-            NotSupportedError, match=rf"snapshot {made} .*{Path(file['file_path']).name} is an AVRO file"
+            NotSupportedError, match=rf"snapshot {made} .*{Path(file['file_path']).name} is a file of format AVRO"
         ):
             ids(table.home, tmp_path / "cache")
         assert ids(table.home, tmp_path / "cache", version=snapshot) == ROWS

@@ -18,6 +18,7 @@ Field = dict[str, Any]
 ID_KEYS = {"parquet": b"PARQUET:field_id", "orc": b"iceberg.id"}
 """What a format calls the field ids of its columns."""
 _DAY = datetime.date(1970, 1, 1)
+EXACT = decimal.Context(prec=100)
 _EPOCH = datetime.datetime(1970, 1, 1)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -92,7 +93,7 @@ def raw(kind: Kind, value: Any) -> Any:
     if isinstance(value, uuid.UUID):
         return value.bytes
     return (
-        decimal.Decimal(value).scaleb(-decimal_of(kind)[1])
+        decimal.Decimal(value).scaleb(-decimal_of(kind)[1], EXACT)
         if str(kind).startswith("decimal") and isinstance(value, int)
         else value
     )
@@ -195,7 +196,7 @@ def _hashed(kind: str, value: Any) -> bytes:
 
 
 def _unscaled(kind: str, value: decimal.Decimal) -> int:
-    return int(value.scaleb(decimal_of(kind)[1]))
+    return int(value.scaleb(decimal_of(kind)[1], EXACT))
 
 
 def _unscaled_bytes(kind: str, value: decimal.Decimal) -> bytes:

@@ -208,9 +208,11 @@ class DeltaState:
             raise NotSupportedError(f"it asks for the reader feature {', '.join(unknown)}, which is not supported")
         _ = self.mapping, self.table_id
         names = {field["name"] for field in self.schema["fields"]}
-        strange = [name for name in self.partition_columns if name not in names]
-        if strange:
-            raise ValueError(f"the table has no column {strange[0]}, by which it is partitioned")
+        for place, name in enumerate(self.partition_columns):
+            if name not in names:
+                raise ValueError(f"the table has no column {name}, by which it is partitioned")
+            if name in self.partition_columns[:place]:
+                raise ValueError(f"the table is partitioned by the column {name} twice")
 
 
 @dataclasses.dataclass

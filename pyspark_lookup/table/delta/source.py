@@ -210,8 +210,9 @@ class DeltaFiles:
     def _names_of(self, keys: Sequence[Key]) -> tuple[str, ...]:
         urls = ((self._url(path), vector) for path, vector in keys)
         return tuple(
-            key_of(url, f"{vector}#{url.removeprefix(self._table.url + '/')}") if vector else url
+            key_of(name, f"{vector}#{url.removeprefix(self._table.url + '/')}") if vector else name
             for url, vector in urls
+            for name in (key_of(url, self._identity),)
         )
 
 

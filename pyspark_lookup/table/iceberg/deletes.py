@@ -63,7 +63,7 @@ class PositionDeletes:
         locations = Locations(self.location, self.root)
         try:
             table = self._rows(pa.BufferReader(data))
-            paths, places = table.column(0), table.column(1)
+            paths, places = table.column(0).cast(pa.string()), table.column(1)
             known = pc.and_(pc.is_valid(paths), pc.is_valid(places))  # a row may say nothing
             codes = one_array(paths.filter(known)).dictionary_encode()
             rows = one_array(places.filter(known).cast(pa.int64())).to_numpy()

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.base.decoding import UNREADABLE
-from pyspark_lookup.table.iceberg.partitions import python_value
+from pyspark_lookup.table.iceberg.partitions import EXACT, python_value
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 """What a file holds: `content` of a data_file."""
@@ -33,7 +33,7 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """A live file: `location` as written, `partition` by place in its spec, `sequence` the data sequence number.
+    """A live file: `location` as written, `partition` by the field ids `partition_ids`, `sequence` the data sequence number.
 
     `referenced`, `offset` and `length`: of a deletion vector.
     """
@@ -42,6 +42,7 @@ class Entry:
     content: int
     format: str
     spec_id: int
+    partition_ids: tuple[int, ...]
     partition: tuple[Any, ...]
     sequence: int
     size: int
@@ -74,7 +75,7 @@ def bound_of(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any:
             return data
         if pa.types.is_decimal(kind):
             unscaled = int.from_bytes(data, "big", signed=True)
-            return decimal.Decimal(unscaled).scaleb(-kind.scale)
+            return decimal.Decimal(unscaled).scaleb(-kind.scale, EXACT)
         form = _NUMBERS.get((iceberg_type, len(data)))
         if form is not None:
             return python_value(struct.unpack(form, data)[0], iceberg_type)

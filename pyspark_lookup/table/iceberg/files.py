@@ -96,7 +96,8 @@ class IcebergFiles:
         return FileVersion(
             url,
             entry.size,
-            self._identity,
+            # Where it was added again, deletes from before concern it no more.
+            f"{self._identity}-{entry.sequence}",
             partition=self._partition(entry),
             deletes=deletes.of(entry, url),
             statistics=FileStatistics(entry.rows if entry.rows >= 0 else None, self._bounds(entry)),
@@ -106,18 +107,40 @@ class IcebergFiles:
 
     def format_of(self, entry: Entry) -> FileFormatName:
         if entry.format not in _FORMATS:
-            raise NotSupportedError(f"{redact('path', entry.location)} is an {entry.format} file, which is not read")
+            raise NotSupportedError(
+                f"{redact('path', entry.location)} is a file of format {entry.format}, which is not read"
+            )
         return _FORMATS[entry.format]
 
     def _fields(self, entry: Entry) -> Sequence[tuple[PartitionField, Any]]:
-        fields = self._metadata.specs[entry.spec_id]
-        return list(zip(fields, entry.partition, strict=True))
+        return list(zip(self._spec(entry.spec_id), self.partition_of(entry), strict=True))
+
+    def _spec(self, spec_id: int) -> tuple[PartitionField, ...]:
+        if spec_id not in self._metadata.specs:
+            raise ValueError(f"there is no partition spec {spec_id}")
+        return self._metadata.specs[spec_id]
+
+    def partition_of(self, entry: Entry) -> tuple[Any, ...]:
+        """The values of a file's partition, as its spec has them in order."""
+        wanted = tuple(field.field_id for field in self._spec(entry.spec_id))
+        if entry.partition_ids == wanted:
+            return entry.partition
+        said = dict(zip(entry.partition_ids, entry.partition, strict=True))
+        if said.keys() <= {*wanted}:
+            return tuple(said.get(field_id) for field_id in wanted)
+        # Format 1 knew them by their place, and some of its writers have numbered them otherwise.
+        if len(entry.partition) != len(wanted):
+            raise ValueError(
+                f"{entry.location} has a partition of {len(entry.partition)} values, its spec has {len(wanted)}"
+            )
+        return entry.partition
 
     def _partition(self, entry: Entry) -> tuple[tuple[str, str | None], ...]:
         """The values of columns that all rows of the file have, and that it need not have itself."""
         found = {}
-        for field_id, place in identity_fields(self._metadata.specs[entry.spec_id]).items():
-            column, value = self._flat.get(field_id), entry.partition[place]
+        values = self.partition_of(entry)
+        for field_id, place in identity_fields(self._spec(entry.spec_id)).items():
+            column, value = self._flat.get(field_id), values[place]
             if column is not None and len(column.path) == 1:
                 with contextlib.suppress(*UNREADABLE):  # of a day that Python lacks; the file has it, too
                     found[column.path[0]] = None if value is None else text_of_value(value, column.iceberg_type)
@@ -168,7 +191,7 @@ class IcebergFiles:
             if not found:
                 raise ValueError(f"no schema has the field {field_id}, which {entry.location} deletes by")
             own = now.get(field_id)
-            name = f"#{field_id}" if own is None else own.name  # no column of the table has such a name
+            name = f"\0{field_id}" if own is None else own.name  # no column has such a name
             alone = _alone(found)
             fields.append(arrow_schema({"fields": [alone]}).field(0).with_name(name))
             columns.append(dataclasses.replace(stored_column(alone, self._metadata.name_mapping), name=name))
@@ -182,7 +205,7 @@ class IcebergFiles:
 
     def is_global(self, spec_id: int) -> bool:
         """Whether files of a spec belong to no partition, so that deletes by value concern those of all."""
-        return all(field.transform == "void" for field in self._metadata.specs[spec_id])
+        return all(field.transform == "void" for field in self._spec(spec_id))
 
 
 def _alone(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -207,7 +230,9 @@ class _DeletesOf:
             if entry.content == POSITION_DELETES:
                 self._add_positions(entry)
             elif entry.content == EQUALITY_DELETES:
-                group = None if files.is_global(entry.spec_id) else (entry.spec_id, _comparable(entry.partition))
+                group = (
+                    None if files.is_global(entry.spec_id) else (entry.spec_id, _comparable(files.partition_of(entry)))
+                )
                 self._equality[group].append(_Placed(entry.sequence - 1, files.equality_deletes(entry)))
             elif entry.content != DATA:
                 raise NotSupportedError(f"{redact('path', entry.location)} is of content {entry.content}")
@@ -229,12 +254,12 @@ class _DeletesOf:
         if only is not None:
             self._of_file[plain_location(only)].append(_Placed(entry.sequence, deletes))
         else:
-            group = entry.spec_id, _comparable(entry.partition)
+            group = entry.spec_id, _comparable(self._files.partition_of(entry))
             self._positions[group].append(_Placed(entry.sequence, deletes, (low, high)))
 
     def of(self, entry: Entry, url: str) -> tuple[Deletes, ...]:
         """The deletes of a data file, one value for files with the same ones."""
-        group, path = (entry.spec_id, _comparable(entry.partition)), plain_location(entry.location)
+        group, path = (entry.spec_id, _comparable(self._files.partition_of(entry))), plain_location(entry.location)
         placed = [*_since(self._equality.get(None, ()), entry), *_since(self._equality.get(group, ()), entry)]
         vector = self._vectors.get(path)
         if vector is not None and vector.sequence >= entry.sequence:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.file import AvroFile, Block
@@ -16,13 +17,15 @@ from pyiceberg.manifest import (
     MANIFEST_LIST_FILE_SCHEMAS,
     DataFile,
     DataFileContent,
-    FileFormat,
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
     PartitionFieldSummary,
 )
+from pyiceberg.schema import Schema
+from pyiceberg.types import StructType
+from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSchemaConversion
 
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, cause_of
 from pyspark_lookup.options.conf_file import redact
@@ -31,10 +34,17 @@ from pyspark_lookup.table.iceberg.entries import Entry, Manifest
 _NEWEST = 3  # whose columns are those of the formats before, and more
 _FIELDS = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[_NEWEST].fields)}
 _ADDED, _DELETED = 1, 2
+_PARTITION_ID = 102
 _SPEC_ID = "partition-spec-id"
 
 
 _SYNC_BYTES = 16
+_NESTED = ("type", "fields", "items", "values")
+_KNOWN = ("decimal", "map")
+# Format 1 has left out what the later ones require, and nothing of that is used here.
+_LISTED = Schema(
+    *(field.model_copy(update={"required": False}) for field in MANIFEST_LIST_FILE_SCHEMAS[_NEWEST].fields)
+)
 
 
 class _AvroFile(AvroFile[Any]):
@@ -47,7 +57,7 @@ class _AvroFile(AvroFile[Any]):
         with self.input_file.open() as stream:
             self.decoder = StreamingBinaryDecoder(stream.read())
         self.header = self._read_header()
-        self.schema = self.header.get_schema()
+        self.schema = AvroSchemaConversion().avro_to_iceberg(_expanded(json.loads(self.header.meta["avro.schema"]), {}))
         read_schema = self.read_schema or self.schema
         self.reader = resolve_reader(self.schema, read_schema, self.read_types, self.read_enums)
         self._block_bytes = 0
@@ -85,6 +95,21 @@ class _AvroFile(AvroFile[Any]):
             raise ValueError("a block is cut off") from None
 
 
+def _expanded(found: Any, named: dict[str, Any]) -> Any:
+    """A schema of Avro without what PyIceberg does not take: types by the name of one before, and logical types that it does not know."""
+    if isinstance(found, list):
+        return [_expanded(one, named) for one in found]
+    if not isinstance(found, dict):
+        return named.get(found, found)
+    made = {key: _expanded(value, named) if key in _NESTED else value for key, value in found.items()}
+    logical = made.get("logicalType")
+    if logical is not None and logical not in _KNOWN and (logical, made["type"]) not in LOGICAL_FIELD_TYPE_MAPPING:
+        del made["logicalType"]
+    if made["type"] in ("record", "fixed", "enum"):
+        named[found["name"]] = made
+    return made
+
+
 class _Bytes(InputFile):
     """A file that is in memory."""
 
@@ -107,11 +132,11 @@ def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
     try:
         with _AvroFile(
             _Bytes(location, data),
-            MANIFEST_LIST_FILE_SCHEMAS[_NEWEST],
+            _LISTED,
             read_types={-1: ManifestFile, 508: PartitionFieldSummary},
             read_enums={517: ManifestContent},
         ) as reader:
-            names = [field.name for field in MANIFEST_LIST_FILE_SCHEMAS[_NEWEST].fields]
+            names = [field.name for field in _LISTED.fields]
             rows = [dict(zip(names, found._data, strict=True)) for found in reader]
         return [_manifest(row) for row in rows]
     except NotSupportedError:
@@ -142,11 +167,12 @@ def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
         _Bytes(manifest.location, data),
         MANIFEST_ENTRY_SCHEMAS[_NEWEST],
         read_types={-1: ManifestEntry, 2: DataFile},
-        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+        read_enums={0: ManifestEntryStatus, 134: DataFileContent},
     ) as reader:
         spec_id = manifest.spec_id
         if spec_id is None:
             spec_id = int(reader.header.meta.get(_SPEC_ID, 0))
+        ids = tuple(field.field_id for field in cast("StructType", reader.schema.find_type(_PARTITION_ID)).fields)
         for found in reader:
             status, _, sequence, _, file = found._data
             if int(status) == _DELETED:
@@ -156,10 +182,10 @@ def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
                 if int(status) != _ADDED and manifest.sequence:
                     raise ValueError(f"an existing file without a sequence number: {file.file_path}")
                 sequence = manifest.sequence
-            yield _entry(file._data, spec_id, int(sequence))
+            yield _entry(file._data, spec_id, ids, int(sequence))
 
 
-def _entry(row: list[Any], spec_id: int, sequence: int) -> Entry:
+def _entry(row: list[Any], spec_id: int, partition_ids: tuple[int, ...], sequence: int) -> Entry:
     def get(name: str) -> Any:
         return row[_FIELDS[name]]
 
@@ -169,8 +195,9 @@ def _entry(row: list[Any], spec_id: int, sequence: int) -> Entry:
     return Entry(
         location,
         int(get("content") or 0),
-        str(getattr(get("file_format"), "value", get("file_format"))).upper(),
+        str(get("file_format")).upper(),
         spec_id,
+        partition_ids,
         tuple(get("partition")._data),
         sequence,
         int(get("file_size_in_bytes")),

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import functools
 import gzip
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,7 @@ _NAME_MAPPING = "schema.name-mapping.default"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _SHOWN = 5
+_FIRST_PARTITION_ID = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Snapshot:
 class PartitionField:
     """A field of a partition spec: `transform` of the column with field id `source`; None: of several, which is not known here."""
 
+    field_id: int
     source: int | None
     transform: str
 
@@ -93,7 +96,10 @@ class IcebergMetadata:
         self.schemas: dict[int, Mapping[str, Any]] = {int(one.get("schema-id", 0)): one for one in schemas}
         self.schema_id = int(found.get("current-schema-id", min(self.schemas)))
         specs = found.get("partition-specs") or [{"spec-id": 0, "fields": found["partition-spec"]}]
-        self.specs = {int(spec["spec-id"]): tuple(map(_partition_field, spec["fields"])) for spec in specs}
+        self.specs = {
+            int(spec["spec-id"]): tuple(map(_partition_field, spec["fields"], itertools.count(_FIRST_PARTITION_ID)))
+            for spec in specs
+        }
         self.properties = {text_of(key): text_of(value) for key, value in (found.get("properties") or {}).items()}
         self.snapshots = {one.id: one for one in map(Snapshot.of, found.get("snapshots") or ())}
         self._log = [
@@ -155,6 +161,8 @@ class IcebergMetadata:
         refs = self.refs
         if _MAIN not in refs and self._current is not None:
             refs = {**refs, _MAIN: ("branch", self._current)}
+        if (ref.kind, ref.name) == ("branch", _MAIN) and _MAIN not in refs:
+            return self.choose(None, shown)  # nothing was committed yet
         kind, snapshot_id = refs.get(ref.name, ("", 0))
         if kind != ref.kind:
             there = ", ".join(sorted(name for name, (kind, _) in refs.items() if kind == ref.kind))
@@ -185,9 +193,12 @@ class IcebergMetadata:
         return self._snapshot(found[-1], shown)
 
 
-def _partition_field(found: Any) -> PartitionField:
-    source = found.get("source-id")
-    return PartitionField(None if source is None else int(source), text_of(found["transform"]))
+def _partition_field(found: Any, number: int) -> PartitionField:
+    """`number`: its id, if format 1 does not say it."""
+    sources = found.get("source-ids") or [found.get("source-id")]
+    source = sources[0] if len(sources) == 1 else None
+    id_ = int(found.get("field-id", number))
+    return PartitionField(id_, None if source is None else int(source), text_of(found["transform"]))
 
 
 def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:

@@ -16,6 +16,8 @@ from pyspark_lookup.base.decoding import UNREADABLE
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.table.iceberg.metadata import PartitionField
 
+EXACT = decimal.Context(prec=100)
+"""For decimals of up to 38 digits: Python itself rounds to 28."""
 EPOCH_DATE = datetime.date(1970, 1, 1)
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]")
@@ -114,7 +116,8 @@ def _truncated(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnSt
             None if last > 0x10FFFF or 0xD800 <= last < 0xE000 else ColumnStats(value, value[:-1] + chr(last), 0, rows)
         )
     if isinstance(value, decimal.Decimal):
-        return ColumnStats(value, value + decimal.Decimal(width - 1).scaleb(-kind.scale), 0, rows)
+        more = decimal.Decimal(width - 1).scaleb(-kind.scale, EXACT)
+        return ColumnStats(value, EXACT.add(value, more), 0, rows)
     return ColumnStats(value, value + width - 1, 0, rows) if isinstance(value, int) else None
 
 

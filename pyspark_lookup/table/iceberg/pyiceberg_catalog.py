@@ -20,6 +20,7 @@ from pyspark_lookup.base.errors import (
     cause_of,
 )
 
+_OK = 200
 _NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
 
 
@@ -78,7 +79,7 @@ def _take_table(response: Any, *_: object, **__: object) -> None:
         location, metadata, _ = found["metadata-location"], found["metadata"], found["metadata"]["format-version"]
     except UNREADABLE:
         return
-    if response.ok and isinstance(location, str):
+    if response.status_code == _OK and isinstance(location, str):
         raise _PointerError(location, metadata)
 
 

@@ -24,7 +24,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.iceberg.deletes import EqualityDeletes, PositionDeletes
 from pyspark_lookup.table.iceberg.entries import Entry, Manifest
 from pyspark_lookup.table.iceberg.files import IcebergFiles
-from pyspark_lookup.table.iceberg.locations import Locations
+from pyspark_lookup.table.iceberg.locations import Locations, plain_location
 from pyspark_lookup.table.iceberg.metadata import (
     Chosen,
     IcebergMetadata,
@@ -246,8 +246,14 @@ class IcebergSource(VersionSource):
     def _locations(self, table: Table, metadata: IcebergMetadata) -> Locations:
         if table.url.startswith(CATALOG_SCHEME):
             return Locations(metadata.location, self._ufs.url_of(metadata.location))
-        by_file = self.kind_of_url(table.url) is not None
-        root = table.url.rsplit("/", 2)[0] if by_file else table.url
+        if self.kind_of_url(table.url) is None:
+            return Locations(metadata.location, table.url)
+        root, directory = table.url.rsplit("/", 2)[:2]
+        elsewhere = metadata.properties.get("write.metadata.path")
+        if directory != METADATA_DIRECTORY or (
+            elsewhere is not None and plain_location(elsewhere) == plain_location(f"{root}/{directory}")
+        ):
+            return Locations(metadata.location, self._ufs.url_of(metadata.location))
         return Locations(metadata.location, root)
 
     def _read_metadata(self, table: Table, pointer: Pointer, sent: dict[str, Any] | None) -> IcebergMetadata:
