@@ -14,6 +14,7 @@ from pyspark_lookup.base.errors import DamagedFileError
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.io.stores import PART_OF_FILE, FileVersion, Range
 from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.delta.actions import is_absolute
 from pyspark_lookup.table.roaring import checked_blob, read_roaring
 
 # Z85 (ZeroMQ 32) is base 85 with other digits than Python's.
@@ -98,7 +99,7 @@ def vector_url(table: str, storage: str, data: str) -> str | None:
     """Where a vector lies; None if it is in the log. Raises ValueError for what the protocol does not know."""
     if storage == "i":
         return None
-    if storage == "p":
+    if storage == "p" and is_absolute(data):
         return data
     if storage != "u" or len(data) < _UUID_DIGITS:
         raise ValueError(f"storageType {storage!r} of a deletion vector")
