@@ -82,7 +82,7 @@ MEANINGS: list[tuple[Predicate, list[str]]] = [
     (Compare("dotted.name", "=", 1), ["`dotted.name` = 1"]),
     (Compare("tick`ed", "=", 1), ["`tick``ed` = 1"]),
     (Compare("größe", "=", 1), ["größe = 1"]),
-    (Or((IsNull("größe"), IsNull("größe"))), ["GRÖßE IS NULL OR `GRÖßE` IS NULL"]),
+    (Or((IsNull("größe"), IsNull("größe"))), ["GrößE IS NULL OR `GRÖßE` IS NULL"]),
     # numbers
     (ID_1, ["id = - -1", "id = +1", "id = 1L", "id = 1S", "id = 1Y", "id = 1.0", "id = CAST('1' AS INT)"]),
     (Compare("id", "<=", 2), ["id < 2.5"]),

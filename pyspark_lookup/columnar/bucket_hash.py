@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 from typing import Any
 
 import numpy as np
@@ -31,17 +30,9 @@ def bucket_hashes(values: pa.Array) -> Numbers | None:
         return _of_longs(values.cast(pa.int32()).cast(pa.int64()).to_numpy(zero_copy_only=False))
     if pa.types.is_timestamp(kind):
         return _of_longs(values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_numpy(zero_copy_only=False))
-    if pa.types.is_decimal(kind):
-        return _of_bytes([_shortest(value) for value in values.to_pylist()])
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _of_bytes(values.cast(pa.binary()).to_pylist())
     return None
-
-
-def _shortest(value: decimal.Decimal) -> bytes:
-    """An unscaled value in as few bytes as hold it."""
-    number = int(value.scaleb(-int(value.as_tuple().exponent)))
-    return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
 
 
 def _of_longs(numbers: Numbers) -> Numbers:

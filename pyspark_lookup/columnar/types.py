@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import decimal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
@@ -22,6 +23,8 @@ _UNSIGNED = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20, 0),
 }
+EXACT = decimal.Context(prec=76)
+"""In which decimals of 38 digits, and what is made of two of them, are not rounded; Python's own context rounds to 28."""
 _NOTHING = pa.string()
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 _LISTS = (

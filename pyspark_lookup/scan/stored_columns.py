@@ -20,14 +20,14 @@ _FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")  # in Parquet, and in ORC
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _UUID_BYTES, _UUID_TEXT = 16, 36
 _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
-_SAID_OTHERWISE = {
+_DESCRIBED_BETTER = {
     (_LOCAL, _INSTANT),  # instants without a zone are in UTC
     (pa.date32(), _LOCAL),  # a date that was widened begins its day
     (pa.binary(), pa.string()),  # some writers of Parquet say neither that bytes are text
     (pa.int32(), pa.int16()),  # nor that numbers are short
     (pa.int32(), pa.int8()),
 }
-"""What files have, and the table's metadata says better."""
+"""The types that files have, and those by which the table's metadata describes such columns."""
 _HYPHENS = (8, 13, 18, 23)
 
 
@@ -160,7 +160,7 @@ def _type(found: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.
         key = _type(found.key_type, planned.key_type, _column(parts, "key"))
         return pa.map_(key, pa.field("value", _type(found.item_type, planned.item_type, _column(parts, "value"))))
     known = spark_type(found, pa.null())
-    as_planned = column.uuid or (known, planned) in _SAID_OTHERWISE
+    as_planned = column.uuid or (known, planned) in _DESCRIBED_BETTER
     return planned if as_planned else known
 
 

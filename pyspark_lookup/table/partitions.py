@@ -12,15 +12,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import NotATableError, OptionError, SchemaError
+from pyspark_lookup.columnar.types import EXACT
 from pyspark_lookup.io.stores import FileVersion, PartitionValues
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import Table, TableVersion
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-
-
-_EXACT = decimal.Context(prec=76)
 
 
 _INTEGER = re.compile(r"[+-]?\d{1,38}")
@@ -107,7 +105,7 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
         exact = decimal.Decimal(value)
         if not exact.is_zero() and exact.adjusted() >= kind.precision - kind.scale:
             raise ValueError(value)
-        found = exact.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=_EXACT)
+        found = exact.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=EXACT)
         if found != exact:
             raise ValueError(value)
         return found

@@ -22,7 +22,6 @@ from pyspark_lookup import (
     UfsNotFoundError,
     VersionGoneError,
 )
-from pyspark_lookup.base.errors import SourceChangedError
 from tests.delta.common import MODES, append_commit, opened, vector_of
 from tests.delta.test_histories import files_of
 
@@ -57,6 +56,12 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-6] ^= 1
     path.write_bytes(bytes(data))
+
+
+def make_directory(file: Path) -> None:
+    """Put a directory in its place."""
+    file.unlink()
+    file.mkdir()
 
 
 def checkpoint(path: Path) -> Path:
@@ -97,6 +102,11 @@ HARM: dict[str, tuple[Callable[[Path], Any], type[PysparkLookupError], str]] = {
     "a vector is flipped": (lambda path: flip(vector(path)), DamagedFileError, "deletion_vector_.*checksum"),
     "a vector is missing": (
         lambda path: vector(path).unlink(),
+        VersionGoneError,
+        "deletion_vector_.*current version 4",
+    ),
+    "a vector is a directory": (
+        lambda path: make_directory(vector(path)),
         VersionGoneError,
         "deletion_vector_.*current version 4",
     ),
@@ -165,7 +175,7 @@ def test_a_checkpoint_that_lacks_a_sidecar_is_passed_over(path: Path, tmp_path: 
     for number in range(4):
         commit(path, number).unlink()
     checkpoint(path).unlink()
-    with pytest.raises(SourceChangedError, match=sidecar["path"]):
+    with pytest.raises(DamagedFileError, match=sidecar["path"]):
         opened(path, tmp_path / "late").scan()
 
 

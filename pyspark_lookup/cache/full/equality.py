@@ -40,11 +40,11 @@ def read_deleted(
                 if layer.ranks[place] >= 0
             }
             places = {file: place for file, place in places.items() if file not in fetched}
-            strange = _strange_to(layer.segment, version.deletes)
+            lacking = _lacking_columns(layer.segment, version.deletes)
             inside = [
                 (places[file], file)
                 for file in by_value
-                if file in places and (not strange or strange.isdisjoint(one.name for one in file.deletes))
+                if file in places and (not lacking or lacking.isdisjoint(one.name for one in file.deletes))
             ]
             found.append((layer.segment, inside))
             elsewhere -= {file for _, file in inside}
@@ -60,8 +60,8 @@ def read_deleted(
     return positions
 
 
-def _strange_to(segment: Segment, deletes: Sequence[Deletes]) -> set[str]:
-    """The names of deletes by values that are not in a segment as they are compared."""
+def _lacking_columns(segment: Segment, deletes: Sequence[Deletes]) -> set[str]:
+    """The names of deletes by values of columns that a segment lacks, or has in another type than they are compared in."""
     fields = {*segment.schema}
     return {one.name for one in deletes if one.equality is not None and not fields.issuperset(one.equality.schema)}
 

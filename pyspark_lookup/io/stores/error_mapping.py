@@ -80,9 +80,9 @@ def our_error(error: BaseException, url: str) -> BaseException:
 
 
 def read_error(error: Exception, url: str) -> BaseException:
-    """As `our_error`, of a read: a file that is gone, or ends before the range, is another version."""
+    """As `our_error`, of a read: a file that is gone, that is a directory now, or ends before the range, is another version."""
     ours = our_error(error, url)
-    if isinstance(ours, UfsNotFoundError) or http_status(error) == 416:
+    if isinstance(ours, UfsNotFoundError) or isinstance(error, IsADirectoryError) or http_status(error) == 416:
         return SourceChangedError(f"{redact('path', url)} was replaced or removed")
     return ours
 

@@ -14,7 +14,7 @@ from fsspec.implementations.local import make_path_posix
 
 from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError
 from pyspark_lookup.io.disk.directory import sync_directory
-from pyspark_lookup.io.stores.error_mapping import our_error, read_error, translate_errors
+from pyspark_lookup.io.stores.error_mapping import read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import PART_OF_FILE, FileVersion
 from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORIES, Count, Listing, is_entered
 
@@ -193,7 +193,7 @@ class LocalStore:
                     try:
                         part = os.pread(descriptor, length, offset)
                     except OSError as error:
-                        raise our_error(error, file.url) from error
+                        raise read_error(error, file.url) from error
                     if not part:
                         break
                     parts.append(part)

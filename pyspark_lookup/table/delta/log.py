@@ -162,7 +162,7 @@ class DeltaLog:
         hint = self._hint() if version is None else None
         if hint is not None:
             listed = self._ufs.list_files(self._directory, f"{hint:020}")
-            with contextlib.suppress(DamagedFileError, SourceChangedError, UfsNotFoundError):
+            with contextlib.suppress(DamagedFileError, UfsNotFoundError):
                 return self._replay_of(listed, None)
         return self._replay_of(self._ufs.list_files(self._directory), version)
 
@@ -175,7 +175,7 @@ class DeltaLog:
                 f"{self._shown} has no version {version}: the log has {min(commits)} to {max(commits)}"
             )
         newest = max({*commits, *(one.version for one in checkpoints_in(listed))}) if version is None else version
-        damaged: DamagedFileError | SourceChangedError | None = None
+        damaged: DamagedFileError | None = None
         for checkpoint in checkpoints_in(listed):
             if checkpoint.version > newest:
                 continue
@@ -185,10 +185,7 @@ class DeltaLog:
                 state = replay.state()
                 with contextlib.suppress(NotSupportedError):  # of what a later commit may have dropped
                     state.check()
-            except SourceChangedError as problem:  # a sidecar is missing
-                damaged = damaged or problem
-                continue
-            except (DamagedFileError, *UNREADABLE) as problem:
+            except (DamagedFileError, SourceChangedError, *UNREADABLE) as problem:  # also if a sidecar is missing
                 damaged = damaged or DamagedFileError(f"{self._shown}: {problem}")
                 continue
             return self._follow(state, checkpoint.version, commits, newest)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark_lookup.base.decoding import UNREADABLE, is_utf8
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, VersionGoneError
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import text_of_schema
+from pyspark_lookup.columnar.types import EXACT, text_of_schema
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import DELTA_LOG_DIRECTORY, IMMUTABLE, FileStatistics, FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
@@ -33,7 +33,6 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 _CUT, _LAST = "\ufffd", "\U0010ffff"
 _DIGITS = 15  # of a decimal that a double holds exactly
 _ROUNDED = decimal.Decimal(2) ** -48
-_WIDE = decimal.Context(prec=76)
 _ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs writes for whole ones beyond them
 
 
@@ -290,7 +289,7 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
                 return None
             more = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes doubles
             away = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
-            return _WIDE.add(exact, more).quantize(decimal.Decimal(1).scaleb(-kind.scale), away, _WIDE)
+            return EXACT.add(exact, more).quantize(decimal.Decimal(1).scaleb(-kind.scale), away, EXACT)
         if pa.types.is_floating(kind):
             number = float(value)
             if math.isnan(number):

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.base.decoding import UNREADABLE
-from pyspark_lookup.table.iceberg.partitions import EXACT, python_value
+from pyspark_lookup.columnar.types import EXACT
+from pyspark_lookup.table.iceberg.partitions import python_value
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 """What a file holds: `content` of a data_file."""

@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from pyspark_lookup.base.decoding import UNREADABLE
 from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import EXACT
 from pyspark_lookup.table.iceberg.metadata import PartitionField
 
-EXACT = decimal.Context(prec=100)
-"""For decimals of up to 38 digits: Python itself rounds to 28."""
 EPOCH_DATE = datetime.date(1970, 1, 1)
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]")

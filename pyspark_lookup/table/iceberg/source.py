@@ -250,6 +250,7 @@ class IcebergSource(VersionSource):
             return Locations(metadata.location, table.url)
         root, directory = table.url.rsplit("/", 2)[:2]
         elsewhere = metadata.properties.get("write.metadata.path")
+        # Metadata that was written apart from the table says nothing of where the table may have been copied to.
         if directory != METADATA_DIRECTORY or (
             elsewhere is not None and plain_location(elsewhere) == plain_location(f"{root}/{directory}")
         ):
