@@ -9,16 +9,20 @@ unchanged  a key of a FULL cache when nothing is new, beside what tells PyIceber
 keys       10,000 keys, the same ones again, in NONE, PARTIAL and FULL, all warm, beside `Table.scan` with the filter `In("id", …)`.
 visible    a build of the FULL cache, and then how long until the first answer that has an append of 1 % (goal: 3 % of a build),
            and until 10,000 rows are gone that an equality delete file deletes (goal: 3 %, and 0 bytes of data files).
+upserts    commits of 500 rows each, as Flink writes them: an equality delete of their keys, and the rows anew. How long until the first
+           answer that has the last of 1, 20, … 240 of them that nobody has compacted, in each mode, beside a build of the FULL cache.
 stream     a micro-batch of 10,000 rows joined to the table, beside the same stream joined to a broadcast of all the rows, which PyIceberg
            reads in each micro-batch.
 
     pip install -e '.[spark,bench,test,iceberg]'
-    python -m benchmarks.bench_iceberg [--parts unchanged,keys,visible,stream] [--rows N] [--files N] [--runs N]
+    python -m benchmarks.bench_iceberg [--parts unchanged,keys,visible,upserts,stream] [--rows N] [--files N] [--runs N]
 """
 
 from __future__ import annotations
 
+import random
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -37,8 +41,11 @@ from tests.iceberg.oracle import load
 from tests.iceberg.rest_catalog import RestCatalog
 from tests.iceberg.writing import IcebergTable
 
-PARTS = ("unchanged", "keys", "visible", "stream")
+PARTS = ("unchanged", "keys", "visible", "upserts", "stream")
 TABLE = "ns.customers"
+UPSERTED = 500  # rows of a commit
+COMMITS = (1, 20, 60, 120, 240)
+"""After how many commits the answers are timed."""
 
 
 def sql_catalog(home: Path) -> tuple[SqlCatalog, dict[str, str]]:
@@ -144,6 +151,30 @@ def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None
     )
 
 
+def upserts(place: Path, work: Path, rows: int) -> None:
+    catalog, _ = sql_catalog(place)
+    table, rng = copied(catalog, work / "copy"), random.Random(1)
+    readers = {name: opened(table.home, work / name, mode) for name, mode in MODES.items()}
+    began = time.perf_counter()
+    readers["FULL"].get(0)
+    build = time.perf_counter() - began
+    print(f"\n{rows:,} rows; build {build:.2f} s\n")
+    print(f"| commits | {' | '.join(f'{name}, s' for name in readers)} |\n|---|{'---|' * len(readers)}")
+    for number in range(1, max(COMMITS) + 1):
+        keys = [{"id": key} for key in rng.sample(range(rows), UPSERTED)]
+        table.commit([table.equality(keys, ["id"]), *table.data([{**key, "name": f"v{number}"} for key in keys])])
+        spent = []
+        for name, reader in readers.items():
+            if name != "FULL" and number not in COMMITS:
+                continue
+            began = time.perf_counter()
+            found = reader.get(keys[0]["id"])
+            spent.append(time.perf_counter() - began)
+            assert [row["name"] for row in found] == [f"v{number}"]
+        if number in COMMITS:
+            print(f"| {number} | {' | '.join(f'{seconds:.3f}' for seconds in spent)} |", flush=True)
+
+
 def stream(place: Path, work: Path, rows: int, runs: int) -> None:
     catalog, options = sql_catalog(place)
     lake.stream(TABLE, options, "PyIceberg", lambda: catalog.load_table(TABLE).scan().to_arrow(), work, rows, runs)
@@ -158,6 +189,7 @@ def main() -> None:
         "unchanged": lambda work: unchanged(place, work, given.runs),
         "keys": lambda work: keys(place, work, given.rows, given.runs),
         "visible": lambda work: visible(place, source, work, given.rows, given.runs),
+        "upserts": lambda work: upserts(place, work, given.rows),
         "stream": lambda work: stream(place, work, given.rows, given.runs),
     }
     lake.run_parts(given, runners)
