@@ -41,7 +41,7 @@ KNOWN_BY = {
 # How files of the cache directory come into being.
 PUBLISHING = {"os.replace", "os.link", "os.rename", "os.renames", "os.symlink", "shutil.move", "tempfile.mkstemp"}
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
-LONGEST_LINES = 450
+LONGEST_LINES = 600
 
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
