@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 import json
 import math
 import re
@@ -52,6 +53,44 @@ def put(dim: Path, name: str, content: str | bytes | pa.Array) -> None:
         pq.write_table(pa.table({"v": content}), dim / name)
     else:
         (dim / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+# --- blank lines of CSV ----------------------------------------------------------------------------------
+
+BLANK_LINES = ["", "N", "NNN", " N", "\tN", " \t N N", "\x0b\x1fN"]
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"], ids=ascii)
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "BOM"])
+def test_blank_lines_of_csv(dim: Path, mark: str, line_end: str) -> None:
+    """They are skipped wherever they are, but in quoted text; DuckDB and Spark read the same rows."""
+    rows = [{"id": 1, "v": f"a{line_end} {line_end}b"}, {"id": 2, "v": '5" of it'}, {"id": 3, "v": "c"}]
+    for before, between in itertools.product(BLANK_LINES, BLANK_LINES):
+        lines = ["id,v", '1,"aN Nb"', '2,5" of it', "3,c"]
+        content = (mark + before + "".join(f"{line}N{between}" for line in lines)).replace("N", line_end)
+        put(dim, "a.csv", content)
+        assert read(dim).to_pylist() == rows, ascii(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "expected"),
+    [
+        (" \nid,v\n \n", {}, {"id": [], "v": []}),
+        ("\ufeff\n \n", {}, {}),
+        ("\n1,a\n \n", {"csv__header": "false"}, {"_c0": [1], "_c1": ["a"]}),
+        (" \n\t\n1\ta\n", {"csv__sep": "\t", "csv__header": "false"}, {"_c0": [None, 1], "_c1": [None, "a"]}),
+        ('id,v\n \n1,"\n', {"csv__quote": ""}, {"id": [1], "v": ['"']}),
+        ('\nid,v\n1,"a \\"\n \n b"\n \n', {"csv__escape": "\\"}, {"id": [1], "v": ['a "\n \n b']}),
+        ("\ufeff\r\n \r\nid,v\r\n1,a\r\n".encode("utf-16-le"), {"csv__encoding": "utf-16-le"}, {"id": [1], "v": ["a"]}),
+    ],
+    ids=ascii,
+)
+def test_blank_lines_of_dialects(
+    dim: Path, content: str | bytes, options: dict[str, str], expected: dict[str, list[Any]]
+) -> None:
+    """A line with the separator is a row, if it is a tab."""
+    put(dim, "a.csv", content)
+    assert read(dim, **options).to_pydict() == expected
 
 
 # --- types that lose nothing -----------------------------------------------------------------------------

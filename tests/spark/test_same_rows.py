@@ -493,6 +493,19 @@ def test_csv_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path, sep:
     )
 
 
+def test_blank_lines_of_csv_are_those_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """Before the header, between rows and at the end; each file has rows of its own."""
+    blank = ["", "N", "NN", " N", "\tN", " \t N N"]
+    for number, parts in enumerate(itertools.product(["", "\ufeff"], ["\n", "\r\n", "\r"], blank, blank)):
+        mark, line_end, before, between = parts
+        lines = ["id,text", f"{2 * number},a b", f"{2 * number + 1}, "]
+        content = mark + before + "".join(f"{line}N{between}" for line in lines)
+        (tmp_path / f"{number}.csv").write_bytes(content.replace("N", line_end).encode())
+    schema = "id INT, text STRING"
+    ours, theirs = (spark.read.schema(schema).format(form) for form in ("lookupcache", "csv"))
+    assert collected(ours.load(str(tmp_path))) == collected(theirs.option("header", True).load(str(tmp_path)))
+
+
 def test_json_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> None:
     """The same with JSON lines, nested ones too."""
     schema = f"{CELL_TYPES}, nested STRUCT<tags: ARRAY<STRING>, counts: MAP<STRING, BIGINT>>"

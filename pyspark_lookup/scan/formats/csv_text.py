@@ -13,6 +13,8 @@ from pyspark_lookup.columnar.types import spark_schema
 from pyspark_lookup.options.enums import CsvOptions
 from pyspark_lookup.scan.formats.inference import NOTHING, TEXT, Inferred, convert, infer_texts
 
+_BOM = b"\xef\xbb\xbf"
+
 
 class CsvFile:
     """A CSV file's columns: what their values are inferred to be, and the values by type. Raises ArrowInvalid for one that is none.
@@ -46,12 +48,16 @@ class CsvFile:
 def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | None) -> pa.Table:
     if options.encoding != "utf-8":
         content = content.decode(options.encoding).encode()
+    content = content.removeprefix(_BOM)
     if options.quote and options.escape is None:
         _check_doubled(content, options, url)
     elif options.quote and options.escape != options.quote:
         content = _double(content, options)
     if not content.endswith((b"\n", b"\r")):
         content += b"\n"  # a header line alone is no CSV to pyarrow without it
+    content = _without_blank_lines(content, options)
+    if not content:
+        return pa.table({})  # Spark writes empty files where there was no row
     one_block = max(len(content) + 1, 1024)
     parse = pa.csv.ParseOptions(
         delimiter=options.sep, quote_char=options.quote or False, double_quote=True, newlines_in_values=True
@@ -114,6 +120,22 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
         return mark + inner + mark
 
     return field.sub(unescaped, content)
+
+
+def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
+    """The file without the lines that Spark skips; empty lines behind the first row stay, as pyarrow skips those.
+
+    To Spark a line of blanks is blank. One that separates values makes a row here, though. Lines inside of quoted text stay.
+    """
+    sep, quote = options.sep.encode(), re.escape(options.quote.encode())
+    blank = b"[" + b"".join(b"\\x%02x" % code for code in range(33) if code not in b"\r\n" + sep) + b"]"
+    content = content[re.match(rb"(?:" + blank + rb"*[\r\n])*", content).end() :]  # type: ignore[union-attr]
+    of_blanks = rb"(?<=[\r\n])" + blank + rb"+(?=[\r\n])"
+    if re.search(of_blanks, content) is None or not quote:
+        return re.sub(of_blanks, b"", content)
+    begin = rb"(?:(?<=[\r\n" + re.escape(sep) + rb"])|\A)"
+    quoted = begin + quote + rb"[^" + quote + rb"]*(?:" + quote * 2 + rb"[^" + quote + rb"]*)*" + quote
+    return re.sub(rb"(" + quoted + rb")|" + of_blanks, lambda match: match[1] or b"", content)
 
 
 def _name(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:

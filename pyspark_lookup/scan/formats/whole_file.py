@@ -55,8 +55,8 @@ class WholeFileFormat:
                     "2 GiB: split it, or write parquet"
                 )
             text: CsvFile | JsonFile
-            if self._name is FileFormatName.JSON or not content.strip():
-                text = JsonFile(content)  # Spark writes empty files where there was no row
+            if self._name is FileFormatName.JSON:
+                text = JsonFile(content)
             else:
                 text = CsvFile(content, self._csv, file.url, self._declared.names if self._declared else None)
             return _TextIndex(file, text, planned, self._declared is not None, self.first_ranges(file))
