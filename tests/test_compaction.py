@@ -482,7 +482,7 @@ def test_vacuum_removes_orphans(site: Site) -> None:
         site.path / "stream-q/000000000001-x/part-00000-0123456789abcdef.parquet",
         site.path / f"_lookup/heartbeats/{dead.write_id:020d}-00",
         site.path / "_lookup/log/.00000000000000000009.json.1234",
-        site.path / "write-00000000000000000001/.part-1.tmp",
+        site.path / "write-00000000000000000001/.part-00000-0123456789abcdef.parquet.1234",
     ]
     others = [
         site.path / f"_lookup/heartbeats/{job.write_id:020d}-00",

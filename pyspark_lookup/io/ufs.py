@@ -24,6 +24,7 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.stores import FileVersion, Listing, Range, Store
+from pyspark_lookup.io.stores.own_files import is_own, whole_name
 from pyspark_lookup.options.conf_file import redact
 
 T = TypeVar("T")
@@ -171,11 +172,17 @@ class Ufs:
         return self._retry(self._store.last_change_s, path, self._count)
 
     def delete(self, path: str) -> None:
-        """Remove a file, if it is there (one call). Raises NotSupportedError for stores that managed tables do not lie in."""
+        """Remove a file of a managed table, if it is there (one call).
+
+        Raises ValueError for a name that is none of ours, NotSupportedError for stores that managed tables do not lie in.
+        """
+        _check_own(path)
         self._retry(self._store.delete, path, self._count)
 
     def delete_many(self, directory: str, names: Sequence[str]) -> None:
         """Remove files of a directory, if they are there, in no order (S3: one call for each thousand). Raises as `delete`."""
+        for name in names:
+            _check_own(f"{directory}/{name}")
         self._retry(self._store.delete_many, directory, names, self._count)
 
     @property
@@ -245,3 +252,9 @@ class Ufs:
 
     def _count(self, kind: str) -> None:
         self._metrics.inc(f"ufs{kind.capitalize()}Count")
+
+
+def _check_own(path: str) -> None:
+    """Raise ValueError for a file that is none of a managed table's: nobody here has put it."""
+    if not is_own(path) and not is_own(whole_name(path)):
+        raise ValueError(f"{redact('path', path)} is not removed: its name is none that lookupcache gives")

@@ -75,7 +75,9 @@ class Aborts:
         if state.table_id != job.table_id:
             return  # another table may use a directory of that name
         named = named_files(state, job)
-        remove_files(self._ufs, self._log.url, (file for file in files if file.path not in named))
+        remove_files(
+            self._ufs, self._log.url, (file for file in files if file.path not in named and job.has_put(file.path))
+        )
 
     def tidy(self, job: Job, state: TableState) -> None:
         """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
@@ -85,7 +87,8 @@ class Aborts:
             named = named_files(state, job)
             with contextlib.suppress(UfsNotFoundError):
                 for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
-                    if file.url.removeprefix(self._log.url + "/") not in named:
+                    name = file.url.removeprefix(self._log.url + "/")
+                    if name not in named and job.has_put(name):  # others may have put theirs there
                         self._ufs.delete(file.url)
             if job.write_id is not None and self._context.clock.steady_s() - job.began_s > self.hearts.interval_s:
                 self.hearts.forget(job.write_id)
@@ -94,7 +97,8 @@ class Aborts:
         """Abort the writes of which nothing was heard for too long; whether there are some."""
         dead = self.hearts.dead(state.table_id, [write.id for write in state.open_writes()])
         for write_id in dead:
-            job = Job(state.table_id, write_id, WriteMode.APPEND, directory_of(write_id), state.definition, 0.0)
+            nonce, directory = state.writes[write_id].nonce, directory_of(write_id)
+            job = Job(state.table_id, write_id, WriteMode.APPEND, directory, state.definition, 0.0, nonce)
             _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
             self.abort(job, (), f"no sign of life for {self._timeout_s:g} s")
         return bool(dead)

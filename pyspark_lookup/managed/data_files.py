@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 from pyspark_lookup.base.errors import PutUnknownError, UfsError, UfsUnavailableError
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.definitions import conform
+from pyspark_lookup.managed.jobs import Job
 from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.table.deletes import delete_file_bytes, distinct_places
-from pyspark_lookup.table.log import DataFile, Definition
+from pyspark_lookup.table.log import DataFile
 
 _AT_ONCE = 4  # files of rows that come in order are sorted together
 
@@ -34,15 +35,13 @@ def _slices(table: pa.Table, size: int) -> Iterator[pa.Table]:
 
 
 class DataFiles:
-    """Writes rows to new files of one directory of a table. `directory` is relative to `url`, the table's."""
+    """Writes rows to new files of a job of the table at `url`, whose names have its mark."""
 
-    def __init__(
-        self, ufs: Ufs, url: str, directory: str, definition: Definition, rng: random.Random, sizes: WriteSizes
-    ) -> None:
+    def __init__(self, ufs: Ufs, url: str, job: Job, rng: random.Random, sizes: WriteSizes) -> None:
         self._ufs = ufs
         self._url = url
-        self._directory = directory
-        self._definition = definition
+        self._job = job
+        self._definition = job.definition
         self._rng = rng
         self._sizes = sizes
 
@@ -63,7 +62,7 @@ class DataFiles:
         files: list[DataFile] = []
         try:
             for table in tables:
-                files.append(self._put(table, f"{self._directory}/{prefix}-{len(files):05d}"))
+                files.append(self._put(table, f"{self._job.directory}/{prefix}-{len(files):05d}"))
         except BaseException:
             remove_files(self._ufs, self._url, files)
             raise
@@ -87,7 +86,7 @@ class DataFiles:
     def put_deletes(self, rows: pa.Table) -> DataFile:
         """A file that names deleted rows of others (see `scan.deletes`)."""
         places = distinct_places(rows)
-        return self._put_bytes(delete_file_bytes(places), f"{self._directory}/deletes", places.num_rows)
+        return self._put_bytes(delete_file_bytes(places), f"{self._job.directory}/deletes", places.num_rows)
 
     def _sorted(self, table: pa.Table) -> pa.Table:
         keys = self._definition.keys
@@ -104,7 +103,7 @@ class DataFiles:
 
     def _put_bytes(self, data: bytes, path: str, rows: int) -> DataFile:
         while True:  # no file that somebody has put is ever replaced
-            name = f"{path}-{self._rng.getrandbits(64):016x}.parquet"
+            name = f"{path}-{self._job.mark}-{self._rng.getrandbits(64):016x}.parquet"
             try:
                 if self._ufs.put_if_absent(f"{self._url}/{name}", data):
                     return DataFile(name, len(data), rows)

@@ -14,6 +14,7 @@ from pyspark_lookup.base.errors import UfsNotFoundError
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import LOG_DIRECTORY
+from pyspark_lookup.io.stores.own_files import is_own
 from pyspark_lookup.io.ufs import Ufs
 
 _BEATS = 8  # in the time after which a writer counts as dead
@@ -79,7 +80,7 @@ class Heartbeats:
 
     def _names(self) -> list[str]:
         try:
-            return [file.url.rsplit("/", 1)[-1] for file in self._ufs.list_files(self._directory)]
+            return [file.url.rsplit("/", 1)[-1] for file in self._ufs.list_files(self._directory) if is_own(file.url)]
         except UfsNotFoundError:
             return []
 

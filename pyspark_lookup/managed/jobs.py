@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from pyspark_lookup.io.stores.own_files import is_data_file
 from pyspark_lookup.table.log import Definition, TableState, TableWrite, WriteMode
 
 
@@ -25,6 +26,17 @@ class Job:
     began_s: float
     nonce: str = ""
     kept: tuple[str, ...] = ()
+
+    @property
+    def mark(self) -> str:
+        """What stands in the names of its files and in nobody else's: 16 digits of a nonce; "" if none of them is known."""
+        of_write = self.write_id is not None and self.directory == directory_of(self.write_id)
+        return self.nonce[:16] if of_write else self.directory.rpartition("-")[2]
+
+    def has_put(self, name: str) -> bool:
+        """Whether a name below the table's directory is one that a task of the job has given to a file."""
+        directory, _, last = name.rpartition("/")
+        return bool(self.mark) and directory == self.directory and f"-{self.mark}-" in last and is_data_file(name)
 
 
 def directory_of(write_id: int) -> str:

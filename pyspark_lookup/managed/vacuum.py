@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import re
 
 from pyspark_lookup.base.errors import (
     CommitUnknownError,
@@ -20,6 +19,7 @@ from pyspark_lookup.base.errors import (
     UfsUnavailableError,
 )
 from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
+from pyspark_lookup.io.stores.own_files import is_data_file, is_own, whole_name
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log import Event, NotificationLog, TableState, Vacuum, properties
@@ -28,8 +28,6 @@ _log = logging.getLogger("pyspark_lookup.writing")
 
 _SHARE = 0.1
 """Of the time that is kept unasked, how much goes by between two vacuums."""
-_OF_WRITES = re.compile(r"(write-\d{20}|stream-[^/]+/\d{12}-[^/]+)/[^/]+$")
-"""Where a write's files lie below the table: see `Job.directory`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +136,7 @@ def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
 def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) -> list[FileVersion]:
     """Remove the files that the log does not name, and what has been lying there for long enough; the data files of it.
 
-    Only where writes put files: what somebody else has put beside them, as a stream's checkpoint, is not ours.
+    Only what has a name of ours: what somebody else has put beside it, as a stream's checkpoint, stays.
     """
     named = {file.path for file in log.pages.files(state)}
     opened = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
@@ -146,18 +144,15 @@ def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) ->
     done = []
     for file in ufs.list_tree(log.url):
         path = file.url.removeprefix(log.url + "/")
-        if path in named or path.startswith(opened) or _put_at_s(file) > until_s:
+        if path in named or path.startswith((*opened, *signs)) or _put_at_s(file) > until_s:
             continue
-        internal = path.startswith(f"{LOG_DIRECTORY}/")
-        if not internal and not _OF_WRITES.match(path):
-            continue
+        whole = whole_name(path)
+        is_data = is_data_file(whole)
         # Of the log itself nothing is removed but signs of life, and what died before it got its name.
-        beside = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-"))
-        if internal and not (beside or path.rpartition("/")[2].startswith(".")):
-            continue
-        if path.startswith(signs):
+        beside = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-")) or path != whole
+        if not is_data and not (beside and is_own(whole)):
             continue
         ufs.delete(file.url)
-        if not internal:
+        if is_data:
             done.append(file)
     return done

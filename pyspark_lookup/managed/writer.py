@@ -422,7 +422,7 @@ class TableWriter:
         return self._files(job).write_ordered((self._beating(job, part) for part in parts), prefix)
 
     def _files(self, job: Job) -> DataFiles:
-        return DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._context.rng, self._sizes)
+        return DataFiles(self._ufs, self._log.url, job, self._context.rng, self._sizes)
 
     def _beating(self, job: Job, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for batch in batches:

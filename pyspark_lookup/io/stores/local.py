@@ -14,12 +14,15 @@ from fsspec.implementations.local import make_path_posix
 
 from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError
 from pyspark_lookup.io.disk.directory import sync_directory
+from pyspark_lookup.io.no_links import open_below
 from pyspark_lookup.io.stores.error_mapping import read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import PART_OF_FILE, FileVersion
+from pyspark_lookup.io.stores.own_files import place_of
 from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORIES, Count, Listing, is_entered
 
 _WALKS = 5  # of a directory whose name stands for another one after each
 _HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is held, and files in one
+_PUTS = 100  # attempts to put a file into a directory that others remove
 _Inode = tuple[int, int]
 _Signs = tuple[int, int, int, int]
 
@@ -251,13 +254,14 @@ class LocalStore:
         return newest_s, self._now_s()
 
     def delete(self, path: str, count: Count) -> None:
-        """Remove a file, if it is there, and the directory that it leaves empty."""
-        local = self._path(path)
+        """Remove a file, if it is there, and the directory that it leaves empty. OSError where a link of somebody's leads to it."""
+        root, names = place_of(self._path(path))
         count("delete")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(local)
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(local))
+        with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1]) as directory:
+            os.unlink(names[-1], dir_fd=directory)
+        if len(names) > 1:
+            with contextlib.suppress(OSError), open_below(root, names[:-2]) as above:
+                os.rmdir(names[-2], dir_fd=above)
 
     def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None:
         for name in names:
@@ -266,41 +270,47 @@ class LocalStore:
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         """Put a whole file where there is none; None if there is one. It is there after a crash, too, or not at all.
 
-        Raises UfsUnavailableError if the file is there, but may not be after a crash.
+        Raises UfsUnavailableError if the file is there, but may not be after a crash, another OSError where a link leads to its place.
         """
         local = self._path(path)
-        directory = os.path.dirname(local)
+        root, names = place_of(local)
         count("put")
+        for _ in range(_PUTS):
+            self._make_directory(root)
+            # Who deletes the last file in a directory removes that.
+            with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1], 0o777) as directory:
+                status = self._put(directory, names[-1], data)
+                if status is None:
+                    return None
+                try:
+                    os.fsync(directory)
+                except OSError as error:
+                    raise UfsUnavailableError(
+                        f"{path} was put, but the disk does not say that it will stay: {error}"
+                    ) from error
+                return self._version(local, status)
+        raise UfsUnavailableError(
+            f"{path} was not put: its directory cannot be made, or others remove it again and again"
+        )
+
+    @staticmethod
+    def _put(directory: int, name: str, data: bytes) -> os.stat_result | None:
+        """What the system says of a whole file of that name in an open directory, just put; None if there is one."""
         # A file that is created by its name is empty for a moment, and for ever if its writer dies then.
-        temporary = os.path.join(directory, f".{os.path.basename(local)}.{os.urandom(8).hex()}")
-        try:
-            self._write(temporary, directory, data)
+        temporary = f".{name}.{os.urandom(8).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o666, dir_fd=directory), "wb") as file:
             try:
-                os.link(temporary, local)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
             except FileExistsError:
                 return None
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-        try:
-            sync_directory(directory)
-            return self._version(local, os.stat(local))
-        except OSError as error:
-            raise UfsUnavailableError(
-                f"{path} was put, but the disk does not say that it will stay: {error}"
-            ) from error
-
-    def _write(self, temporary: str, directory: str, data: bytes) -> None:
-        while True:
-            self._make_directory(directory)
-            try:
-                with open(temporary, "xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                return
-            except FileNotFoundError:
-                continue  # who deleted the last file in it has removed it
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=directory)
+            return os.fstat(file.fileno())
 
     def _make_directory(self, directory: str) -> None:
         """Make a directory and those above it, which are there after a crash, too."""
