@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import itertools
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.base.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.scan.formats.inference import NOTHING, convert, infer_texts, join_inferred
 from tests.fuzzing import MORE
 
@@ -223,6 +224,33 @@ def test_json_of_any_shape(
     assert set(found.column_names) == {name for row in rows for name in row}
     for row, there in zip(rows, found.to_pylist(), strict=True):
         assert all(means(row.get(name), there[name], found.schema.field(name).type) for name in there), (row, there)
+
+
+DEEP = 20_000
+DEPTHS = {
+    "objects": ('{"id": 1, "v": ' + '{"a": ' * DEEP + "1" + "}" * DEEP + "}", False),
+    "lists": ('{"id": 1, "v": ' + "[" * DEEP + "1" + "]" * DEEP + "}", False),
+    "cut off": ('{"id": 1, "v": ' + '[{"a": ' * DEEP, False),
+    "behind a text": ('{"id": 1, "w": "\\\\", "v": ' + "[" * DEEP + "]" * DEEP + "}", False),
+    "in the second row": ('{"id": 1, "v": "]]"}\n{"id": 1, "v": ' + "[" * DEEP + "]" * DEEP + "}", False),
+    "in an array": ('[{"id": 1, "v": ' + "[" * DEEP + "]" * DEEP + "}]", False),
+    "101": ('{"id": 1, "v": ' + "[" * 101 + "]" * 101 + "}", False),
+    "100": ('{"id": 1, "v": ' + "[" * 100 + "]" * 100 + "}", True),
+    "in texts": ('{"id": 1, "v": "' + "[{" * DEEP + '\\"' + "[{" * DEEP + '\\\\"}', True),
+    "many rows": ("\n".join(f'{{"id": {n}, "v": [[["\\"[", "[\\\\"]]]}}' for n in range(5000)), True),
+    "one after the other": ('{"id": 1, "v": [' + ", ".join(["[[]]"] * DEEP) + "]}", True),
+}
+
+
+@pytest.mark.parametrize(("content", "readable"), DEPTHS.values(), ids=list(DEPTHS))
+def test_json_nested_deep(dim: Path, content: str, readable: bool) -> None:
+    """Values that are nested deeper than a column can be are refused before a parser sees them. Texts are texts."""
+    put(dim, "a.json", content)
+    for mode in CACHES.values():
+        with (
+            contextlib.nullcontext() if readable else pytest.raises(DamagedFileError, match="nested more than 100 deep")
+        ):
+            assert len(table_of(dim, mode).get(1) if mode else read(dim)) >= 1
 
 
 @pytest.mark.parametrize("mode", CACHES)

@@ -25,6 +25,8 @@ _UNSIGNED = {
 }
 EXACT = decimal.Context(prec=76)
 """In which decimals of 38 digits, and what is made of two of them, are not rounded; Python's own context rounds to 28."""
+MOST_NESTED = 100
+"""How deep a column's type may be nested: Arrow's own limit is at some 120, and functions that call themselves have one, too."""
 _NOTHING = pa.string()
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 _LISTS = (

@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.columnar.types import cast_exactly, parts_of, with_parts
+from pyspark_lookup.columnar.types import MOST_NESTED, cast_exactly, parts_of, with_parts
 from pyspark_lookup.scan.formats.inference import (
     BOOLEAN,
     EXACT_INTEGER,
@@ -33,12 +34,18 @@ from pyspark_lookup.scan.formats.inference import (
 _LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")  # more digits than a double surely keeps
 _LONGEST_INTEGER = 19
 _SPACE = re.compile(r"[ \t\r\n]*")
+_OPENING, _CLOSING, _QUOTE = b"[{", b"]}", b'"'
+_STEPS = np.zeros(256, np.int8)  # how much deeper it is behind a byte
+_STEPS[list(_OPENING)], _STEPS[list(_CLOSING)] = 1, -1
+_UNNESTED = bytes(set(range(256)) - {*_OPENING, *_CLOSING, *_QUOTE})
+_PART = 1024 * 1024  # bytes
 
 
 class JsonFile:
     """A JSON file's columns: what their values are inferred to be, and the values by type. Raises ValueError for what is no JSON."""
 
     def __init__(self, content: bytes) -> None:
+        _check_depth(content)
         self._content = content
         self._table = None if content.lstrip()[:1] == b"[" else _read_by_arrow(content)
         self._objects: list[dict[str, Any]] | None = None
@@ -84,6 +91,26 @@ class _Number(str):
     """The text of a number."""
 
     __slots__ = ()
+
+
+def _check_depth(content: bytes) -> None:
+    """Raise ValueError for values that are nested deeper than a column can be: Arrow's parser would end the process."""
+    if sum(map(content.count, (b"[", b"{"))) <= MOST_NESTED:
+        return
+    if b"\\" in content:
+        content = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = np.frombuffer(content.translate(None, _UNNESTED), np.uint8)
+    depth, quotes = 0, np.uint8(0)
+    for start in range(0, len(marks), _PART):
+        part = marks[start : start + _PART]
+        quoted = np.cumsum(part == _QUOTE[0], dtype=np.uint8)  # of which only the last bit counts
+        quoted += quotes
+        steps = _STEPS[part]
+        steps[(quoted & 1).view(np.bool_)] = 0
+        depths = np.cumsum(steps, dtype=np.int32)
+        if depth + int(depths.max()) > MOST_NESTED + 1:  # the row itself, or the array of all
+            raise ValueError(f"it has values that are nested more than {MOST_NESTED} deep")
+        depth, quotes = depth + int(depths[-1]), quoted[-1] & 1
 
 
 def _read_by_arrow(content: bytes) -> pa.Table | None:
