@@ -6,6 +6,7 @@ import dataclasses
 import random
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -130,6 +131,41 @@ def test_keys_that_are_to_be_forgotten(
         worker.process.shared._merge(Freshness("v1", ROWS, lambda version, keys: None))
         assert Worker(root, source, clock).lookup(1, 2, 3, 5) == [[11], [20, 21], [31], [51]]
         assert (source.loaded(), len(worker.process.names())) == ([], 1)
+
+
+@pytest.mark.parametrize("what", ["one key", "folded", "other types", "damage"])
+def test_a_later_call_is_not_taken_back(
+    cache_dir: Path, clock: FakeClock, source: Source, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that stalls between its look at the clock and its record lets nothing count that was loaded before a later call."""
+    stalled: list[Callable[[], None]] = []
+
+    def steady_s() -> float:
+        now_s = clock.steady_s
+        while stalled:
+            stalled.pop()()
+        return now_s
+
+    caller = Worker(cache_dir, source, clock, host=dataclasses.replace(clock.host(), steady_s=steady_s))
+    other = Worker(cache_dir, source, clock)
+    source.versions["v1"] = {1: [15], 2: [25]}
+    if what == "folded":
+        monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 23)  # one key's
+
+    def meanwhile() -> None:
+        clock.tick(1)
+        assert Worker(cache_dir, source, clock).lookup(1, 2) == [[15], [25]]
+        source.versions["v1"] = {1: [16], 2: [26]}
+        clock.tick(1)
+        other.invalidate(2, 1)
+        if what == "damage":
+            (record,) = (cache_dir / "v1" / "records").glob("invalidated~*/*")
+            record.write_bytes(b"noise")
+
+    stalled.append(meanwhile)
+    caller.invalidations.add(pa.table({"k": ["1"] if what == "other types" else [1]}))
+    assert Worker(cache_dir, source, clock).lookup(1) == [[16]]
+    assert other.lookup(1, 2) == [[16], [26]]
 
 
 AGAIN = {"many keys": [1, 2], "damage": [1, 1, 2, 2], "lost": [1, 2], "a reboot": [1]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class Invalidations:
         if len(forgotten):
             at = np.minimum(np.searchsorted(forgotten, hashes), len(forgotten) - 1)
             found = forgotten[at] == hashes
-            limits[found] = times[at[found]]
+            limits[found] = np.fmax(limits[found], times[at[found]])
         return limits
 
     def _hashed(self, known: _Known, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
@@ -162,6 +162,8 @@ def _hashes_of(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed) 
 def _with(known: _Known, at_s: float, keys: pa.Table) -> _Known:
     """What is known after a call for `keys` at a time; the earliest keys go where there are too many."""
     number, until_s, folded = known.number + 1, known.until_s, known.folded
+    # A caller may stall between its look at the clock and this, while others come and go: no limit may go back.
+    at_s = max([at_s, *_times(known)])
     beside = {_CALL: np.full(keys.num_rows, number), _AT: np.full(keys.num_rows, at_s)}
     recent = keys
     for name, values in beside.items():
@@ -177,6 +179,14 @@ def _with(known: _Known, at_s: float, keys: pa.Table) -> _Known:
         until_s = float(times[calls <= folded].max())
         recent = recent.filter(pa.array(calls > folded)).combine_chunks()
     return _Known(number, known.boot, folded, until_s, recent)
+
+
+def _times(known: _Known) -> Iterator[float]:
+    """The latest times that are known: of the calls that are folded, and of the others."""
+    if known.until_s is not None:
+        yield known.until_s
+    if known.recent is not None and known.recent.num_rows:
+        yield float(np.asarray(one_array(known.recent.column(_AT))).max())
 
 
 def _latest(keys: pa.Table, names: Sequence[str]) -> pa.Table:
