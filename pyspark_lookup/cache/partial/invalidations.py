@@ -27,15 +27,24 @@ from pyspark_lookup.io.disk import Disk
 _BYTES_AT_MOST = 1024 * 1024
 _EARLIER_BOOT_S = -1.0  # on the steady clock, whose times are no less than zero
 _RACES = 1000  # that one call may lose: others go on faster
+_NO_ROW = ""
 _CALL, _AT = "invalidated:call", "invalidated:at_s"  # beside each key: which call was the latest for it, and when
+
+Call = tuple[str, int]
+"""A call by its row and its number there."""
+NO_CALL: Call = (_NO_ROW, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """What is known after `number` calls. `recent`: the keys of those after the first `folded`; all of these came before `until_s`."""
+    """What is known after `number` calls. `recent`: the keys of those after the first `folded`; all of these came before `until_s`.
+
+    `row`: which row of calls they are counted in; another one begins where the directory was removed.
+    """
 
     number: int
     boot: str
+    row: str = _NO_ROW
     folded: int = 0
     until_s: float | None = None
     recent: pa.Table | None = None
@@ -50,24 +59,23 @@ class Invalidations:
         self._names = sorted(names)
         self._known = _Known(0, context.clock.boot)
         self._lock = threading.Lock()
+        self._signs: object = None
         self._hashes: dict[object, tuple[_Known, Numbers, Numbers]] = {}
 
     # --- asking -----------------------------------------------------------------------------------
 
-    def refresh(self) -> int:
-        """Learn what others have put on record; the number of calls so far."""
+    def refresh(self) -> Call:
+        """Learn what others have put on record; the latest call so far."""
         disk = self._context.disk
-        if disk is None:
-            return self._known.number
-        if disk.newest_number("invalidated", self._place) != self._known.number:
+        if disk is not None and (signs := disk.newest_signs("invalidated", self._place)) != self._signs:
             with self._lock:
-                self._known = self._read(disk)
-        return self._known.number
+                self._known, self._signs = self._read(disk), signs
+        return self._known.row, self._known.number
 
-    def since(self, number: int) -> pa.Table | None:
-        """The keys of the calls after the one of that number; None if it is not known which these were."""
-        known = self._known
-        if not known.folded <= number <= known.number or known.recent is None:
+    def since(self, call: Call) -> pa.Table | None:
+        """The keys of the calls after this one; None if it is not known which these were."""
+        known, (row, number) = self._known, call
+        if row not in (known.row, _NO_ROW) or not known.folded <= number <= known.number or known.recent is None:
             return None
         return known.recent.filter(pc.greater(known.recent.column(_CALL), number)).select(self._names)
 
@@ -101,7 +109,7 @@ class Invalidations:
         number, found = disk.newest_record("invalidated", self._place, _known_of)
         if found is None:
             # None are on record any more, or they cannot be read: then all that was loaded until now may be among them.
-            return _Known(number, boot, number, self._context.clock.steady_s() if number else None)
+            return _Known(number, boot, _NO_ROW, number, self._context.clock.steady_s() if number else None)
         known: _Known = dataclasses.replace(found, number=number, boot=boot)
         if found.boot != boot and known.recent is not None:
             early = pa.array(np.full(known.recent.num_rows, _EARLIER_BOOT_S))
@@ -126,7 +134,9 @@ class Invalidations:
         for _ in range(_RACES):
             with self._lock:
                 before = self._known = self._read(disk)
-            if disk.succeed_record("invalidated", self._place, before.number, _to_json(_with(before, at_s, keys))):
+            row = before.row or f"{self._context.rng.getrandbits(64):016x}"
+            after = _with(dataclasses.replace(before, row=row), at_s, keys)
+            if disk.succeed_record("invalidated", self._place, before.number, _to_json(after)):
                 return
         raise OSError("the keys to be forgotten cannot be put on record: is the cache directory whole?")
 
@@ -178,7 +188,7 @@ def _with(known: _Known, at_s: float, keys: pa.Table) -> _Known:
         folded = int(calls[(len(calls) - 1) // 2])
         until_s = float(times[calls <= folded].max())
         recent = recent.filter(pa.array(calls > folded)).combine_chunks()
-    return _Known(number, known.boot, folded, until_s, recent)
+    return _Known(number, known.boot, known.row, folded, until_s, recent)
 
 
 def _times(known: _Known) -> Iterator[float]:
@@ -203,7 +213,7 @@ def _to_json(known: _Known) -> dict[str, Any]:
     with pa.ipc.new_stream(sink, known.recent.schema) as writer:
         writer.write_table(known.recent)
     text = base64.b64encode(sink.getvalue()).decode()
-    return {"folded": known.folded, "until_s": known.until_s, "recent": text, "boot": known.boot}
+    return {"row": known.row, "folded": known.folded, "until_s": known.until_s, "recent": text, "boot": known.boot}
 
 
 def _known_of(found: Any) -> _Known:
@@ -217,5 +227,10 @@ def _known_of(found: Any) -> _Known:
         raise ValueError("a key has the number and the time of its latest call")
     until_s = found["until_s"]
     return _Known(
-        0, text_of(found["boot"]), count_of(found["folded"]), None if until_s is None else number_of(until_s), recent
+        0,
+        text_of(found["boot"]),
+        text_of(found["row"]),
+        count_of(found["folded"]),
+        None if until_s is None else number_of(until_s),
+        recent,
     )

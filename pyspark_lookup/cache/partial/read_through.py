@@ -20,7 +20,7 @@ from pyspark_lookup.base.metrics import UNSET, CacheMetricGroup, MetricsOfCache
 from pyspark_lookup.cache.memory import CachedRows, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Freshness
-from pyspark_lookup.cache.partial.invalidations import Invalidations, castable_keys
+from pyspark_lookup.cache.partial.invalidations import NO_CALL, Call, Invalidations, castable_keys
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merge_rows, renumber, rows_for
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
@@ -51,7 +51,7 @@ class PartialCache:
         self._names = list(self.key_names)
         self._lock = threading.Lock()
         self._cache: _OfVersion | None = None
-        self._invalidated = 0  # calls that this process has followed
+        self._invalidated = NO_CALL  # the last call that this process has followed
         self._touched_s = self.context.clock.steady_s()
 
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
@@ -193,9 +193,9 @@ class PartialCache:
         self._cache = _OfVersion(fresh, cache)
 
     def _forget_invalidated(self, keys: Sequence[pa.Array], fresh: Freshness) -> None:
-        if self.invalidations is None or (number := self.invalidations.refresh()) == self._invalidated:
+        if self.invalidations is None or (latest := self.invalidations.refresh()) == self._invalidated:
             return
-        news, self._invalidated = self.invalidations.since(self._invalidated), number
+        news, self._invalidated = self.invalidations.since(self._invalidated), latest
         if news is None:
             self._renew(fresh)
             return
@@ -263,12 +263,12 @@ class _OfVersion:
 class _Query:
     """A lookup: the cache and the version that answer it, the rows found so far, and how many keys were loaded for it.
 
-    `invalidated`: how many invalidations it knows of.
+    `invalidated`: the last invalidation that it knows of.
     """
 
     cache: _OfVersion
     fresh: Freshness
-    invalidated: int = 0
+    invalidated: Call = NO_CALL
     parts: list[pa.Table] = dataclasses.field(default_factory=list)
     loaded: int = 0
 

@@ -164,9 +164,15 @@ class Records(Space):
         path = self._root / "records" / name_of(f"{kind}{ROW}{key}")
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
-    def newest_number(self, kind: str, key: str) -> int:
-        """The number of the newest in a row of records, which is not read; 0 if there is none."""
-        return max(self._numbers(f"{kind}{ROW}{key}"), default=0)
+    def newest_signs(self, kind: str, key: str) -> tuple[int, ...]:
+        """Number and signs of the newest in a row of records, which is not read: others where another row began meanwhile."""
+        row = f"{kind}{ROW}{key}"
+        number = max(self._numbers(row), default=0)
+        try:
+            status = os.lstat(self._place("records", row, _numbered(number)))
+        except OSError:
+            return (number,)
+        return number, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
         """Put the record after number `number` in a row; False if others have gone on meanwhile: then read the newest one again.
