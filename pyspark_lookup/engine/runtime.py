@@ -130,7 +130,7 @@ class Engine:
             if options.write_compact_after:
                 self.compactor(options).compact_if_due()
             log, _, _ = self._managed(options, self._ufs.url_of(options.path))
-            vacuum_if_due(self._ufs, log, self._nonce(), self._context.clock.wall_s())
+            vacuum_if_due(self._ufs, log, self._nonce())
 
     def schema_in_log(self, options: LookupOptions) -> pa.Schema | None:
         """The columns of the managed table at `options.path`; None if there is none."""

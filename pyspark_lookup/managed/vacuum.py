@@ -39,8 +39,8 @@ class Vacuumed:
     oldest: int | None
 
 
-def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str, now_s: float) -> None:
-    """Vacuum as the table's property `lookup.write.vacuum-after` says, at most ten times in that time.
+def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str) -> None:
+    """After a commit, vacuum as the table's property `lookup.write.vacuum-after` says, at most ten times in that time.
 
     An error is logged, no more: what was committed is there.
     """
@@ -49,7 +49,11 @@ def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str, now_s: float) -> N
         return
     try:
         after_s = properties.parse_properties(state.definition.properties).vacuum_after_s
-        if after_s is not None and now_s - state.vacuumed_at_s >= after_s * (_SHARE if state.oldest > 1 else 1):
+        if after_s is None:
+            return
+        put_at_s, now_s = log.put_at_s(state.vacuumed_at), log.put_at_s(state.position)
+        between_s = after_s * (_SHARE if state.oldest > 1 else 1)
+        if put_at_s is None or now_s is None or abs(now_s - put_at_s) >= between_s:
             vacuum(ufs, log, nonce, after_s, force=False, unasked=True)
     except PysparkLookupError as problem:
         _log.warning("%s was not vacuumed: %s", redact("path", log.url), problem)

@@ -53,8 +53,15 @@ class LogSource(VersionSource):
             raise UfsNotFoundError(f"{redact('path', table.url)} is no managed table (any more)")
         log, position = self.log(table.url), None
         if isinstance(table.pinned, datetime.datetime):
-            position = self._times.find(table.url, state.table_id, table.pinned, lambda: _times_of(log, state))
+            position = self._position_at(log, state, table.pinned)
         return Answer(version_at(log, table, state, position), question.started_s)
+
+    def _position_at(self, log: NotificationLog, state: TableState, at: datetime.datetime) -> int:
+        """The position of the version that was the current one at a time. Where that is the latest one, nothing is listed."""
+        last_s = log.put_at_s(state.position)
+        if last_s is not None and at.timestamp() >= last_s:
+            return state.changes[-1].position
+        return self._times.find(log.url, state.table_id, at, lambda: _times_of(log, state))
 
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
@@ -92,8 +99,15 @@ class LogSource(VersionSource):
         found = [
             (change, part.writes[change.write_id] if change.write_id else None) for part, change in _changes(log, state)
         ]
+        put_at_s = log.put_times(log.pages.begin(state))
         return [
-            _row_of(change, write, write is not None and log.pages.is_vacuumed(state, write)) for change, write in found
+            _row_of(
+                change,
+                put_at_s.get(change.position, change.at_s),
+                write,
+                write is not None and log.pages.is_vacuumed(state, write),
+            )
+            for change, write in found
         ]
 
     def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:
@@ -123,13 +137,22 @@ def _changes(log: NotificationLog, state: TableState) -> Iterator[tuple[TableSta
 
 
 def _times_of(log: NotificationLog, state: TableState) -> list[tuple[int, int]]:
-    return [(change.position, int(change.at_s * 1000)) for _, change in _changes(log, state)]
+    """The positions of the changes and the times (ms) at which they were put, by the store's clock: writers' clocks differ.
+
+    None is later than the last one, so that the latest version is the current one also where the store's clock was set back.
+    """
+    # Where a trimmed log tells of no change, the last one came before all that it tells of.
+    changes = [change for _, change in _changes(log, state)] or state.changes[-1:]
+    put_at_s = log.put_times(log.pages.begin(state))
+    earliest_s = min(put_at_s.values(), default=None)
+    times = [put_at_s.get(one.position, one.at_s if earliest_s is None else earliest_s) for one in changes]
+    return [(change.position, int(min(at_s, times[-1]) * 1000)) for change, at_s in zip(changes, times, strict=True)]
 
 
-def _row_of(change: Change, write: TableWrite | None, gone: bool) -> dict[str, Any]:
+def _row_of(change: Change, committed_at_s: float, write: TableWrite | None, gone: bool) -> dict[str, Any]:
     return {
         "version": change.position,
-        "committed_at": change.at_s,
+        "committed_at": committed_at_s,
         "operation": "create" if write is None else write.mode.value,
         "write_id": change.write_id,
         "files_added": 0 if write is None else None if gone else len(write.files),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ from deltalake import write_deltalake
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import VersionGoneError
 from tests.delta.common import append_commit, opened
+from tests.test_writing import Site, ids_of, rows, site
+
+__all__ = ["site"]
 
 DAY = datetime.timedelta(days=1)
+SECOND = datetime.timedelta(seconds=1)
+SECOND = datetime.timedelta(seconds=1)
 BEGIN = datetime.datetime(2026, 3, 1, tzinfo=datetime.timezone.utc)
 
 
@@ -137,3 +143,31 @@ def test_managed_tables(tmp_path: Path) -> None:
         assert LookupTable(str(tmp_path / "t"), options).scan().equals(by_number)
     with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
         LookupTable(str(tmp_path / "t"), {"lookup.timestamp": "2001-01-01"}).scan()
+
+
+@pytest.mark.parametrize("ahead_s", [365 * 86400.0, -365 * 86400.0], ids=["ahead", "behind"])
+def test_one_host_has_a_wrong_clock(site: Site, ahead_s: float) -> None:
+    """Times are the store's, whatever the writers' clocks show: of `lookup.timestamp`, of the view, now and at each commit."""
+    table = site.created({"lookup.write.compact-after": "0"})
+    site.clock.tick(ahead_s)
+    table.write(rows(0))
+    site.clock.tick(-ahead_s)
+    for number in range(1, 4):
+        table.write(rows(number), "overwrite")
+    for path in (site.path / "_lookup/log").iterdir():  # an hour between any two events
+        at_s = time.time() + 3600 * (int(path.stem) - 1000)
+        os.utime(path, (at_s, at_s))
+    shown = [(row["version"], row["committed_at"]) for row in table.versions()]
+    assert [at for _, at in shown] == sorted(at for _, at in shown)
+    ids = [ids_of(table_at(site, at).scan()) for _, at in shown]
+    assert ids == [[], [0], [1], [2], [3]]
+    assert [ids_of(table_at(site, at - SECOND).scan()) for _, at in shown[1:]] == ids[:-1]
+    assert ids_of(table_at(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
+    os.utime(site.path / f"_lookup/log/{shown[2][0]:020d}.json", (time.time() + 7200,) * 2)  # the store's own was ahead
+    assert ids_of(table_at(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
+    with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
+        table_at(site, BEGIN).scan()
+
+
+def table_at(site: Site, at: datetime.datetime) -> LookupTable:
+    return site.table({"lookup.timestamp": at.isoformat()})

@@ -125,7 +125,7 @@ def state_to_json(state: TableState) -> dict[str, Any]:
         "definitions": [[position, definition_json(definition)] for position, definition in state.definitions],
         "batches": state.batches,
         "oldest": state.oldest,
-        "vacuumed_at": state.vacuumed_at_s,
+        "vacuumed": state.vacuumed_at,
         "changes": [[change.position, change.at_s, change.write_id] for change in state.changes],
     }
 
@@ -141,7 +141,7 @@ def state_of_json(found: Mapping[str, Any], origin: str) -> TableState:
         state.rekeyed_at = count_of(found["rekeyed_at"])
         state.writes = TableWrites(map(_write_of, found["writes"]))
         state.definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
-        state.oldest, state.vacuumed_at_s = count_of(found["oldest"]), number_of(found["vacuumed_at"])
+        state.oldest, state.vacuumed_at = count_of(found["oldest"]), count_of(found.get("vacuumed", 1))
         state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
         state.changes = [
             Change(count_of(position), number_of(at), None if id_ is None else count_of(id_))

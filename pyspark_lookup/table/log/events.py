@@ -88,7 +88,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One event. `at_s` is Unix time on the clock of its writer, for people to read only."""
+    """One event. `at_s` is Unix time on the clock of its writer, for people to read only: clocks differ, so nothing compares it."""
 
     kind: ClassVar[str] = ""
     position: int

@@ -176,19 +176,31 @@ class NotificationLog:
         return None
 
     def position_at(self, state: TableState, until_s: float) -> int | None:
-        """The last position of which the event was put by then, on the store's clock; None if none was, of those there are."""
+        """The last position up to which every event was put by then, on the store's clock; None if none was, of those there are."""
         begin = self.pages.begin(state)
-        low, high = begin, state.position
-        while low < high:
-            middle = (low + high + 1) // 2
-            try:
-                put_at_s = self._events.get_meta(middle).modified_at_s
-            except UfsNotFoundError:  # trimmed meanwhile
-                put_at_s = until_s
-            if put_at_s is None:
-                raise UfsError(f"{redact('path', self._events.path(middle))}: the store does not say when it was put")
-            low, high = (middle, high) if put_at_s <= until_s else (low, middle - 1)
-        return None if low == begin else low
+        late = (position for position, at_s in self.put_times(begin).items() if at_s > until_s)
+        position = min(min(late, default=state.position + 1) - 1, state.position)
+        return None if position == begin else position
+
+    def put_at_s(self, position: int) -> float | None:
+        """When an event was put, on the store's clock; None if it was trimmed meanwhile. Raises UfsError if the store does not say."""
+        with self._lock:
+            known = self._known
+        last = known.last if known is not None and known.state.position == position else None
+        if last is not None and last.modified_at_s is not None:
+            return last.modified_at_s
+        try:
+            file = self._events.get_meta(position)
+        except UfsNotFoundError:
+            return None
+        if file.modified_at_s is None:
+            raise UfsError(f"{redact('path', file.url)}: the store does not say when it was put")
+        return file.modified_at_s
+
+    def put_times(self, after: int) -> dict[int, float]:
+        """When each event after a position was put, on the store's clock, as far as it says: one LIST."""
+        listed = self._events.list_after(after)
+        return {position: file.modified_at_s for position, file in listed if file.modified_at_s is not None}
 
     # --- what this host knows ---------------------------------------------------------------------
 

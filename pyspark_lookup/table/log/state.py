@@ -66,7 +66,7 @@ class TableState:
         self.replaced_by = 0  # the highest overwrite that is committed
         self.keyed_by = 0  # the highest write by key that is
         self.rekeyed_at = 0  # the position of the last definition with other keys than the one before it
-        self.vacuumed_at_s = 0.0  # when the last vacuum was, or the table's creation, by the clock of who made it
+        self.vacuumed_at = 1  # the position of the last vacuum, or of the table's creation
 
     # --- from events ------------------------------------------------------------------------------
 
@@ -78,7 +78,6 @@ class TableState:
         state = cls(event.table_id, 1, event.nonce, event.page)
         state.definitions = [(event.position, event.definition)]
         state.changes = [Change(event.position, event.at_s, None)]
-        state.vacuumed_at_s = event.at_s
         return state
 
     def advance(self, events: Iterable[Event]) -> TableState:
@@ -88,7 +87,7 @@ class TableState:
         state.writes, state.batches = self.writes.copy(), dict(self.batches)
         state.changes, state.definitions = list(self.changes), list(self.definitions)
         state.replaced_by, state.keyed_by, state.oldest = self.replaced_by, self.keyed_by, self.oldest
-        state.rekeyed_at, state.vacuumed_at_s = self.rekeyed_at, self.vacuumed_at_s
+        state.rekeyed_at, state.vacuumed_at = self.rekeyed_at, self.vacuumed_at
         for event in events:
             state._take(event)
         return state
@@ -150,7 +149,7 @@ class TableState:
                     self.writes.put(dataclasses.replace(held, files=(), deletes=(), vacuumed=True))
                 if event.oldest > event.position:
                     raise self._contradiction(event, f"keeps what is after event {event.oldest} only")
-                self.oldest, self.vacuumed_at_s = max(self.oldest, event.oldest), event.at_s
+                self.oldest, self.vacuumed_at = max(self.oldest, event.oldest), event.position
             case _:
                 raise self._contradiction(event, "creates the table once more")
         self.position, self.nonce = event.position, event.nonce
