@@ -160,6 +160,28 @@ def test_what_modules_say() -> None:
     assert wrong == []
 
 
+def test_a_child_inherits_no_lock() -> None:
+    """What lives as long as the interpreter has no lock, thread or queue that a child of a fork would inherit as it is, except those of
+    `base.forks`, which are made anew there. Nor does a cached property: that of functools has a lock per class before Python 3.12."""
+    wrong = []
+    for name, tree in TREES.items():
+        for node, inside in run_time_nodes(tree):
+            used = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            imported = node.module if isinstance(node, ast.ImportFrom) else ""
+            cached = isinstance(node, ast.ImportFrom) and "cached_property" in {alias.name for alias in node.names}
+            if name != "base.forks" and (used == "functools.cached_property" or (cached and imported == "functools")):
+                wrong.append(f"{name}: {used or imported}")
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) and not inside else ""
+            if called.startswith(
+                ("threading.", "queue.", "concurrent.futures.", "multiprocessing.", "ThreadPool", "asyncio.")
+            ):
+                wrong.append(f"{name}: {called}")
+            # Such names would not be seen above.
+            if imported in ("threading", "queue", "multiprocessing", "asyncio"):
+                wrong.append(f"{name}: from {imported}")
+    assert wrong == []
+
+
 def python(script: str) -> str:
     """What a fresh interpreter prints that runs `script` with this package on its path."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT.parent), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -5,13 +5,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 from tqdm.auto import tqdm
 
+from pyspark_lookup.base.forks import resets_in_child
+
 _log = logging.getLogger("pyspark_lookup.progress")
 _BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 10.0
+
+
+class _Bar(tqdm):  # type: ignore[misc]
+    """A bar with a lock of its own, and without tqdm's thread: a child may not inherit either from a parent that draws one."""
+
+    monitor_interval = 0
+
+    @classmethod
+    def reset_in_child(cls) -> None:
+        cls.set_lock(threading.RLock())
+
+
+_Bar.reset_in_child()
+resets_in_child(_Bar)
 
 
 @contextlib.contextmanager
@@ -24,7 +41,7 @@ def show(
     of a build that had any. `interactive` None: found out.
     """
     if _is_interactive() if interactive is None else interactive:
-        with tqdm(desc=what, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
+        with _Bar(desc=what, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
 
             def draw(done: int, total: int) -> None:
                 bar.total = total

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.bucket_hash import bucket_numbers, bucket_of
 
 
@@ -132,7 +133,7 @@ class Among:
     column: str
     values: pa.Array
 
-    @functools.cached_property
+    @cached_property
     def ordered(self) -> list[Any] | None:
         """The values as Python's, ascending; None if Python lacks one, or they have no order."""
         if pa.types.is_floating(self.values.type):
@@ -143,7 +144,7 @@ class Among:
             return None
         return found
 
-    @functools.cached_property
+    @cached_property
     def _buckets(self) -> dict[int, frozenset[int] | None]:
         return {}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.engine import planner
@@ -24,7 +24,7 @@ class HeldTable:
     options: LookupOptions
     full: FullCache | None
 
-    @functools.cached_property
+    @cached_property
     def read(self) -> KeyedRead:
         """How its rows are read by key. Raises OptionError without `lookup.keys`."""
         return plan_keyed(self.found, self.options, runtime().clock)

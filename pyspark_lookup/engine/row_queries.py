@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial import castable_keys
@@ -66,7 +66,7 @@ class KeyedRead:
     direct: Snapshot | None = None
     kind: pa.DataType | None = None
 
-    @functools.cached_property
+    @cached_property
     def columns(self) -> list[str]:
         """The columns of the answer."""
         return list(self.plan.projection.columns.names)

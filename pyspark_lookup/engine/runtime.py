@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import CacheDirectoryError, OptionError
+from pyspark_lookup.base.forks import ForkSafeLock
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.engine.table_reader import TableReader
@@ -321,14 +322,22 @@ class Runtime:
 
 
 _current: Runtime | None = None
+_making = ForkSafeLock()
+_inherited: list[Runtime] = []  # never closed here: what closes a connection may tell the server, and end the parent's
 
 
 def runtime() -> Runtime:
     """This process's runtime; a new one in a new process, also after a fork."""
     global _current
-    if _current is None or _current.pid != os.getpid():
-        _current = Runtime(HostClock(), random.Random())
-    return _current
+    current = _current
+    if current is not None and current.pid == os.getpid():
+        return current
+    with _making:
+        if _current is None or _current.pid != os.getpid():
+            if _current is not None:
+                _inherited.append(_current)
+            _current = Runtime(HostClock(), random.Random())
+        return _current
 
 
 @atexit.register

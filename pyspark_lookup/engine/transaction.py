@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -57,6 +58,7 @@ class Transaction:
         self._clock = clock
         self._writes = engine.open_writes(options)
         self._ended = False
+        self._pid = os.getpid()
         self.position: int | None = None
         """The log position of its commit; None before it, and if it has changed nothing."""
 
@@ -125,7 +127,7 @@ class Transaction:
 
     def abort(self) -> None:
         """Give its writes up; an error in the block does so. Nothing, if it has ended."""
-        if not self._ended:
+        if not self._ended and self._pid == os.getpid():  # a child that leaves the block leaves it to its parent
             self._ended = True
             with self._engine.publish():
                 self._writes.abort("the transaction was given up")
@@ -133,6 +135,8 @@ class Transaction:
     def _check_open(self) -> None:
         if self._ended:
             raise ValueError("this transaction has ended: begin another one")
+        if self._pid != os.getpid():
+            raise ValueError("this transaction belongs to the process that has forked this one: begin another one here")
 
     def __enter__(self) -> Transaction:
         self._check_open()
@@ -143,5 +147,5 @@ class Transaction:
     ) -> None:
         if kind is not None:
             self.abort()
-        elif not self._ended:
+        elif not self._ended and self._pid == os.getpid():
             self.commit()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 from typing import TYPE_CHECKING, Any
 
 from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, OnReloadFailure, ReloadStrategy
 from pyspark_lookup.options.parsing import (
     BOOLEAN,
@@ -148,7 +148,7 @@ class FullCacheOptions:
         """Whether a trigger reloads the full cache."""
         return self.reload_strategy is not ReloadStrategy.PERIODIC or self.reload_interval_s is not None
 
-    @functools.cached_property
+    @cached_property
     def full_cache(self) -> tuple[Any, ...]:
         return tuple(getattr(self, field.name) for field in dataclasses.fields(FullCacheOptions))
 

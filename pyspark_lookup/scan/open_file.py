@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import DamagedFileError, UfsError
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, columns_of
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
@@ -60,7 +61,7 @@ class Projection:
     predicate: Predicate | None = None
     declared: bool = False
 
-    @functools.cached_property
+    @cached_property
     def needed(self) -> list[str]:
         """The columns that are returned, then those that are only tested."""
         return list(dict.fromkeys([*self.columns.names, *sorted(columns_of(self.predicate))]))
@@ -100,7 +101,7 @@ class OpenFile:
         """This file's names of those columns that it has."""
         return [self.names[name] for name in sorted(columns) if name in self.names]
 
-    @functools.cached_property
+    @cached_property
     def location(self) -> BlocksAndLocations:
         """Where its bytes are, asked when some are needed."""
         return self.blocks.get_blocks_and_locations(self.piece.file.url, self.piece.file)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 from pyspark.storagelevel import StorageLevel
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.base.forks import ForkSafeLock
 from pyspark_lookup.columnar.keys import comparable
 from pyspark_lookup.columnar.types import resolve_names, widens
 from pyspark_lookup.engine.lookup_join import ERROR_COLUMN
@@ -85,7 +85,7 @@ class _Choice:
 
 
 _explained: dict[str, tuple[tuple[ChainedLookup, ...], str]] = {}  # by the name of a pass, or of a broadcast
-_explained_lock = threading.Lock()
+_explained_lock = ForkSafeLock()
 
 
 def lookup_join(

@@ -13,7 +13,6 @@ import itertools
 import json
 import operator
 import re
-import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, StructField, StructType
 from pyspark.util import PythonEvalType
 
+from pyspark_lookup.base.forks import ForkSafeLock
 from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupSpec
 from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, PassSpec, Place, Stage
 from pyspark_lookup.io.disk import key_of
@@ -39,7 +39,7 @@ from pyspark_lookup.spark.types import arrow_type
 VERSION_COLUMN = "_lookup_version"
 """What the names of columns with versions begin with."""
 
-_versions_lock = threading.Lock()
+_versions_lock = ForkSafeLock()
 # The first line of the optimized plan, as `explain(mode="cost")` has it.
 _STATISTICS = re.compile(r"Statistics\(sizeInBytes=([0-9.E+]+) ([KMGTPE]?i?)B(?:, rowCount=([0-9.E+]+))?")
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")

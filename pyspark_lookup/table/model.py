@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import pyarrow as pa
 
 from pyspark_lookup.base.decoding import count_of, name_of, text_of, texts_of
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import Deletes, FileVersion, PartitionValues, StoredColumn
@@ -65,7 +65,7 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({redact('path', self.url)!r}, {self.kind}, {self.format}, {self.pinned!r})"
 
-    @functools.cached_property
+    @cached_property
     def id(self) -> str:
         """32 hex digits, equal for references that must agree on the current version."""
         return key_of(self.scope, self.url, self.kind, self.success_file, self.settle_s, *self._pin)
@@ -110,12 +110,12 @@ class VersionMetadata:
     rewrites: Rewrites = dataclasses.field(default=(), compare=False)
     number: int | None = None
 
-    @functools.cached_property
+    @cached_property
     def all_columns(self) -> pa.Schema:
         """The columns in the table's own order."""
         return schema_of_text(self.schema)
 
-    @functools.cached_property
+    @cached_property
     def columns(self) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, partition columns)."""
         schema = self.all_columns
@@ -159,7 +159,7 @@ class TableVersion:
     files: tuple[FileVersion, ...]
     metadata: VersionMetadata | None = None
 
-    @functools.cached_property
+    @cached_property
     def digest(self) -> str:
         if self.metadata is not None:
             return self.metadata.digest
@@ -167,16 +167,16 @@ class TableVersion:
         deletes = ((file.url, *(one.name for one in file.deletes)) for file in self.files if file.deletes)
         return key_of(self.table_id, *parts, *deletes)
 
-    @functools.cached_property
+    @cached_property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
 
-    @functools.cached_property
+    @cached_property
     def stored_columns(self) -> dict[str, StoredColumn]:
         """How its files have its columns, by name, where its metadata says so."""
         return {column.name: column for file in self.files[:1] for column in file.columns or ()}
 
-    @functools.cached_property
+    @cached_property
     def cacheable(self) -> bool:
         """Whether what is read under this version may be kept."""
         return all(file.cacheable for file in self.files)
@@ -192,7 +192,7 @@ class TableVersion:
         """The version that has only those of the files, as `lookup.partition` leaves them."""
         return self if files == self.files else dataclasses.replace(self, files=files, metadata=None)
 
-    @functools.cached_property
+    @cached_property
     def deletes(self) -> tuple[Deletes, ...]:
         """What says which rows of `files` are deleted."""
         several = {id(file.deletes): file.deletes for file in self.files}.values()

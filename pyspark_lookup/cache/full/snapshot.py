@@ -8,7 +8,6 @@ the order of the keys, and in that into the order of the files and of the rows i
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.cache.segments.builder import ROW_BITS
 from pyspark_lookup.cache.segments.segment import Segment
 from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, as_array, as_indices, hash_one
@@ -37,7 +37,7 @@ class Marks:
 
     bits: Numbers
 
-    @functools.cached_property
+    @cached_property
     def count(self) -> int:
         return int(_BITS_OF_BYTE[self.bits].sum(dtype=np.int64))
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.base.forks import resets_in_child
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.lookup_cache import CachedRows, LookupCache
 from pyspark_lookup.cache.memory.access_log import AccessLog
@@ -110,6 +111,11 @@ class DefaultLookupCache(LookupCache):
         self._missing = cache_missing_key
         self._clock = clock
         self._seed = draw_seed(rng or random.Random())
+        self.reset_in_child()
+        resets_in_child(self)
+
+    def reset_in_child(self) -> None:
+        """Begin empty: a thread of the parent may have held the lock, with entries half changed."""
         self._lock = threading.RLock()
         self._metrics = CacheMetricGroup()
         self._now_s = -math.inf

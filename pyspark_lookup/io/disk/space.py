@@ -117,10 +117,10 @@ class ReservedFile:
         """Give it up, if it was not published."""
         if self.fd < 0:
             return
+        fd, self.fd = self.fd, -1  # first: a child that is forked meanwhile must not close what has its number by then
         with contextlib.suppress(OSError):
             os.unlink(self.path)
-        os.close(self.fd)
-        self.fd = -1
+        os.close(fd)
         with contextlib.suppress(OSError):
             self._space.take("segments", -self.taken)
         self.taken = 0

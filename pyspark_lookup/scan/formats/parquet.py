@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
-import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import parts_of, spark_schema, with_parts
 from pyspark_lookup.io.stores import FileVersion, Range
@@ -55,7 +55,7 @@ class ParquetIndex(FileIndex):
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
-    @functools.cached_property
+    @cached_property
     def stored_schema(self) -> pa.Schema:
         return self._metadata.schema.to_arrow_schema()
 

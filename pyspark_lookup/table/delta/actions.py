@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import decimal
-import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from urllib.parse import unquote
 
 from pyspark_lookup.base.decoding import count_of, positive_of, show, text_of, texts_of
 from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.base.forks import cached_property
 
 READER_FEATURES = frozenset(
     {
@@ -76,7 +76,7 @@ class Add:
     def key(self) -> Key:
         return key_of_file(self.path, self.vector)
 
-    @functools.cached_property
+    @cached_property
     def parsed(self) -> Statistics | None:
         """What the log says of the file's columns."""
         return Statistics.of(self.statistics)
@@ -168,7 +168,7 @@ class DeltaState:
     def table_id(self) -> str:
         return text_of(self.metadata["id"])
 
-    @functools.cached_property
+    @cached_property
     def schema(self) -> Any:
         return json.loads(text_of(self.metadata["schemaString"]))
 

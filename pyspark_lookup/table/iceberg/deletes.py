@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
 from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
 from pyspark_lookup.io.stores import (
@@ -165,11 +165,11 @@ class EqualityDeletes:
     def name(self) -> str:
         return self.url
 
-    @functools.cached_property  # asked of each file that it concerns
+    @cached_property  # asked of each file that it concerns
     def keys(self) -> FileVersion:
         return FileVersion(self.url, self.size, DELETE_FILE, columns=self.known, format=self.format)
 
-    @functools.cached_property
+    @cached_property
     def equality(self) -> EqualityColumns:
         file = FileVersion(self.url, self.size, IMMUTABLE, columns=self.columns, format=self.format)
         return EqualityColumns(file, schema_of_text(self.schema))

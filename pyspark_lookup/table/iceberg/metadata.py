@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import gzip
 import itertools
 import json
@@ -13,6 +12,7 @@ from typing import Any
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, show, text_of, texts_of
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, OptionError, VersionGoneError
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.iceberg_options import Ref
@@ -118,7 +118,7 @@ class IcebergMetadata:
             raise ValueError(f"there is no schema {wanted}")
         return self.schemas[wanted]
 
-    @functools.cached_property
+    @cached_property
     def name_mapping(self) -> list[Any] | None:
         """By which names files without field ids have the columns; None: nothing is said of it."""
         text = self.properties.get(_NAME_MAPPING)

@@ -1,0 +1,96 @@
+"""What a child of a fork takes over from its parent: no lock that a thread held there, and nothing that was half done under one.
+
+Only the thread that forks goes on in the child. A lock that another one held stays locked for ever, so locks lie in what is
+made anew in each process (`engine.runtime`), or are made here. `functools.cached_property` has a lock per class before
+Python 3.12: `cached_property` has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+T = TypeVar("T")
+
+_LOCKED_PROPERTIES_IN = ("fsspec", "pyiceberg")  # packages of others that we call in threads
+
+
+class Inherited(Protocol):
+    """What a child begins anew: `reset_in_child` is called there before anything else runs."""
+
+    def reset_in_child(self) -> None: ...
+
+
+_inherited: weakref.WeakValueDictionary[int, Inherited] = weakref.WeakValueDictionary()
+
+
+def resets_in_child(owner: Inherited) -> None:
+    """Have it reset in each child that this process forks, for as long as it lives."""
+    _inherited[id(owner)] = owner
+
+
+class ForkSafeLock:
+    """A lock for what outlives a fork, such as a name of a module: it is free in a child, whoever held it in the parent."""
+
+    def __init__(self) -> None:
+        self.reset_in_child()
+        resets_in_child(self)
+
+    def reset_in_child(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, *exc: object) -> None:
+        if self._depth:  # else the thread that holds it has forked, and this is the child
+            self._depth -= 1
+            self._lock.release()
+
+
+class cached_property(Generic[T]):  # noqa: N801 # as functools has it
+    """A property that is worked out once for each object, without a lock: threads that ask at once may each work it out, and get one value."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> cached_property[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> cached_property[T] | T:
+        if instance is None:
+            return self
+        value: T = vars(instance).setdefault(self._name, self._make(instance))
+        return value
+
+
+def _reset_all() -> None:
+    for owner in list(_inherited.values()):
+        owner.reset_in_child()
+    if sys.version_info < (3, 12):
+        _unlock_properties()
+
+
+def _unlock_properties() -> None:
+    """Give the cached properties of other packages new locks."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _LOCKED_PROPERTIES_IN:
+            for kind in [value for value in vars(module).values() if isinstance(value, type)]:
+                for value in vars(kind).values():
+                    if isinstance(value, functools.cached_property):
+                        value.lock = threading.RLock()  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_reset_all)

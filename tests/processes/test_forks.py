@@ -1,0 +1,229 @@
+"""Children of a process whose threads use tables: whatever a thread held at that moment, the child answers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import gc
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+
+from pyspark_lookup.base import progress
+from pyspark_lookup.base.forks import ForkSafeLock, cached_property
+from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.transaction import Transaction
+from pyspark_lookup.providers.functions import (
+    KeyLookupFunction,
+    LookupContext,
+    LookupProvider,
+    PartialCachingLookupProvider,
+)
+from pyspark_lookup.spark.join import _explained_lock
+from pyspark_lookup.spark.lookup_pass import _versions_lock
+from tests.fakes import CACHES
+from tests.fuzzing import MORE
+from tests.workers import in_fresh_process
+
+ANSWER_S = 30  # a child that has not answered by then hangs
+LOCKS = type(threading.Lock()), type(threading.RLock())
+SHARED = DefaultLookupCache(max_rows=100)  # as a module of a user's may have one
+
+
+class Squares(KeyLookupFunction):
+    schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+
+    def lookup_key(self, key: Any) -> list[dict[str, Any]]:
+        return [{"id": key["id"], "v": key["id"] ** 2}]
+
+
+def squares(context: LookupContext) -> LookupProvider:
+    """A factory whose providers share one cache."""
+    return PartialCachingLookupProvider(Squares(), SHARED, Squares.schema, version=lambda: "1")
+
+
+def open_tables(home: Path) -> dict[str, LookupTable]:
+    """Tables of every cache mode, all of which have the square of 7."""
+    home.mkdir(exist_ok=True)
+    shared = {"lookup.keys": "id", "lookup.cache.dir": str(home / "cache")}
+    with LookupTable(str(home / "t"), shared) as table:
+        if not (home / "t").exists():
+            table.write([{"id": id_, "v": id_**2} for id_ in range(100)])
+    tables = {name: LookupTable(str(home / "t"), {**shared, **options}) for name, options in CACHES.items()}
+    cached = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}
+    tables["CACHE"] = LookupTable(str(home / "t"), {**shared, **CACHES["FULL"], **cached})
+    provided = {**shared, "lookup.provider": f"{__name__}:squares", "lookup.cache": "PARTIAL"}
+    tables["provider"] = LookupTable(None, provided)
+    return tables
+
+
+def use(tables: dict[str, LookupTable]) -> None:
+    for name, table in tables.items():
+        assert table.get(7) == [{"id": 7, "v": 49}], name
+    assert tables["NONE"].scan(predicate="id < 9").num_rows == 9
+    tables["FULL"].upsert([{"id": 7, "v": 49}])
+
+
+def in_child(run: Callable[[], object]) -> int:
+    """What a child that runs it ends with: 0, or the signal that ends one which hangs."""
+    child = os.fork()
+    if not child:
+        signal.alarm(ANSWER_S)
+        try:
+            run()
+            os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+def locks_in(value: object) -> Iterator[Any]:
+    """The locks that an object waits for."""
+    if isinstance(value, LOCKS):
+        yield value
+    elif isinstance(
+        value, (threading.Event, threading.Condition, queue.Queue, concurrent.futures.Future, ForkSafeLock)
+    ):
+        for part in vars(value).values():
+            yield from locks_in(part)
+    elif isinstance(value, functools.cached_property) and hasattr(value, "lock"):
+        yield value.lock
+
+
+def every_lock() -> list[Any]:
+    """All locks that our objects, classes and modules have, and those of cached properties of other packages that we call."""
+    found: dict[int, Any] = {}
+    for item in gc.get_objects():
+        kind = item if isinstance(item, type) else type(item)
+        if str(kind.__module__).startswith(("pyspark_lookup.", "fsspec.", "pyiceberg.")) and hasattr(item, "__dict__"):
+            found |= {id(lock): lock for value in vars(item).values() for lock in locks_in(value)}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("pyspark_lookup."):
+            found |= {id(lock): lock for value in vars(module).values() for lock in locks_in(value)}
+    return list(found.values())
+
+
+def fork_under_all_locks(home: Path) -> None:
+    tables = open_tables(home)
+    use(tables)
+    ready, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        locks = [*every_lock(), progress._Bar.get_lock()]
+        held = [lock for lock in locks if lock.acquire(timeout=0.1)]  # an event loop's thread may have one
+        assert len(held) > len(locks) - 5, (len(held), len(locks))
+        ready.set()
+        done.wait()
+        for lock in held:
+            lock.release()
+
+    threading.Thread(target=hold).start()
+    assert ready.wait(ANSWER_S)
+
+    def answer() -> None:
+        use(tables)  # which were in use
+        use(open_tables(home))
+        with _explained_lock, _versions_lock:
+            pass
+        assert Schema(schema_id=1).highest_field_id == 0
+        with progress.show("a build", time.monotonic, interactive=True) as report:
+            report(1, 2)
+        for table in tables.values():
+            table.close()
+
+    assert in_child(answer) == 0
+    done.set()
+    use(tables)  # the child has closed nothing of its parent's
+
+
+def test_a_child_needs_no_lock_of_its_parents(tmp_path: Path) -> None:
+    """A fork while another thread holds every lock there is: the child answers from the tables that it inherited, and from its own."""
+    in_fresh_process(fork_under_all_locks, tmp_path)
+
+
+def fork_in_a_transaction(home: Path) -> None:
+    table = open_tables(home)["NONE"]
+    table.scan()
+    with table.transaction() as transaction:
+        transaction.write([{"id": 100, "v": 0}])
+
+        def leave(with_error: bool) -> None:
+            with pytest.raises(ValueError, match="belongs to the process that has forked this one"):
+                transaction.write([{"id": 101, "v": 0}])
+            with pytest.raises(ValueError, match="belongs to"):
+                transaction.commit()
+            Transaction.__exit__(transaction, SystemExit if with_error else None, None, None)
+
+        assert in_child(lambda: leave(True)) == in_child(lambda: leave(False)) == 0
+        assert table.get(100) == []
+    assert table.get(100) == [{"id": 100, "v": 0}]
+
+
+def test_a_child_leaves_a_transaction_to_its_parent(tmp_path: Path) -> None:
+    """A child that leaves the block of its parent's transaction neither commits nor aborts it."""
+    in_fresh_process(fork_in_a_transaction, tmp_path)
+
+
+def test_a_cached_property_has_no_lock() -> None:
+    """A thread that works a value out keeps no other from doing so; both get the first."""
+    working, go_on = threading.Event(), threading.Event()
+
+    class Thing:
+        @cached_property
+        def value(self) -> object:
+            """Something new."""
+            if threading.current_thread() is not threading.main_thread():
+                working.set()
+                assert go_on.wait(ANSWER_S)
+            return object()
+
+    one, other = Thing(), Thing()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        late = pool.submit(lambda: one.value)
+        assert working.wait(ANSWER_S)
+        first = one.value
+        assert other.value is not first
+        go_on.set()
+        assert late.result() is first is one.value
+    assert Thing.value.__doc__ == "Something new."
+
+
+def fork_while_threads_work(home: Path, children: int) -> None:
+    tables = open_tables(home)
+    stop = threading.Event()
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        while not stop.is_set():
+            with LookupTable(str(home / "t"), tables[rng.choice(["NONE", "PARTIAL", "FULL"])].given) as table:
+                assert table.get(7) == [{"id": 7, "v": 49}]
+                table.scan(predicate=f"id < {rng.randrange(100)}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        ends = [in_child(lambda: use(open_tables(home))) for _ in range(children)]
+    finally:
+        stop.set()
+    assert ends == [0] * children
+
+
+@pytest.mark.nightly
+def test_children_of_a_busy_process(tmp_path: Path) -> None:
+    """Forks at any moment while six threads use tables: each child answers."""
+    in_fresh_process(fork_while_threads_work, tmp_path, 40 * MORE, bound_s=1800)
