@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.orc
 
 from pyspark_lookup.base.errors import NotSupportedError, SchemaError
 from pyspark_lookup.columnar.types import spark_schema
@@ -15,6 +14,7 @@ from pyspark_lookup.scan.formats.csv_text import CsvFile
 from pyspark_lookup.scan.formats.inference import fits
 from pyspark_lookup.scan.formats.json_text import JsonFile
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, reading
+from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.table.file_names import DECOMPRESS, base_name
 
 
@@ -48,7 +48,7 @@ class WholeFileFormat:
                 if base_name(file.url).endswith(suffix):
                     content = decompress(content)
             if self._name is FileFormatName.ORC:
-                return _OrcIndex(file, content, self.first_ranges(file))
+                return OrcIndex(file, content, self.first_ranges(file))
             if len(content) >= 2**31 - 1:
                 raise NotSupportedError(
                     f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece of up to "
@@ -62,35 +62,7 @@ class WholeFileFormat:
             return _TextIndex(file, text, planned, self._declared is not None, self.first_ranges(file))
 
 
-class _Whole(FileIndex):
-    def __init__(self, file: FileVersion, ranges: list[Range], schema: pa.Schema) -> None:
-        self._file, self._ranges = file, ranges
-        self.schema = spark_schema(schema, file.url)
-        self.units = [Unit(0, 0)]
-
-    def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
-        return self._ranges
-
-
-class _OrcIndex(_Whole):
-    def __init__(self, file: FileVersion, content: bytes, ranges: list[Range]) -> None:
-        self._stored = pa.orc.ORCFile(pa.BufferReader(content)).schema
-        super().__init__(file, ranges, self._stored)
-        self._content = content
-
-    @property
-    def stored_schema(self) -> pa.Schema:
-        return self._stored
-
-    def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
-        with reading(self._file, "orc"):
-            # Without any column it would read no row.
-            wanted = list(columns) or self.schema.names[:1]
-            table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=wanted)
-            yield from table.select(list(columns)).to_batches(BATCH_ROWS)
-
-
-class _TextIndex(_Whole):
+class _TextIndex(FileIndex):
     """Columns with the planned types that their values have; others, and those not planned, with the types of their values.
 
     `parsed`: whether the planned types were declared, so that a text is parsed to them, whatever else it may be.
@@ -122,9 +94,13 @@ class _TextIndex(_Whole):
                     misfits[column] = str(problem)
             found = text.infer(column)
             self.inferred[column], kinds[column] = found, found.type()
-        super().__init__(file, ranges, pa.schema([pa.field(column, kinds[column]) for column in text.names]))
-        self._text, self._kinds = text, kinds
+        self.schema = spark_schema(pa.schema([pa.field(column, kinds[column]) for column in text.names]), file.url)
+        self.units = [Unit(0, 0)]
+        self._text, self._kinds, self._ranges = text, kinds, ranges
         self.misfits = misfits
+
+    def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
+        return self._ranges
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
         for column in columns:

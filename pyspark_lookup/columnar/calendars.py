@@ -1,0 +1,222 @@
+"""Days and instants of the hybrid calendar (Julian before 1582-10-15) in the proleptic Gregorian one, which Spark and Arrow have.
+
+Spark 2.4, Hive, and Spark's ORC and LEGACY writers count days in the hybrid calendar, as `java.util` does. A day or time keeps its
+fields: what was written as 0001-01-01 is 0001-01-01. For instants the fields are those in the writer's time zone, and `java.util`
+knows no local mean time: before 1900 it takes today's standard time of the zone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import re
+import zoneinfo
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.types import list_of_entries, offsets_of, parts_of
+
+Numbers = npt.NDArray[np.int64]
+Convert = Callable[[pa.Array], pa.Array]
+"""Gives a flat column in another calendar, time zone or type."""
+
+GREGORIAN_DAY = -141427  # 1582-10-15, from which on both calendars agree
+LOCAL_MEAN_TIME_END = (
+    -2208988800
+)  # 1900-01-01 in UTC, in seconds: from then on `java.util` has the same offsets as others
+_DAY = 86400
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FIRST_ZONES = -5364662400  # 1800-01-01: no zone has changed its offset before
+_STEP = 10 * _DAY  # no zone changed it twice within, then
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_STANDARD_SINCE = 1609459200  # 2021-01-01, when Spark's tables of these differences were made: standard time is the least of that year
+_OFFSET = re.compile(r"(?:UTC|GMT|UT|Etc/UTC)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?(\d{2}))?")
+_SAME_BEFORE_1970 = {
+    "Africa/Abidjan": "Africa/Accra Africa/Bamako Africa/Banjul Africa/Conakry Africa/Dakar Africa/Freetown Africa/Lome Africa/Nouakchott "
+    "Africa/Ouagadougou Atlantic/Reykjavik Atlantic/St_Helena",
+    "Africa/Johannesburg": "Africa/Maseru Africa/Mbabane",
+    "Africa/Lagos": "Africa/Bangui Africa/Brazzaville Africa/Douala Africa/Kinshasa Africa/Libreville Africa/Luanda Africa/Malabo "
+    "Africa/Niamey Africa/Porto-Novo",
+    "Africa/Maputo": "Africa/Blantyre Africa/Bujumbura Africa/Gaborone Africa/Harare Africa/Kigali Africa/Lubumbashi Africa/Lusaka",
+    "Africa/Nairobi": "Africa/Addis_Ababa Africa/Asmara Africa/Dar_es_Salaam Africa/Djibouti Africa/Kampala Africa/Mogadishu "
+    "Indian/Antananarivo Indian/Comoro Indian/Mayotte",
+    "America/Panama": "America/Atikokan America/Cayman",
+    "America/Phoenix": "America/Creston",
+    "America/Puerto_Rico": "America/Anguilla America/Antigua America/Aruba America/Blanc-Sablon America/Curacao America/Dominica "
+    "America/Grenada America/Guadeloupe America/Montserrat America/Port_of_Spain America/St_Kitts America/St_Lucia America/St_Thomas "
+    "America/St_Vincent America/Tortola",
+    "America/Toronto": "America/Nassau",
+    "Asia/Bangkok": "Asia/Phnom_Penh Asia/Vientiane Indian/Christmas",
+    "Asia/Dubai": "Asia/Muscat Indian/Mahe Indian/Reunion",
+    "Asia/Kuching": "Asia/Brunei",
+    "Asia/Qatar": "Asia/Bahrain",
+    "Asia/Rangoon": "Indian/Cocos",
+    "Asia/Riyadh": "Antarctica/Syowa Asia/Aden Asia/Kuwait",
+    "Asia/Singapore": "Asia/Kuala_Lumpur",
+    "Europe/Belgrade": "Europe/Ljubljana Europe/Sarajevo Europe/Skopje Europe/Zagreb",
+    "Europe/Berlin": "Europe/Copenhagen Europe/Oslo Europe/Stockholm",
+    "Europe/Brussels": "Europe/Amsterdam Europe/Luxembourg",
+    "Europe/London": "Europe/Guernsey Europe/Isle_of_Man Europe/Jersey",
+    "Europe/Paris": "Europe/Monaco",
+    "Europe/Zurich": "Europe/Vaduz",
+    "Indian/Maldives": "Indian/Kerguelen",
+    "Pacific/Auckland": "Antarctica/McMurdo",
+    "Pacific/Guadalcanal": "Pacific/Pohnpei",
+    "Pacific/Guam": "Pacific/Saipan",
+    "Pacific/Pago_Pago": "Pacific/Midway",
+    "Pacific/Port_Moresby": "Antarctica/DumontDUrville Pacific/Chuuk",
+    "Pacific/Tarawa": "Pacific/Funafuti Pacific/Majuro Pacific/Wake Pacific/Wallis",
+    "+00:00": "WET",
+    "+01:00": "CET MET",
+    "+02:00": "EET",
+}
+"""The zones that Spark's tables take from another, where some machines have a history of their own for them."""
+_ZONES = {name: zone for zone, names in _SAME_BEFORE_1970.items() for name in names.split()}
+
+
+def gregorian_days(days: Numbers) -> Numbers:
+    """Days since 1970 of the hybrid calendar as days of the proleptic Gregorian one with the same year, month and day.
+
+    February 29 of a year that is no Gregorian leap year is March 1.
+    """
+    # Years that begin in March have their leap day at the end: "(153 m + 2) / 5" days lie before month m.
+    shifted = days + 2472670  # days since -4800-03-01 of the Julian calendar
+    year = (4 * shifted + 3) // 1461
+    of_year = shifted - 1461 * year // 4
+    month = (5 * of_year + 2) // 153
+    of_month = of_year - (153 * month + 2) // 5
+    # A month later than February has its year's number. -4800 is a multiple of 400, so leap years stay.
+    gregorian = 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + of_month - 2472632
+    return np.where(days < GREGORIAN_DAY, gregorian, days)
+
+
+class ZoneHistory:
+    """What a zone's local time was before 1900: to `java.util` (`standard`, seconds) and to others (`offsets`, from local times `starts`)."""
+
+    def __init__(self, standard: int, starts: Sequence[int], offsets: Sequence[int]) -> None:
+        self._standard = standard
+        self._starts = np.array(starts, np.int64)
+        self._offsets = np.array(offsets, np.int64)
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def of(cls, name: str) -> ZoneHistory:
+        """The history of the zone that a file names. Raises SchemaError for one that is not known here."""
+        fixed = _OFFSET.fullmatch(_ZONES.get(name, name))
+        if fixed:
+            sign, hours, minutes, seconds = fixed.groups(default="0")
+            offset = (int(hours) * 3600 + int(minutes) * 60 + int(seconds)) * (-1 if sign == "-" else 1)
+            return cls(offset, [], [offset])
+        if name in ("Z", "UTC", "GMT", "UT"):
+            return cls(0, [], [0])
+        try:
+            zone, merged = zoneinfo.ZoneInfo(name), zoneinfo.ZoneInfo(_ZONES.get(name, name))
+        except (OSError, ValueError):  # ZoneInfoNotFoundError is a KeyError
+            raise _unknown(name) from None
+        except zoneinfo.ZoneInfoNotFoundError:
+            raise _unknown(name) from None
+        # Summer time is no standard time: in Morocco that of Ramadan is.
+        standard = min(_offset_at(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
+        return cls(standard, *_history(merged))
+
+    def gregorian_seconds(self, seconds: Numbers) -> Numbers:
+        """Instants before 1900 of the hybrid calendar, with the same local fields in the Gregorian one."""
+        local = seconds + self._standard
+        days = local // _DAY
+        local += (gregorian_days(days) - days) * _DAY
+        return local - self._offsets[np.searchsorted(self._starts, local, side="right")]
+
+
+def _unknown(name: str) -> SchemaError:
+    return SchemaError(
+        f"a file has times of before 1900 in the time zone {name!r}, which this machine does not know: install the Python package tzdata"
+    )
+
+
+def _offset_at(zone: zoneinfo.ZoneInfo, second: int) -> int:
+    offset = (_EPOCH + datetime.timedelta(seconds=second)).astimezone(zone).utcoffset()
+    assert offset is not None
+    return offset.days * _DAY + offset.seconds
+
+
+def _history(zone: zoneinfo.ZoneInfo) -> tuple[list[int], list[int]]:
+    """(from which local times, which offsets) until 1900. A local time that there was twice is the later one, as Spark takes it."""
+    starts: list[int] = []
+    offsets = [_offset_at(zone, _FIRST_ZONES)]
+    for at in range(_FIRST_ZONES, LOCAL_MEAN_TIME_END, _STEP):
+        low, high = at, min(at + _STEP, LOCAL_MEAN_TIME_END)
+        if _offset_at(zone, high) == offsets[-1]:
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if _offset_at(zone, middle) == offsets[-1] else (low, middle)
+        offsets.append(_offset_at(zone, high))
+        starts.append(high + offsets[-1])
+    return starts, offsets
+
+
+def gregorian_dates(column: pa.Array) -> pa.Array:
+    """A column of dates (date32) of the hybrid calendar in the Gregorian one."""
+    days = numbers_of(column, np.int32)
+    if not (days < GREGORIAN_DAY).any():
+        return column
+    return array_of(column, gregorian_days(days.astype(np.int64)).astype(np.int32), column.type)
+
+
+def gregorian_instants(column: pa.Array, zone: str) -> pa.Array:
+    """A column of timestamps that were written in a time zone, of the hybrid calendar, in the Gregorian one."""
+    per_second = _PER_SECOND[column.type.unit]
+    times = numbers_of(column, np.int64)
+    old = times < LOCAL_MEAN_TIME_END * per_second
+    if not old.any():
+        return column
+    seconds, fractions = np.divmod(times[old], per_second)
+    times = times.copy()
+    times[old] = ZoneHistory.of(zone).gregorian_seconds(seconds) * per_second + fractions
+    return array_of(column, times, column.type)
+
+
+def numbers_of(column: pa.Array, kind: Any) -> npt.NDArray[Any]:
+    """The numbers behind a column of fixed width, whatever they are where it is null."""
+    if not len(column):
+        return np.zeros(0, kind)
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
+
+
+def array_of(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """A column of a type with such numbers, null where `column` is."""
+    validity = column.is_valid().buffers()[1] if column.null_count else None
+    return pa.Array.from_buffers(kind, len(column), [validity, pa.py_buffer(numbers)])
+
+
+def convert_leaves(column: pa.Array, converts: Iterator[Convert | None]) -> pa.Array:
+    """A column of which each flat part, in the order of their columns in a file, is converted; fields keep their metadata."""
+    kind = column.type
+    shape, _ = parts_of(kind)
+    if shape is None:
+        return _convert_flat(column, next(converts))
+    if pa.types.is_struct(kind):
+        children = [convert_leaves(child, converts) for child in column.flatten()]
+        fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=column.is_null() if column.null_count else None)
+    if pa.types.is_map(kind):
+        as_list = list_of_entries(column)
+        entries = as_list.flatten()
+        keys, items = (convert_leaves(entries.field(place), converts) for place in (0, 1))
+        typed = pa.map_(kind.key_field.with_type(keys.type), kind.item_field.with_type(items.type))
+        return pa.MapArray.from_arrays(offsets_of(as_list), keys, items, type=typed)
+    values = convert_leaves(column.flatten(), converts)
+    return pa.ListArray.from_arrays(offsets_of(column), values, type=pa.list_(kind.value_field.with_type(values.type)))
+
+
+def _convert_flat(column: pa.Array, convert: Convert | None) -> pa.Array:
+    if convert is None:
+        return column
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices, convert(column.dictionary))
+    return convert(column)

@@ -1,0 +1,161 @@
+"""Days and instants of the hybrid calendar: by the arithmetic of others, and in files whose footer says so."""
+
+from __future__ import annotations
+
+import datetime
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import orc
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.calendars import ZoneHistory, convert_leaves, gregorian_dates, gregorian_days
+from pyspark_lookup.scan.formats.orc_tail import read_tail
+from tests.orc_files import JULIAN, PROLEPTIC, orc_file
+
+EPOCH = datetime.date(1970, 1, 1)
+
+
+def julian_day(year: int, month: int, day: int) -> int:
+    """Days since 1970 of a day of the Julian calendar, counted one by one from a leap day on."""
+    before = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)[month - 1] + (year % 4 == 0 and month > 2)
+    return 365 * (year - 1) + (year - 1) // 4 + before + day - 1 - 719164
+
+
+def test_hybrid_days_keep_their_fields() -> None:
+    """A day of the Julian calendar is the Gregorian day with its name, or March 1 where there is no February 29."""
+    first = datetime.date(1, 1, 1)
+    days, expected = [], []
+    for number in range(0, (datetime.date(1582, 10, 5) - first).days, 7):
+        day = first + datetime.timedelta(number)
+        days.append(julian_day(day.year, day.month, day.day))
+        expected.append((day - EPOCH).days)
+    assert gregorian_days(np.array(days)).tolist() == expected
+    assert julian_day(1582, 10, 4) == -141428  # the day before 1582-10-15
+    leap = [julian_day(year, 2, 29) for year in (100, 1500)]
+    march = [(datetime.date(year, 3, 1) - EPOCH).days for year in (100, 1500)]
+    assert gregorian_days(np.array(leap)).tolist() == march
+    later = np.array([-141427, -1, 0, 2932896])
+    assert gregorian_days(later).tolist() == later.tolist()
+    # Before the year 1, and where 32 bits end, days stay in their order.
+    far = gregorian_days(np.arange(-2 * 10**9, 0, 10**6 + 1))
+    assert (np.diff(far) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("zone", "seconds", "difference"),
+    [
+        ("UTC", -62135769600, 172800),
+        ("America/Los_Angeles", -12219264001, -864422),
+        ("America/Los_Angeles", -12219264000, -422),
+        ("America/Los_Angeles", -2717640001, -422),
+        ("America/Los_Angeles", -2717640000, 0),
+        ("Asia/Kolkata", -3645235808, -1400),
+        ("Asia/Kolkata", -3155695330, 530),
+        ("Europe/Amsterdam", -12219296400, 2550),
+        ("Africa/Casablanca", -12219292800, 1820),
+        ("America/Whitehorse", -12219267600, 7212),
+        ("CET", -12219296400, 0),
+        ("+05:30", -14825827800, -864000),
+        ("GMT-8", -12219264000, 0),
+    ],
+)
+def test_hybrid_instants(zone: str, seconds: int, difference: int) -> None:
+    """What Spark's own tables say of zones with a local mean time, of some that have changed their standard time, and of offsets."""
+    assert ZoneHistory.of(zone).gregorian_seconds(np.array([seconds])).tolist() == [seconds + difference]
+
+
+def test_an_unknown_zone_is_named() -> None:
+    """It is of no use to guess where old times were written."""
+    with pytest.raises(SchemaError, match=r"zone 'Middle/Earth', .* install the Python package tzdata"):
+        ZoneHistory.of("Middle/Earth")
+    with pytest.raises(SchemaError, match=r"zone '\.\./etc/passwd'"):
+        ZoneHistory.of("../etc/passwd")
+
+
+def test_nested_columns_are_converted_where_they_are_dates() -> None:
+    """Nulls, slices and fields' metadata stay as they are."""
+    kind = pa.struct(
+        [
+            pa.field("d", pa.date32(), metadata={"id": "1"}),
+            pa.field("many", pa.list_(pa.field("e", pa.date32()))),
+            pa.field("by", pa.map_(pa.string(), pa.date32())),
+        ]
+    )
+    old, new = julian_day(1206, 3, 31), (datetime.date(1206, 3, 31) - EPOCH).days
+
+    def rows(day: int) -> pa.Array:
+        values = [
+            None,
+            {"d": day, "many": [day, None, 5], "by": [("a", day), ("b", None)]},
+            {"d": None, "many": None, "by": None},
+            {"d": 7, "many": [], "by": []},
+        ]
+        plain = pa.struct([("d", pa.int32()), ("many", pa.list_(pa.int32())), ("by", pa.map_(pa.string(), pa.int32()))])
+        return pa.array(values, plain).cast(kind)
+
+    for start in range(4):
+        found = convert_leaves(rows(old)[start:], iter([gregorian_dates, gregorian_dates, None, gregorian_dates]))
+        found.validate(full=True)
+        assert found.equals(rows(new)[start:])
+        assert found.type.field("d").metadata == {b"id": b"1"}
+
+
+MODES: dict[str, dict[str, str]] = {
+    "NONE": {},
+    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100"},
+    "FULL": {"lookup.cache": "FULL"},
+}
+OLD = [
+    datetime.date(1, 1, 1),
+    datetime.date(1206, 3, 31),
+    datetime.date(1582, 10, 4),
+    datetime.date(1582, 10, 15),
+    None,
+]
+
+
+def hybrid(day: datetime.date | None) -> int | None:
+    if day is None:
+        return None
+    return julian_day(day.year, day.month, day.day) if day < datetime.date(1582, 10, 15) else (day - EPOCH).days
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dates_of_orc(tmp_path: Path, cache_dir: Path, mode: str) -> None:
+    """The footer says which calendar. Where it does not, that of Java's writers is hybrid, and of others is not. Iceberg's says hybrid and is not."""
+    stored = pa.table({"d": pa.array([hybrid(day) for day in OLD], pa.int32()).cast(pa.date32()), "n": range(len(OLD))})
+    plain = pa.table({"d": pa.array(OLD, pa.date32()), "n": range(len(OLD))})
+    with_id = pa.schema([pa.field("d", pa.date32(), metadata={"iceberg.id": "1"}), pa.field("n", pa.int64())])
+    for name, content in {
+        "julian": orc_file(stored, JULIAN),
+        "hive": orc_file(stored, writer=0),
+        "proleptic": orc_file(plain, PROLEPTIC, writer=0),
+        "cpp": orc_file(plain),
+        "iceberg": orc_file(plain.cast(with_id), JULIAN, writer=0),
+    }.items():
+        path = tmp_path / f"{name}.orc"
+        path.write_bytes(content)
+        options = {"lookup.keys": "d", "lookup.cache.dir": str(cache_dir), **MODES[mode]}
+        table = LookupTable(str(path), options)
+        assert set(table.scan().column("d").to_pylist()) == set(OLD), name
+        for number, day in enumerate(OLD[:-1]):
+            assert table.get(day) == [{"d": day, "n": number}]
+        where = LookupTable(str(path), {**options, "lookup.where": "d < DATE'1582-10-10'"})
+        assert sorted(where.scan().column("n").to_pylist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
+def test_tails_of_orc(compression: str) -> None:
+    """They are decompressed here as pyarrow does it; a long one, too."""
+    table = pa.table({f"column number {number:04}": [number] for number in range(3000)})
+    out = io.BytesIO()
+    orc.write_table(table, out, compression=compression)
+    plain = io.BytesIO()
+    orc.write_table(table, plain, compression="uncompressed")
+    names = [bytes(read_tail(content.getvalue()).footer).count(b"column number ") for content in (out, plain)]
+    assert names == [3000, 3000]
