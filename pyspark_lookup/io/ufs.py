@@ -160,6 +160,10 @@ class Ufs:
         """
         return self._call(self._store.list_files, path, after, at_most, self._count)
 
+    def has_directory(self, path: str) -> bool:
+        """Whether a path is a directory (one call; a stat of a local disk, which is not counted). Raises UfsError."""
+        return self._call(self._store.has_directory, path, self._count)
+
     def list_tree(self, path: str) -> tuple[FileVersion, ...]:
         """All files below a directory, whatever their names (S3: one call per page; local: one per directory)."""
         return self._retry(self._store.list_tree, path, self._count)

@@ -60,6 +60,9 @@ class ProvidedStore:
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         return ()
 
+    def has_directory(self, path: str, count: Count) -> bool:
+        return False
+
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
         return ()
 

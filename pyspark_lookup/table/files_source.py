@@ -30,6 +30,8 @@ class FilesSource(VersionSource):
     pins = ()
     retained = False
     described = False
+    markers = (".hoodie",)  # plain files to whoever reads them so, but to Hudi
+    label = "a Hudi table"
 
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)

@@ -25,6 +25,8 @@ class LogSource(VersionSource):
     """A managed table, whose log one call tails."""
 
     kinds = (Kind.MANAGED,)
+    markers = (LOG_DIRECTORY,)
+    label = "a managed table"
     pins = (*VersionSource.pins, "lookup.valid-write-ids")
 
     def __init__(self, parts: SourceParts) -> None:

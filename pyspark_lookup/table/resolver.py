@@ -32,6 +32,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, CsvOptions, FileFormatName, MetadataSource, OnBusy
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.catalog import Catalog
+from pyspark_lookup.table.enclosing import EnclosingTables
 from pyspark_lookup.table.executions import Execution, Executions, Resolution
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.log import NotificationLog, TableState
@@ -62,6 +63,7 @@ class Resolver:
         parts = SourceParts(ufs, blocks, self.host, context, self._kind_of, catalog)
         self._sources = [make(parts) for make in sources]
         self._by_kind = {kind: source for source in self._sources for kind in source.kinds}
+        self._enclosing = EnclosingTables(ufs, context, self._sources)
         # What writes, in the engine, is for managed tables only.
         self._logs = next((source for source in self._sources if isinstance(source, LogSource)), None)
         if context.disk is not None:
@@ -144,7 +146,9 @@ class Resolver:
             raise NotSupportedError(
                 f"{shown} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
             )
-        return self.table_of(options, Kind.MANAGED)
+        table = self.table_of(options, Kind.MANAGED)
+        self._enclosing.check(table.url)
+        return table
 
     def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:
         source = self._by_kind[kind]
@@ -400,6 +404,8 @@ class Resolver:
         `renew`: that it is still the current one is put on record, too.
         """
         source = self.source(table)
+        if not source.described:
+            self._enclosing.check(table.url)
         found = source.current(Question(table, started_s, status, gone, patient))
         if found.kept:
             return found.version

@@ -109,7 +109,8 @@ class VersionSource(abc.ABC):
 
     `kinds`: the names of the kinds. `pins`: the options by which older versions are named. `retained`: whether versions are kept, so that they can be pinned. `described`: whether the
     table's metadata says its columns, so that options about reading them have no meaning. `one_asks`: whether queries of a host wait
-    for the one that asks already, for what it learns.
+    for the one that asks already, for what it learns. `markers`: the directories by one of which a table's directory is known. `label`: a
+    table of this kind, in an error.
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -117,6 +118,8 @@ class VersionSource(abc.ABC):
     retained: ClassVar[bool] = True
     described: ClassVar[bool] = True
     one_asks: ClassVar[bool] = True
+    markers: ClassVar[tuple[str, ...]] = ()
+    label: ClassVar[str] = "a table"
 
     def __init__(self, parts: SourceParts) -> None:
         self._parts = parts
@@ -130,6 +133,11 @@ class VersionSource(abc.ABC):
     @abc.abstractmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:
         """The kind of table that the store's answer shows; None if it is none of this source's."""
+
+    @classmethod
+    def marks_table(cls, ufs: Ufs, marker_url: str) -> bool:
+        """Whether there is a directory of a marker's name, and it is a table's. Raises UfsError."""
+        return ufs.has_directory(marker_url)
 
     @abc.abstractmethod
     def current(self, question: Question) -> Answer:

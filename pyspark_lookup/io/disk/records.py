@@ -21,7 +21,7 @@ _HELD_AT_MOST_S = 3600.0  # then it is read, and so seen to be in use
 _GRANULE_S = 0.02  # of a disk's clock: a file that is newer may be another one by the same signs
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked"),
-    7: ("bounds", "files", "schema"),
+    7: ("bounds", "files", "place", "schema"),
     30: (
         "delta",
         "delta-tail",

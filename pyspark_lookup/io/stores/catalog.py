@@ -66,6 +66,9 @@ class CatalogStore:
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         return self._of(path).list_files(path, after, at_most, count)
 
+    def has_directory(self, path: str, count: Count) -> bool:
+        return self._of(path).has_directory(path, count)
+
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         return self._of(path).last_change_s(path, count)
 

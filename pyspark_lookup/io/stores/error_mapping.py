@@ -26,6 +26,7 @@ _OPERATIONS = (
     "list_status",
     "get_status",
     "list_files",
+    "has_directory",
     "list_tree",
     "last_change_s",
     "delete",

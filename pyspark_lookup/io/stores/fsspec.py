@@ -129,6 +129,14 @@ class FsspecStore:
         )
         return tuple(self._listed(info) for last, _, info in named if last > after)[:at_most]
 
+    def has_directory(self, path: str, count: Count) -> bool:
+        if self._web:
+            return False  # the web has no directories
+        count("head")
+        with contextlib.suppress(FileNotFoundError):
+            return bool(self._fs.info(path)["type"] == "directory")
+        return False
+
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         count("list")
         found = self._fs.find(self._fs._strip_protocol(path), withdirs=True, detail=True)

@@ -226,6 +226,9 @@ class LocalStore:
             names = sorted(entry.name for entry in entries if entry.name > after and not entry.name.startswith("."))
         return self._versions((os.path.join(root, name) for name in names[:at_most]), os.stat)
 
+    def has_directory(self, path: str, count: Count) -> bool:
+        return os.path.isdir(self._path(path))
+
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
         found: list[str] = []
         for directory, _, names in os.walk(self._path(path)):

@@ -221,6 +221,10 @@ class S3Store:
         pages = self._pages(bucket, directory, count, at_most, directory + after if after else "", below=False)
         return self._versions(bucket, pages)
 
+    def has_directory(self, path: str, count: Count) -> bool:
+        bucket, key = self._bucket_key(path)
+        return any(page.get("Contents") for page in self._pages(bucket, key.rstrip("/") + "/", count, at_most=1))
+
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
         bucket, key = self._bucket_key(path)
         return self._versions(bucket, self._pages(bucket, key.rstrip("/") + "/", count))

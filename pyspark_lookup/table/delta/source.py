@@ -40,6 +40,8 @@ class DeltaSource(VersionSource):
     """A Delta table. Its files are never written anew, so they need neither pins nor time to settle."""
 
     kinds = ("DELTA",)
+    markers = (DELTA_LOG_DIRECTORY,)
+    label = "a Delta table"
 
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)

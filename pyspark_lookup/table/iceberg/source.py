@@ -19,6 +19,7 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import CATALOG_SCHEME, IMMUTABLE, FileVersion, Listing
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.iceberg.deletes import EqualityDeletes, PositionDeletes
@@ -47,6 +48,7 @@ _REPLACE = "replace"
 _REWRITES_KEPT = 8
 _MANIFESTS_KEPT = 1000
 _VERSIONS_KEPT = 4
+_NAMES_LOOKED_AT = 1000
 _HINT_WAITS_S = (0.01, 0.03, 0.1)
 
 
@@ -71,6 +73,8 @@ class IcebergSource(VersionSource):
     """
 
     kinds = ("ICEBERG",)
+    markers = (METADATA_DIRECTORY,)
+    label = "an Iceberg table"
     pins = ("lookup.version", "lookup.branch", "lookup.tag", "lookup.timestamp")
 
     def __init__(self, parts: SourceParts) -> None:
@@ -85,6 +89,16 @@ class IcebergSource(VersionSource):
     def kind_of_url(cls, url: str) -> str | None:
         named = url.startswith(CATALOG_SCHEME) or url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz"))
         return cls.kinds[0] if named else None
+
+    @classmethod
+    def marks_table(cls, ufs: Ufs, marker_url: str) -> bool:
+        """As in general; but others have directories called `metadata`, too."""
+        if not ufs.has_directory(marker_url):
+            return False
+        # Catalogs write 00000-….metadata.json, which comes first; others v1.metadata.json and the hint, which come after the manifests.
+        names = ("", "v")
+        files = [file for after in names for file in ufs.list_files(marker_url, after, _NAMES_LOOKED_AT)]
+        return any(file.url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz", f"/{HINT}")) for file in files)
 
     @classmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:

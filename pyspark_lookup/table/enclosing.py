@@ -1,0 +1,76 @@
+"""`EnclosingTables`: refuses a path inside a table whose own log or metadata says which of its rows are current."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from pyspark_lookup.base.errors import TableFormatError, UfsNotFoundError, UfsPermissionError
+from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.glob import glob_root, is_glob
+from pyspark_lookup.table.source import VersionSource
+
+_CONCURRENT_LISTS = 16
+
+
+class EnclosingTables:
+    """Looks once for each host and path; `sources` say by which directories their tables are known (see `VersionSource.markers`)."""
+
+    def __init__(self, ufs: Ufs, context: HostContext, sources: Sequence[VersionSource]) -> None:
+        self._ufs = ufs
+        self._context = context
+        self._markers = {marker: source for source in sources for marker in source.markers}
+        self._checked: set[str] = set()
+
+    def check(self, url: str) -> None:
+        """Raise TableFormatError if a directory above `url`, of a file, a directory or a glob, is a table.
+
+        Costs a call for each directory above and each marker, the first time that this host sees the path. What may not be
+        listed is taken for no table.
+        """
+        key = key_of("place", self._ufs.scope, url)
+        if url in self._checked:
+            return
+        disk = self._context.disk
+        if disk is None or disk.get_record("place", key) is None:
+            places = [(directory, marker) for directory in _directories_above(url) for marker in self._markers]
+            with ThreadPoolExecutor(_CONCURRENT_LISTS) as pool:
+                answers = list(pool.map(lambda place: self._is_table(*place), places))
+            enclosing = [place for place, is_table in zip(places, answers, strict=True) if is_table]
+            for directory, marker in enclosing:
+                kind = self._markers[marker].label
+                raise TableFormatError(
+                    f"{redact('path', url)} lies inside {redact('path', directory)}, {kind}: files in there may be outdated, or hold "
+                    f"deleted rows. Read {redact('path', directory)} instead, a part of it with lookup.where"
+                )
+            if disk is not None:
+                with contextlib.suppress(OSError):
+                    disk.create_record("place", key, {"url": url})
+        self._checked.add(url)
+
+    def _is_table(self, directory: str, marker: str) -> bool:
+        with contextlib.suppress(UfsNotFoundError, UfsPermissionError):
+            return self._markers[marker].marks_table(self._ufs, f"{directory}/{marker}")
+        return False
+
+
+def _directories_above(url: str) -> Iterator[str]:
+    """The directories that a path lies in, nearest first; of a local path also those that its links lead to."""
+    place = glob_root(url) if is_glob(url) else url  # a glob's listing shows tables from its root on
+    scheme, _, path = place.partition("://")
+    paths = [path]
+    if scheme == "file":
+        parent, _, name = path.rpartition("/")
+        paths += [os.path.realpath(path), f"{os.path.realpath(parent)}/{name}"]
+    seen: set[str] = set()
+    for one in paths:
+        while "/" in one:
+            one = one.rpartition("/")[0]
+            if one not in seen:
+                seen.add(one)
+                yield f"{scheme}://{one}"

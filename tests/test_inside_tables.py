@@ -1,0 +1,124 @@
+"""A place inside a table is not a table: the files there may be outdated, or hold deleted rows."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pyspark_lookup import LookupTable, NotATableError, NotSupportedError, TableFormatError
+from tests.iceberg.common import sql_catalog
+from tests.s3server import S3Server
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
+
+    from tests.s3server import Application
+
+ROWS = pa.table({"p": ["a", "b"], "id": [1, 2]})
+
+
+def write_delta(home: Path) -> Path:
+    write_deltalake(str(home / "t"), ROWS, partition_by=["p"])
+    DeltaTable(str(home / "t")).delete("id = 2")
+    return home / "t"
+
+
+def write_iceberg(home: Path) -> Path:
+    catalog, _ = sql_catalog(home)
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    return Path(table.location().removeprefix("file://"))
+
+
+def write_managed(home: Path) -> Path:
+    with LookupTable(str(home / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(home / "cache")}) as table:
+        table.write(ROWS)
+        table.delete([2])
+    return home / "t"
+
+
+def write_hudi(home: Path) -> Path:
+    (home / "t" / ".hoodie").mkdir(parents=True)
+    (home / "t" / ".hoodie" / "hoodie.properties").write_text("hoodie.table.name=t")
+    (home / "t" / "2026" / "01").mkdir(parents=True)
+    pq.write_table(ROWS, home / "t" / "2026" / "01" / "x.parquet")
+    return home / "t"
+
+
+@pytest.mark.parametrize("write", [write_delta, write_iceberg, write_managed, write_hudi])
+def test_every_place_inside_a_table_is_refused(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Each directory, each file and a glob below it, by their own paths and through links: no rows, and the table's path instead."""
+    options = {"lookup.cache.dir": str(tmp_path / "c")}
+    root = write(tmp_path)
+    places = [*root.rglob("*")]
+    directories, files = [p for p in places if p.is_dir()], [p for p in places if p.is_file()]
+    assert directories and files
+    globs = [Path(f"{directory}/*") for directory in directories] + [file.with_suffix(".*") for file in files]
+    link, chain = tmp_path / "link", tmp_path / "chain"
+    link.symlink_to(directories[-1])
+    chain.symlink_to(link)
+    beside = tmp_path / "x.parquet"
+    beside.symlink_to(files[-1])
+    for place in [*directories, *files, *globs, link, chain, beside]:
+        if place.name.endswith((".metadata.json", ".metadata.*")):
+            continue  # by which an Iceberg table is named
+        for _ in range(2):  # nothing about the first look lets the second one through
+            with pytest.raises(NotATableError, match=f"{root}") as refusal:
+                LookupTable(str(place), options).scan()
+        assert isinstance(refusal.value, TableFormatError), place
+    with pytest.raises((TableFormatError, NotSupportedError), match=f"{root}"):
+        LookupTable(f"{directories[0]}/new", {**options, "lookup.keys": "id"}).write(ROWS)
+    assert not (directories[0] / "new").exists()
+
+
+def test_a_directory_beside_tables_is_a_table(tmp_path: Path) -> None:
+    """Tables beside it, a directory of any name, and a `metadata` without a table's metadata are no reason to refuse it."""
+    write_delta(tmp_path)
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "notes.json").write_text("{}")
+    for name in ("data", "p=b", "plain/data/p=b"):
+        (tmp_path / name).mkdir(parents=True)
+        pq.write_table(ROWS.select(["id"]), tmp_path / name / "x.parquet")
+        assert LookupTable(str(tmp_path / name), {"lookup.cache.dir": str(tmp_path / "c")}).scan().num_rows == 2
+
+
+def test_an_s3_path_is_looked_at_once(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look of a host lists one entry for each directory above; later ones nothing. A forbidden listing refuses no table."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    bucket, options = f"b-{uuid.uuid4().hex[:12]}", {"lookup.cache.dir": str(tmp_path / "c")}
+    s3.client.create_bucket(Bucket=bucket)
+    s3.client.put_object(Bucket=bucket, Key="t/_delta_log/00000000000000000000.json", Body=b"{}")
+    sink = pa.BufferOutputStream()
+    pq.write_table(ROWS.select(["id"]), sink)
+    for key in ("t/p=b/x.parquet", "plain/k=1/x.parquet"):
+        s3.client.put_object(Bucket=bucket, Key=key, Body=sink.getvalue().to_pybytes())
+    for place in ("t/p=b", "t/p=b/x.parquet", "t/p=b/x*/*.parquet", "t/p=b/*.parquet", "t/_delta_log"):
+        with pytest.raises(
+            TableFormatError, match=rf"lies inside s3://{bucket}/t, a Delta table.*Read s3://{bucket}/t "
+        ):
+            LookupTable(f"s3://{bucket}/{place}", options).scan()
+
+    def forbid(environ: WSGIEnvironment, start_response: StartResponse, store: Application) -> Iterable[bytes]:
+        query = parse_qs(environ["QUERY_STRING"])
+        if "prefix" in query and not query["prefix"][0].startswith("plain/k=1"):
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return [b""]
+        return store(environ, start_response)
+
+    s3.between = forbid
+    s3.log.clear()
+    counts = []
+    for _ in range(2):
+        with LookupTable(f"s3://{bucket}/plain/k=1", options) as table:
+            assert table.scan().num_rows == 2
+        counts.append(s3.count()["list"])
+        s3.log.clear()
+    assert counts[0] == counts[1] + 2 * 4  # two directories above, and four kinds of tables
