@@ -14,7 +14,8 @@ import pytest
 
 from pyspark_lookup.base.errors import TableBusyError, TableEmptyError, UfsNotFoundError
 from pyspark_lookup.io.stores import open_store
-from tests.fakes import CACHES
+from pyspark_lookup.options.lookup_options import LookupOptions
+from tests.fakes import CACHES, FakeClock, make_host
 from tests.s3server import S3Server
 from tests.test_writing import Site, site
 
@@ -239,3 +240,10 @@ def test_the_clock_of_an_object_store(s3: S3Server) -> None:
     assert 0 <= now_s - changed_s < 60
     with pytest.raises(UfsNotFoundError):
         store.last_change_s("s3://busy/t/none", lambda kind: None)
+    s3.client.put_object(Bucket="busy", Key="u/a.parquet", Body=b"x")
+    options = LookupOptions.parse({"path": "s3://busy/u", "lookup.settle": "1 h", "lookup.on-busy": "FAIL"})
+    clock = FakeClock()  # decades ahead
+    host = make_host("s3://busy/u", None, clock, storage={"endpoint_url": s3.endpoint})
+    with pytest.raises(TableBusyError, match=r"lookup\.settle"):
+        host.resolver.discover(options)
+    assert 3540 < clock.slept[0] <= 3600

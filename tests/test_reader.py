@@ -217,3 +217,15 @@ def test_a_plan_made_too_early_caches_later(tmp_path: Path, cache_dir: Path) -> 
     clock.tick(2.1)
     assert gets() > 0
     assert gets() == 0
+
+
+def test_a_plan_of_another_host(tmp_path: Path, cache_dir: Path) -> None:
+    """How old it is, nobody can tell by another host's clock: a file that was too new when it was planned is not kept."""
+    path = tmp_path / "dim.parquet"
+    publish(path, 0, rows=60_000)
+    clock, ahead = FakeClock(path.stat().st_mtime), FakeClock(path.stat().st_mtime + 3600)
+    made, (first, *_) = planned(make_host(str(path), None, clock), path, SMALL)
+    for boot, kept in (("boot-2", False), ("boot-1", True)):
+        ahead.steady_s += 3600
+        assert versions(make_host(str(path), cache_dir, ahead, boot=boot), made, first)[0] == {0}
+        assert any((cache_dir / "v1/blocks").glob("*/*")) is kept

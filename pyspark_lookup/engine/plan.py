@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
@@ -11,19 +12,26 @@ from pyspark_lookup.table.model import Table
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
-    """What a query reads of a table. `id` tells plans apart, `planned_at_s` is Unix time, `number` that of the version that was planned with."""
+    """What a query reads of a table. `id` tells plans apart, `planned_s` is when it was made, on the steady clock of `boot`, `number` that of the version
+    that was planned with.
+    """
 
     id: str
     options: LookupOptions
     table: Table
     projection: Projection
-    planned_at_s: float
+    planned_s: float
+    boot: str
     number: int | None = None
 
     @property
     def needed(self) -> list[str]:
         """The columns that it takes to answer: those of the answer, and those that its predicate tests."""
         return self.projection.needed
+
+    def age_s(self, clock: HostClock) -> float | None:
+        """How long ago it was made; None on another host, whose clock may be another one."""
+        return clock.steady_s() - self.planned_s if clock.boot == self.boot else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -180,7 +180,9 @@ def plan_read(
     predicates = [*([parse_where(options.where, all_columns((data, partitions)))] if options.where else []), *pushed]
     predicate = None if not predicates else predicates[0] if len(predicates) == 1 else And(tuple(predicates))
     projection = Projection(columns, data, partitions, predicate, declared)
-    return ReadPlan(uuid.uuid4().hex, options, found.table, projection, clock.wall_s(), found.version.number)
+    return ReadPlan(
+        uuid.uuid4().hex, options, found.table, projection, clock.steady_s(), clock.boot, found.version.number
+    )
 
 
 def keys_of(plan: ReadPlan) -> list[pa.Array] | None:

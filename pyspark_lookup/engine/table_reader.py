@@ -131,7 +131,8 @@ class TableReader:
         self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
     ) -> PreparedScan:
         """A task whose version planning fixed."""
-        if self._context.clock.wall_s() - plan.planned_at_s > SETTLED_AFTER_S:
+        age_s = plan.age_s(self._context.clock)
+        if age_s is not None and age_s > SETTLED_AFTER_S:
             # Too new to keep when it was planned, but by now its identity is proof enough.
             pieces = tuple(dataclasses.replace(p, file=dataclasses.replace(p.file, settled=True)) for p in pieces)
         try:
@@ -232,8 +233,8 @@ class TableReader:
         except OSError:
             return
         _log.warning(
-            "reading %s as it was %.0f s ago, when this DataFrame was first planned; plan again with a new load(), or set "
+            "reading %s as it was %s ago, when this DataFrame was first planned; plan again with a new load(), or set "
             "lookup.version-at=READ",
             redact("path", plan.table.url),
-            self._context.clock.wall_s() - plan.planned_at_s,
+            "some time" if (age_s := plan.age_s(self._context.clock)) is None else f"{age_s:.0f} s",
         )

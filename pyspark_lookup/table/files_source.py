@@ -161,7 +161,9 @@ class FilesSource(VersionSource):
             return 0.0
         files = (status,) if isinstance(status, FileVersion) else status.files
         newest = max((file.modified_at_s for file in files if file.modified_at_s is not None), default=0.0)
-        return min(newest + table.settle_s - self._clock.wall_s(), table.settle_s)
+        listed_at_s = status.listed_at_s if isinstance(status, Listing) else None
+        now_s = self._clock.wall_s() if listed_at_s is None else listed_at_s
+        return min(newest + table.settle_s - now_s, table.settle_s)
 
     def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
         """What the store's answer is a version of. `past_jobs`: whatever jobs are at it. Raises what says that it is none."""

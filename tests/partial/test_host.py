@@ -111,3 +111,17 @@ def test_rows_of_other_columns_are_a_miss(process: Process, schema: pa.Schema, v
     assert found.present.all()
     assert found.rows.num_rows == 1
     process.touch(1)
+
+
+def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
+    """What was loaded last is the latest all the same, also once it is merged."""
+    process = Process(cache_dir, clock)
+    process.put({1: [15], 2: [25]})
+    clock.wall_s -= 3600
+    process.put({1: [16]})
+    assert Process(cache_dir, clock).get(1, 2) == {1: [16], 2: [25]}
+    clock.wall_s -= 3600
+    for number in range(3, 12):
+        process.put({number: [number], 1: [number]})
+    assert process.merge() == 1
+    assert Process(cache_dir, clock).get(1, 2, 11) == {1: [11], 2: [25], 11: [11]}

@@ -250,7 +250,10 @@ class SharedCache:
                 done += batch.num_rows
                 builder.add([(batch, positions, batch.num_rows / rows)])
             writer = builder.finish(self.disk.create_segment, [rows], strict=False)
-        at_ns = int(self.context.clock.wall_s() * 1e9)
+        with self._lock:
+            latest = max((*self._parts, *self._covered), default="0")
+        # It sorts behind those that are there, also where the wall clock was set back.
+        at_ns = max(int(self.context.clock.wall_s() * 1e9), int(latest[:16], 16) + 1)
         name = f"{at_ns:016x}-{self.context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
         meta = {**builder.meta, "version": version, "boot": self.context.clock.boot, "members": list(members)}
         meta["files"] = [["", 0, "", rows, []]]

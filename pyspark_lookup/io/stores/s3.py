@@ -127,7 +127,9 @@ class S3Store:
             raise UfsUnavailableError(f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing")
         return page
 
-    def _listing(self, bucket: str, directory: str, objects: list[dict[str, Any]]) -> Listing:
+    def _listing(
+        self, bucket: str, directory: str, objects: list[dict[str, Any]], listed_at_s: float | None
+    ) -> Listing:
         url = f"s3://{bucket}/{directory}".rstrip("/")
         if not objects:
             raise UfsNotFoundError(f"{url} does not exist")
@@ -141,18 +143,20 @@ class S3Store:
                 files.append(self._version(bucket, found["Key"], found["Size"], found))
         # Empty objects of the names of directories (see `get_status`).
         files = [file for file in files if file.size or file.url[len(url) + 1 :] not in directories]
-        return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+        return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories), listed_at_s)
 
     def list_status(self, path: str, count: Count) -> Listing:
         bucket, key = self._bucket_key(path)
         directory = key.rstrip("/") + "/" if key else ""
         objects: list[dict[str, Any]] = []
+        listed_at_s: float | None = None
         for page in self._pages(bucket, directory, count):
+            listed_at_s = listed_at_s or _answered_at_s(page)
             objects += page.get("Contents", [])
             logs = _logs_in(directory, objects)
             if logs:
                 return Listing(f"s3://{bucket}/{key}".rstrip("/"), (), logs)
-        return self._listing(bucket, directory, objects)
+        return self._listing(bucket, directory, objects, listed_at_s)
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         """One LIST of the name as a prefix: the object itself, if there is one, sorts first.
@@ -165,7 +169,9 @@ class S3Store:
         directory = key + "/"
         objects: list[dict[str, Any]] = []
         empty: FileVersion | None = None
+        listed_at_s: float | None = None
         for page in self._pages(bucket, key, count):
+            listed_at_s = listed_at_s or _answered_at_s(page)
             contents = page.get("Contents", [])
             if contents and contents[0]["Key"] == key:
                 empty = self._version(bucket, key, contents[0]["Size"], contents[0])
@@ -184,7 +190,7 @@ class S3Store:
                     if empty is None:
                         raise
                 break
-        return empty if empty is not None and not objects else self._listing(bucket, directory, objects)
+        return empty if empty is not None and not objects else self._listing(bucket, directory, objects, listed_at_s)
 
     @contextlib.contextmanager
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
@@ -236,7 +242,7 @@ class S3Store:
         bucket, key = self._bucket_key(path)
         now_s, times = 0.0, []
         for page in self._pages(bucket, key.rstrip("/") + "/", count):
-            now_s = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+            now_s = _answered_at_s(page) or now_s
             times += [found["LastModified"].timestamp() for found in page.get("Contents", [])]
         if not times:
             raise UfsNotFoundError(f"{redact('path', path)} does not exist")
@@ -277,6 +283,15 @@ class S3Store:
                 ours = UfsUnavailableError(str(ours))  # no answer that could be understood
             raise ours from cause_of(error)
         return self._version(bucket, key, len(data), found)
+
+
+def _answered_at_s(page: dict[str, Any]) -> float | None:
+    """When the store gave an answer, on its own clock; None if it does not say."""
+    date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return None if date is None else parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None
 
 
 def _logs_in(directory: str, objects: list[dict[str, Any]]) -> frozenset[str]:

@@ -28,11 +28,15 @@ SETTLED_AFTER_S = REMOTE_GRANULE_S
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Listing:
-    """What lies below a directory: `files` by URL, and `directories` that were seen (relative paths)."""
+    """What lies below a directory: `files` by URL, and `directories` that were seen (relative paths).
+
+    `listed_at_s`: when, on the store's clock, by which its files have their times; None if that is the clock of the host.
+    """
 
     url: str
     files: tuple[FileVersion, ...]
     directories: frozenset[str]
+    listed_at_s: float | None = None
 
 
 class Store(Protocol):
