@@ -12,6 +12,7 @@ from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.spark import change_stream
 from pyspark_lookup.table.log import WriteMode, properties
+from tests.fakes import CACHES
 from tests.test_changes import feed_of, told
 from tests.test_compaction import DAY_S, OFF, aged
 from tests.test_writing import SCHEMA, Site, ids_of, rows, site
@@ -205,3 +206,31 @@ def test_lists_that_leave_out_what_was_compacted(site: Site, table: LookupTable)
             assert found(f"c{id_}", chosen) == (wide.names, [1, 3, 50, 100, 101, 102])
         except VersionGoneError as problem:
             assert "lacks what was compacted" in str(problem)
+
+
+def test_a_position_that_is_no_version(site: Site, table: LookupTable) -> None:
+    """`lookup.version` of an event that made none, within the newest pages of the log and before, is refused; those that are listed,
+    and that writes return, are read."""
+    returned = [table.write(rows(number)) for number in range(4)]
+    job = site.writer().begin(SCHEMA, WriteMode.APPEND)
+    returned += [
+        table.write(rows()),
+        table.delete([99]),
+        table.delete([]),
+        table.compact(),
+        table.compact(),
+        table.alter(),
+    ]
+    listed = [row["version"] for row in table.versions()]
+    assert set(returned) < set(listed)
+    for host in ("a", "b"):
+        for version in range(1, site.state().position + 1):
+            if version in listed:
+                site.table({"lookup.version": str(version)}, host).scan()
+            else:
+                for mode in CACHES.values():
+                    with pytest.raises(VersionGoneError, match=rf"there is no version {version}, .* before it is \d+"):
+                        site.table({**mode, "lookup.keys": "id", "lookup.version": str(version)}, host).scan()
+        with pytest.raises(VersionGoneError, match="the log goes from 1 to"):
+            site.table({"lookup.version": "0"}, host).scan()
+    site.writer().abort(job, ())

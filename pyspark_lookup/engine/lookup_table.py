@@ -192,7 +192,7 @@ class LookupTable:
             if state is None:  # that batch was written before
                 state = engine.reader.resolver.log(engine.url_of(self._options.path)).latest()
                 assert state is not None
-                return state.position
+                return state.newest
             return writer.position_of(job, state)
 
     def upsert(self, rows: Rows) -> int:
@@ -232,7 +232,7 @@ class LookupTable:
         self._check_open()
         engine = runtime().engine(self._options)
         with engine.publish():
-            return engine.compactor(self._options).compact().position
+            return engine.compactor(self._options).compact().newest
 
     def vacuum(self, older_than: str | datetime.timedelta = "7 d", force: bool = False) -> dict[str, int | None]:
         """Remove files that no version of the last `older_than` needs, in the store's time; `files` and `bytes` of them.

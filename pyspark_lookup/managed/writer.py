@@ -209,11 +209,9 @@ class TableWriter:
         return state
 
     def position_of(self, job: Job, state: TableState) -> int:
-        """The log position of a job's commit; the state's, if it has none."""
+        """The log position of a job's commit; of the current version, if it has none."""
         write = own_write(state, job)
-        return (
-            write.ended_at if write is not None and write.committed and write.ended_at is not None else state.position
-        )
+        return write.ended_at if write is not None and write.committed and write.ended_at is not None else state.newest
 
     def _give_up(self, job: Job, files: Sequence[DataFile], reason: str = "") -> None:
         """Abort a job, if the store lets us; an open one that is never committed is not seen either."""
@@ -346,7 +344,7 @@ class TableWriter:
             assert state is not None
             return self.position_of(job, state)
         assert state is not None
-        return state.position
+        return state.newest
 
     def alter(self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None) -> int:
         """Commit another definition of the table; the log position of that, or of the table if nothing changes.
@@ -376,7 +374,7 @@ class TableWriter:
 
         state = append_unseen(self._log, allocate)
         if not found:
-            return state.position
+            return state.newest
         ((write_id, own_nonce),) = found
         directory = directory_of(write_id)
         job = Job(state.table_id, write_id, WriteMode.ALTER, directory, state.definition, 0.0, own_nonce)

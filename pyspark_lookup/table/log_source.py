@@ -62,7 +62,7 @@ class LogSource(VersionSource):
         """The position of the version that was the current one at a time. Where that is the latest one, nothing is listed."""
         last_s = log.put_at_s(state.position)
         if last_s is not None and at.timestamp() >= last_s:
-            return state.changes[-1].position
+            return state.newest
         return self._times.find(log.url, state.table_id, at, lambda: _times_of(log, state))
 
     def candidates(
@@ -215,6 +215,11 @@ def _managed_version(table: Table, state: TableState, position: int | None) -> T
         else:
             at = position if position is not None else cast("int | None", table.pinned)
             metadata = state.version(at)
+            if position is None and at not in (None, metadata.position):
+                raise VersionGoneError(
+                    f"there is no version {at}, for that event of table {state.table_id} changed nothing; the version before it is "
+                    f"{metadata.position} (LookupTable.versions() lists all)"
+                )
             write_ids = ValidWriteIdList.parse(metadata.state)
     except ValueError as problem:
         raise VersionGoneError(str(problem)) from None

@@ -257,6 +257,11 @@ class TableState:
 
     # --- versions ---------------------------------------------------------------------------------
 
+    @property
+    def newest(self) -> int:
+        """The position of the current version: of the last event that made one."""
+        return self.changes[-1].position
+
     def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
         """Which writes are valid after the event at `position` (None: now). Of those that were aborted the list has the ones since
         the beginning of the position's page: older ones have no rows, whatever a list says of them.
