@@ -62,7 +62,7 @@ class ValidWriteIdList:
         Raises ValueError for anything else: an empty text is no list that lets everything through, and one that was cut off
         is none without aborted ids.
         """
-        parts = text.split(":")
+        parts = text.split(":") if isinstance(text, str) else []
         if len(parts) != 5:
             raise _damaged(text, "five parts, separated by ':'")
         name, watermark, least, opened, aborted = parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from pyspark_lookup.options.catalog import named_options
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.options.parsing import option_text, parse_duration_s
+from pyspark_lookup.options.parsing import check_argument, duration_argument_s, option_text
 from pyspark_lookup.options.read_write_options import IDLE_IN_GETS, refuse_block_size, refuse_in_reads
 from pyspark_lookup.table.log import Batch, WriteMode
 
@@ -54,6 +55,7 @@ class LookupTable:
     """
 
     def __init__(self, path: str | None, options: Mapping[str, Any] | None = None) -> None:
+        check_argument("options", options, (Mapping, type(None)), "a dictionary, such as {'lookup.keys': 'id'}")
         given = {key: option_text(value) for key, value in (options or {}).items()}
         if path is not None:
             given["path"] = path
@@ -242,14 +244,8 @@ class LookupTable:
         a time that is too short or none, UfsNotFoundError if there is no table, another UfsError.
         """
         self._check_open()
-        try:
-            older_than_s = (
-                older_than.total_seconds()
-                if isinstance(older_than, datetime.timedelta)
-                else parse_duration_s(older_than)
-            )
-        except ValueError as problem:
-            raise OptionError(f"argument older_than = {older_than!r}: expected {problem}") from None
+        older_than_s = duration_argument_s("older_than", older_than)
+        check_argument("force", force, bool, "True or False")
         engine = runtime().engine(self._options)
         with engine.publish():
             return dataclasses.asdict(engine.vacuum(self._options, older_than_s, force))
@@ -272,6 +268,12 @@ class LookupTable:
             raise SchemaError(f"argument columns = {columns!r}: expected {problem}") from None
         if not isinstance(added, pa.Schema | None):
             raise TypeError(f"columns are a pyarrow.Schema, or text as 'country STRING', not {type(columns).__name__}")
+        check_argument("keys", keys, (list, tuple, type(None)), "a list of names of columns")
+        for name in keys or ():
+            check_argument("keys", name, str, "names of columns")
+        check_argument("properties", properties, (Mapping, type(None)), "a dictionary of texts")
+        for text in itertools.chain(*(properties or {}).items()):
+            check_argument("properties", text, str, "a dictionary of texts, such as {'lookup.log.retention': '30 d'}")
         engine = runtime().engine(self._options)
         with engine.publish():
             return engine.writer(self._options).alter(added, keys, properties)

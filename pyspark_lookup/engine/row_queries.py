@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -41,8 +41,11 @@ def scan(
 ) -> pa.Table:
     """The rows of a version of which `predicate` (as `lookup.where`) is true, with these columns (None: all)."""
     overrides: dict[str, str] = {}
-    if columns is not None and (isinstance(columns, str) or not columns):
-        raise SchemaError(f"argument columns = {columns!r}: give a list of names, such as {[columns or 'name']!r}")
+    if columns is not None:
+        named = isinstance(columns, Collection) and not isinstance(columns, str)
+        if not named or not columns or not all(isinstance(name, str) for name in columns):
+            example = [columns if isinstance(columns, str) and columns else "name"]
+            raise SchemaError(f"argument columns = {columns!r}: give a list of names, such as {example!r}")
     if columns is not None:
         overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
     shown = planner.table_columns(found, options.override(overrides))

@@ -30,7 +30,7 @@ _MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, W
 
 def write_mode(mode: str) -> WriteMode:
     """The mode of a write of rows. Raises OptionError for anything else."""
-    found = _MODES.get(mode.lower())
+    found = _MODES.get(mode.lower()) if isinstance(mode, str) else None
     if found is None:
         raise OptionError(f"argument mode = {mode!r}: give 'append', 'overwrite' or 'upsert'")
     return found

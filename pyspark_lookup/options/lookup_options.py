@@ -27,6 +27,7 @@ from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.file_options import FileOptions
 from pyspark_lookup.options.host_options import HostOptions
 from pyspark_lookup.options.iceberg_options import CATALOG, IcebergOptions, check_catalog
+from pyspark_lookup.options.parsing import check_argument
 from pyspark_lookup.options.provider_options import PROVIDER, ProviderOptions, check_provider
 from pyspark_lookup.options.read_write_options import Pin, ReadOptions, WriteOptions
 
@@ -64,6 +65,9 @@ class LookupOptions(
         Raises OptionError for an unknown key, a bad value, a contradiction, a credential outside
         the conf file, or a missing path.
         """
+        check_argument("options", read, Mapping, "a dictionary, such as {'path': 's3://bucket/dim'}")
+        for key in read:
+            check_argument("options", key, str, "names of options, such as 'lookup.keys'")
         layers = [(conf or {}, "conf file"), (table or {}, "table option"), (read, "read option")]
         values: dict[str, Any] = {}
         storage: dict[str, Any] = {}

@@ -8,6 +8,7 @@ import datetime
 import difflib
 import enum
 import importlib
+import numbers
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -269,8 +270,35 @@ def option(key: str, kind: Kind, default: Any, *, doc: str, shown: str = "", has
     return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is one; True and False are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def check_argument(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Raise OptionError for an argument of another type; True and False are no numbers."""
+    allowed = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise OptionError(f"argument {name} = {value!r}: expected {expected}")
+
+
+def duration_argument_s(name: str, value: Any) -> float:
+    """Seconds of an argument that is a duration. Raises OptionError for anything else."""
+    check_argument(
+        name, value, (str, datetime.timedelta), "a duration such as '7 d' or 'PT10S', or a datetime.timedelta"
+    )
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    try:
+        return parse_duration_s(value)
+    except ValueError as problem:
+        raise OptionError(f"argument {name} = {value!r}: expected {problem}") from None
+
+
 def option_text(value: Any) -> str:
-    """An option value as Spark passes it: `True` is "true", and a list of names is one text."""
+    """An option value as Spark passes it: `True` is "true", a list of names is one text, a timedelta so many seconds."""
+    if isinstance(value, datetime.timedelta):
+        return f"{value / datetime.timedelta(seconds=1):f} s"
     if isinstance(value, (list, tuple)):
         return ",".join("`" + str(name).replace("`", "``") + "`" for name in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from pyspark_lookup.base.errors import NotSupportedError, OptionError
+from pyspark_lookup.options.parsing import check_argument, is_number
 
 _MAX_DAYS = 36_500
 _DAY = datetime.timedelta(days=1)
@@ -174,11 +175,12 @@ class PeriodicCacheReloadTrigger(DueTrigger):
     """
 
     def __init__(self, interval_s: float, mode: ScheduleMode = ScheduleMode.FIXED_DELAY) -> None:
-        if not 0 < interval_s < math.inf:
+        if not is_number(interval_s) or not 0 < interval_s < math.inf:
             raise OptionError(
                 f"option lookup.full-cache.periodic-reload.interval = {interval_s!r} s: expected a duration greater than zero, "
                 "such as '5 min'"
             )
+        check_argument("mode", mode, ScheduleMode, "ScheduleMode.FIXED_DELAY or ScheduleMode.FIXED_RATE")
         super().__init__()
         self.interval_s = interval_s
         self.mode = mode
@@ -216,7 +218,9 @@ class TimedCacheReloadTrigger(DueTrigger):
     """
 
     def __init__(self, reload_time: datetime.time, interval_days: int = 1, zone: datetime.tzinfo | None = None) -> None:
-        if not 1 <= interval_days <= _MAX_DAYS:
+        check_argument("reload_time", reload_time, datetime.time, "a datetime.time, such as datetime.time(3, 30)")
+        check_argument("zone", zone, (datetime.tzinfo, type(None)), "a datetime.tzinfo, such as datetime.timezone.utc")
+        if not is_number(interval_days) or not 1 <= interval_days <= _MAX_DAYS:
             raise OptionError(
                 f"option lookup.full-cache.timed-reload.interval-in-days = {interval_days!r}: expected at least 1 day and "
                 f"at most {_MAX_DAYS}"

@@ -29,11 +29,19 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, cast_keys, c
 from pyspark_lookup.columnar.types import cast_column, spark_type, widens
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.parsing import is_number
 
 _GARBAGE_ROWS = 64 * 1024
 _GARBAGE_BYTES = 1024 * 1024
 _PURGES = 8  # per time to live
 _CLOCK = HostClock()
+
+
+def _bound(name: str, value: Any) -> Any:
+    """The value of a bound. Raises ValueError for what cannot be one."""
+    if not is_number(value) or not value >= 0:
+        raise ValueError(f"{name} = {value!r}: expected a number, 0 or more")
+    return value
 
 
 class DefaultLookupCacheBuilder:
@@ -64,9 +72,7 @@ class DefaultLookupCacheBuilder:
         return self
 
     def _with(self, name: str, value: float) -> DefaultLookupCacheBuilder:
-        if not value >= 0:
-            raise ValueError(f"{name} = {value}: expected 0 or more")
-        self._values[name] = value
+        self._values[name] = _bound(name, value)
         return self
 
     def build(self) -> DefaultLookupCache:
@@ -99,6 +105,9 @@ class DefaultLookupCache(LookupCache):
             "max_bytes": max_bytes,
             "cache_missing_key": cache_missing_key,
         }
+        for name, bound in list(self._config.items())[:-1]:
+            if bound is not None:
+                _bound(name, bound)
         if all(bound is None for bound in list(self._config.values())[:-1]):
             raise OptionError(
                 "a lookup cache without expiration and without a maximum size would grow without bound: set one of "

@@ -1,0 +1,87 @@
+"""Arguments of public methods that are of another type: the error names the argument, the value, and what it may be."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_lookup import (
+    DefaultLookupCache,
+    LookupOptions,
+    LookupTable,
+    PeriodicCacheReloadTrigger,
+    TimedCacheReloadTrigger,
+    ValidWriteIdList,
+)
+from pyspark_lookup.base.errors import OptionError, SchemaError
+
+NOON, ODD = datetime.time(12), (0, 7, 1.5, None, True, b"7 d", ["7 d"], datetime.date(2026, 1, 1), object)
+CALLS: dict[str, tuple[type[Exception], Callable[[LookupTable, Any], object]]] = {
+    "older_than": (OptionError, lambda table, odd: table.vacuum(odd)),
+    "force": (OptionError, lambda table, odd: None if odd is True else table.vacuum("7 d", odd)),
+    "mode": (OptionError, lambda table, odd: table.write([{"id": 2}], odd)),
+    "mode of a write in a transaction": (OptionError, lambda table, odd: table.transaction().write([{"id": 2}], odd)),
+    "mode of a trigger": (OptionError, lambda _, odd: PeriodicCacheReloadTrigger(5, odd)),
+    "reload_time": (OptionError, lambda _, odd: TimedCacheReloadTrigger(odd)),
+    "zone": (OptionError, lambda _, odd: None if odd is None else TimedCacheReloadTrigger(NOON, 1, odd)),
+    "columns": (SchemaError, lambda table, odd: None if odd is None else table.scan([odd])),
+    "columns that are no list": (SchemaError, lambda table, odd: None if odd in (None, ["7 d"]) else table.scan(odd)),
+    "keys": (OptionError, lambda table, odd: table.alter(keys=[odd])),
+    "keys that are no list": (OptionError, lambda table, odd: None if odd in (None, ["7 d"]) else table.alter(keys=odd)),
+    "properties": (OptionError, lambda table, odd: table.alter(properties={"lookup.log.retention": odd})),
+    "properties by name": (OptionError, lambda table, odd: table.alter(properties={odd: "7 d"} if odd != ["7 d"] else 5)),  # type: ignore[arg-type]
+    "options": (OptionError, lambda _, odd: None if odd is None else LookupTable("x", odd)),
+    "options by name": (OptionError, lambda _, odd: LookupTable("x", {odd: "x"} if odd != ["7 d"] else 5)),  # type: ignore[arg-type]
+    "options that are parsed": (OptionError, lambda _, odd: LookupOptions.parse(odd)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("argument", CALLS)
+def test_another_type(tmp_path: Path, argument: str) -> None:
+    """It is refused by name, before anything is done."""
+    kind, call = CALLS[argument]
+    table = LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")})
+    table.write([{"id": 1}])
+    position = table.describe()["position"]
+    for odd in ODD:
+        try:
+            call(table, odd)
+        except kind as problem:
+            assert str(problem).startswith(f"argument {argument.split(maxsplit=1)[0]} = ")
+            assert "\n" not in str(problem)
+            continue
+        assert odd in (None, True, ["7 d"])
+    assert table.describe()["position"] == position
+
+
+@pytest.mark.parametrize("odd", [-1, float("nan"), "5", True, datetime.timedelta(5)])
+@pytest.mark.parametrize("bound", ["max_rows", "max_bytes", "expire_after_access_s", "expire_after_write_s"])
+def test_a_bound_that_is_none(bound: str, odd: Any) -> None:
+    """Whichever way the cache is made."""
+    builder = getattr(DefaultLookupCache.new_builder(), bound.removesuffix("_s"))
+    for make in (builder, lambda bound_: DefaultLookupCache(**{bound: bound_})):
+        with pytest.raises(ValueError, match=rf"{bound} = .*: expected a number, 0 or more"):
+            make(odd)
+
+
+def test_durations_as_python_has_them(tmp_path: Path) -> None:
+    """A timedelta is one, also as the value of an option; a time and a list of ids are what they are."""
+    table = LookupTable(
+        str(tmp_path / "t"), {"lookup.cache.dir": tmp_path / "c", "lookup.write.timeout": datetime.timedelta(hours=2)}
+    )
+    table.write([{"id": 1}])
+    assert table.vacuum(datetime.timedelta(days=8))["files"] == 0
+    assert table._options.write_timeout_s == 7200
+    for odd in (5, None, b"t:1"):
+        with pytest.raises(ValueError, match="no list of valid write ids"):
+            ValidWriteIdList.parse(odd)  # type: ignore[arg-type]
+    for interval in ("5 s", None, True):
+        with pytest.raises(OptionError, match=r"periodic-reload\.interval = "):
+            PeriodicCacheReloadTrigger(interval)  # type: ignore[arg-type]
+    for days in ("1", None, 0):
+        with pytest.raises(OptionError, match="interval-in-days = "):
+            TimedCacheReloadTrigger(NOON, days)  # type: ignore[arg-type]
