@@ -166,6 +166,38 @@ TYPES: dict[pa.DataType, list[list[str]]] = {
 }  # fmt: skip
 
 
+DECIMALS = [
+    pa.decimal128(10, 2),
+    pa.decimal128(38, 0),
+    pa.decimal128(38, 38),
+    pa.decimal128(38, 20),
+    pa.decimal128(1, 0),
+    pa.decimal128(1, 1),
+]
+ODD_NUMBERS = [
+    "1", "1.", "+1", ".5", "-.5", "00", "-0", "0.10", "0.101", "1e2", "1E-2", "1e28", "9" * 28, "9" * 38, "9" * 39, "99.5", "1e-41", f"0.{'0' * 40}1",
+    f"{'5' * 41}.{'5' * 41}", "0" * 99 + "1", f"1.{'0' * 60}", "1e-300000000", "0e-300000000", "1e300000000", f"1e{10**20}", "1" * 9999, "1e", "x", ".",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DECIMALS, ids=str)
+def test_decimals_are_exact_or_refused(kind: pa.DataType) -> None:
+    """Whatever Arrow makes of such texts: it lets some overflow, and others end the process."""
+    exact = decimal.Context(prec=200, traps=[decimal.Inexact, decimal.InvalidOperation], Emin=-(10**17), Emax=10**17)
+    for text in ODD_NUMBERS:
+        expected: decimal.Decimal | None = None
+        with contextlib.suppress(decimal.InvalidOperation, decimal.Inexact), decimal.localcontext(exact):
+            expected = D(text).quantize(D(1).scaleb(-kind.scale))
+        if expected and expected.adjusted() >= kind.precision - kind.scale:
+            expected = None
+        texts = pa.array(["0", text, None])
+        if expected is None:
+            with pytest.raises(SchemaError, match=re.escape(repr(text[:80]))):
+                convert(texts, kind)
+        else:
+            assert convert(texts, kind).to_pylist() == [0, expected, None], text
+
+
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 def test_types(kind: pa.DataType) -> None:
     """Types by example; in one file, and with a file for each value."""

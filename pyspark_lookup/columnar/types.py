@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import decimal
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ EXACT = decimal.Context(prec=76)
 """In which decimals of 38 digits, and what is made of two of them, are not rounded; Python's own context rounds to 28."""
 MOST_NESTED = 100
 """How deep a column's type may be nested: Arrow's own limit is at some 120, and functions that call themselves have one, too."""
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOTHING = pa.string()
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 _LISTS = (
@@ -292,6 +294,21 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if _is_number(kind) and not (widens(held, kind) or _are_equal(found.cast(held), column.cast(held))):
         raise pa.ArrowInvalid("a value would be rounded")
     return found
+
+
+def decimal_of_text(text: str, kind: pa.DataType) -> decimal.Decimal:
+    """The number that a text is, with the digits of a decimal type. Raises ValueError for one that the type does not hold as it is."""
+    if _NUMBER.fullmatch(text) is None:
+        raise ValueError(f"{text[:80]!r} is no {kind}")
+    try:
+        exact = decimal.Decimal(text)
+        if exact.is_zero() or exact.adjusted() < kind.precision - kind.scale:
+            found = exact.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=EXACT)
+            if found == exact:
+                return found
+    except decimal.InvalidOperation:  # an exponent that no number has
+        pass
+    raise ValueError(f"{text[:80]!r} is no {kind}")
 
 
 def without_dictionary(column: pa.DictionaryArray) -> pa.Array:

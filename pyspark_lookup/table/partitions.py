@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import NotATableError, OptionError, SchemaError
-from pyspark_lookup.columnar.types import EXACT
+from pyspark_lookup.columnar.types import decimal_of_text
 from pyspark_lookup.io.stores import FileVersion, PartitionValues
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -101,14 +101,8 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
     """A raw partition value as a Python value of its column's type. Raises ValueError if it is none."""
     if value is None:
         return None
-    if pa.types.is_decimal(kind) and kind.scale and _NUMBER.fullmatch(value):
-        exact = decimal.Decimal(value)
-        if not exact.is_zero() and exact.adjusted() >= kind.precision - kind.scale:
-            raise ValueError(value)
-        found = exact.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=EXACT)
-        if found != exact:
-            raise ValueError(value)
-        return found
+    if pa.types.is_decimal(kind) and kind.scale:
+        return decimal_of_text(value, kind)
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         # Python reads more spellings (1_000) than inference takes for a number; so for the others.
         number = int(value) if _INTEGER.fullmatch(value) else None

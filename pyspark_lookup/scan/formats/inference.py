@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.columnar.types import widens
+from pyspark_lookup.columnar.types import decimal_of_text, widens
 
 _INTEGER = r"^(0|-?[1-9]\d*)$"
 _FRACTION = r"^-?(0|[1-9]\d*)\.\d+$"
@@ -243,6 +243,8 @@ def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         raise SchemaError(f"text is no {kind}")
     if not pa.types.is_binary(kind):
         texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+    if pa.types.is_decimal(kind):
+        return _decimals(texts, kind)
     try:
         return texts.cast(kind)
     except pa.ArrowNotImplementedError:
@@ -252,6 +254,20 @@ def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
             if not _parses(pa.array([text]), kind):
                 raise SchemaError(f"{text[:80]!r} is no {kind}") from None
         raise
+
+
+def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Texts as decimals. Arrow's own cast of one that does not fit gives another number, or ends the process."""
+    digits = rf"\d{{1,{kind.precision - kind.scale}}}" if kind.precision > kind.scale else "0"
+    plain = pc.match_substring_regex(texts, rf"^[+-]?0*{digits}(\.\d{{0,{kind.scale}}})?$")
+    if _all(plain):
+        return texts.cast(kind)
+    try:
+        numbers = [decimal_of_text(text, kind) for text in texts.filter(pc.invert(plain)).to_pylist()]
+    except ValueError as problem:
+        raise SchemaError(str(problem)) from None
+    cast = pc.if_else(plain, texts, pa.scalar(None, pa.string())).cast(kind)
+    return pc.replace_with_mask(cast, pc.fill_null(pc.invert(plain), False), pa.array(numbers, kind))
 
 
 def _parses(texts: pa.Array, kind: pa.DataType) -> bool:
