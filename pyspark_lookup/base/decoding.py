@@ -5,6 +5,7 @@ What lies on a disk or in a store may have been damaged, or written by another v
 
 from __future__ import annotations
 
+import decimal
 import math
 import os
 import reprlib
@@ -16,6 +17,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
 _COUNT_AT_MOST = 2**63
+_EXPONENT_AT_MOST = 400  # more than any double's, and than any decimal of a table
 
 
 def show(value: Any) -> str:
@@ -83,6 +85,17 @@ def number_of(value: Any) -> float:
     if not math.isfinite(number := float(value)):
         raise ValueError(f"{number} is no number")
     return number
+
+
+def exact_of(text: str) -> decimal.Decimal | None:
+    """The number that a text is; None if it is none, or has an exponent that no column holds: as an integer it would take minutes."""
+    try:
+        number = decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        return None
+    exponent = number.as_tuple().exponent
+    bounded = isinstance(exponent, int) and -_EXPONENT_AT_MOST <= exponent <= number.adjusted() <= _EXPONENT_AT_MOST
+    return number if bounded else None
 
 
 def _list_of(value: Any) -> list[Any] | tuple[Any, ...]:

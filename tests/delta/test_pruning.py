@@ -237,6 +237,35 @@ def test_texts_that_were_cut(tmp_path: Path, high: str, mode: str) -> None:
     assert bytes_read(path, tmp_path / "cache", where=f"name = '{name}'")[0] == 1
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "number", ["1e300000000", "-1e300000000", "1e-300000000", "0e-300000000", f"1e{10**20}", "9" * 4000, "9" * 5000]
+)
+def test_numbers_that_no_column_holds(tmp_path: Path, number: str, mode: str) -> None:
+    """In statistics, as numbers or texts, they bound nothing, and cost nothing."""
+    rows = {
+        "k": pa.array([1, 2]),
+        "small": pa.array([decimal.Decimal("1.50"), decimal.Decimal("2.50")], pa.decimal128(10, 2)),
+        "large": pa.array([decimal.Decimal("1.50"), decimal.Decimal("2.50")], pa.decimal128(38, 2)),
+        "double": [1.5, 2.5],
+        "day": DAYS[:2],
+    }
+    write_deltalake(str(tmp_path / "t"), pa.table(rows))
+    (commit,) = (tmp_path / "t" / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    (add,) = (action["add"] for action in actions if "add" in action)
+    for side, form in (("minValues", number), ("maxValues", number), ("maxValues", f'"{number}"')):
+        bounds = ", ".join(f'"{name}": {form}' for name in rows)
+        stats = {"numRecords": 2, "nullCount": dict.fromkeys(rows, 0), "minValues": {}, "maxValues": {}, side: "bounds"}
+        add["stats"] = json.dumps(stats).replace('"bounds"', f"{{{bounds}}}")
+        commit.write_text("\n".join(map(json.dumps, actions)))
+        for where in ("k = 2", "small = 2.50", "large = 2.50", "double > 2", "day = DATE '2026-03-02'"):
+            for _ in range(2):  # the second time as it is on record
+                reader = opened(tmp_path / "t", tmp_path / f"cache-{side}-{len(form)}", mode, "k", where=where)
+                assert reader.scan().column("k").to_pylist() == [2]
+                assert len(reader.get(2)) == 1
+
+
 def test_whole_decimals_beyond_64_bits(tmp_path: Path) -> None:
     """In delta-rs's statistics they are the largest number of 64 bits, or the smallest."""
     numbers = [

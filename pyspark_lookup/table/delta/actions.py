@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import decimal
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from pyspark_lookup.base.decoding import count_of, positive_of, show, text_of, texts_of
+from pyspark_lookup.base.decoding import count_of, exact_of, positive_of, show, text_of, texts_of
 from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.base.forks import cached_property
 
@@ -143,7 +142,7 @@ class Statistics:
         if text is None:
             return None
         try:
-            found = json.loads(text, parse_float=decimal.Decimal)
+            found = json.loads(text, parse_float=exact_of)
             rows = found.get("numRecords")
             parts = (found.get(name) or {} for name in ("minValues", "maxValues", "nullCount"))
             low, high, nulls = (part if isinstance(part, dict) else {} for part in parts)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import UNREADABLE, is_utf8
+from pyspark_lookup.base.decoding import UNREADABLE, exact_of, is_utf8
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, VersionGoneError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import EXACT, text_of_schema
@@ -282,9 +282,11 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
         if pa.types.is_string(kind):
             return _text_bound(value, high) if isinstance(value, str) and is_utf8(value) else None
         if pa.types.is_integer(kind):
-            return int(value)
+            return whole if -(2**63) <= (whole := int(value)) < 2**63 else None
         if pa.types.is_decimal(kind):
-            exact = decimal.Decimal(str(value))
+            exact = exact_of(str(value))
+            if exact is None or exact.adjusted() > kind.precision - kind.scale:
+                return None
             if kind.precision <= _DIGITS:
                 return exact
             if exact in _ENDS:
