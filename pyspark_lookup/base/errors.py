@@ -9,8 +9,11 @@ import re
 import traceback
 from typing import Any
 
-_USER = re.compile(r"(\w+://)[^/?#\s]+@")
-_PARAMETER = re.compile(r"(?i)([?&][^=&\s]*(?:signature|token|secret|sig|credential|passw|key)[^=&\s]*=)[^&\s'\"]+")
+# Each takes time by the length of a text, whatever is in it.
+_USER = re.compile(r"(?<!\w)(\w+://)[^/?#\s]+@")
+_PARAMETER = re.compile(
+    r"(?i)([?&](?=[^?=&\s]*(?:signature|token|secret|sig|credential|passw|key))[^?=&\s]*=)[^&\s'\"]+"
+)
 _SETTING = re.compile(r"(?i)\b((?:password|passwd|pwd|secret|token|signature)=)[^\s&;,'\")]+")
 
 
