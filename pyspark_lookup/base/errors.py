@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 # Each takes time by the length of a text, whatever is in it.
@@ -102,7 +104,13 @@ class ReloadFailedError(PysparkLookupError, RuntimeError):
 
 
 class LookupFunctionError(PysparkLookupError, RuntimeError):
-    """A provider's lookup, scan or version failed in every attempt, or returned what it may not."""
+    """A provider's lookup, scan or version failed in every attempt, or returned what it may not.
+
+    If only some keys of a lookup failed, `failures` says which (their places) and why, and `rows` are those of the others.
+    """
+
+    rows: Any = None
+    failures: Mapping[int, LookupFunctionError] = MappingProxyType({})
 
 
 class LookupTimeoutError(LookupFunctionError, TimeoutError):

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.errors import LookupFunctionError, SchemaError
 from pyspark_lookup.cache.full.loader import Layout
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.snapshot_scan import plan_columns
@@ -223,7 +223,13 @@ def _from_partial(
         return rows_at(rows, match_rows(rows, names, Keys(wanted)), asked.kept)
 
     cache, fresh = _partial_cache(reader, plan, asked)
-    return _partial_answer(plan, asked, cache.lookup(asked.arrays, fresh, load), schema)
+    try:
+        rows = cache.lookup(asked.arrays, fresh, load)
+    except LookupFunctionError as problem:
+        if problem.rows is not None:
+            problem.rows = _partial_answer(plan, asked, problem.rows, schema)
+        raise
+    return _partial_answer(plan, asked, rows, schema)
 
 
 def _partial_cache(reader: TableReader, plan: ReadPlan, asked: _Asked) -> tuple[PartialCache, Freshness]:
@@ -276,13 +282,24 @@ def _get_uncached(
     kept = pa.schema([plan.projection.data.field(name) for name in plan.needed if name not in given])
     chosen, places = distinct_keys(probed, probed.hashes(SEED))
     different = pa.Table.from_arrays([array.take(as_indices(chosen)) for array in arrays], schema=pa.schema(fields))
-    rows = no_rows(kept)
-    if len(chosen):
-        found = reader.versions.rows_by_key(different, kept)
-        assert found is not None
-        rows = rows_for(found, places)
-    held = {name: one_array(rows.column(name)) for name in kept.names}
-    return pa.Table.from_batches([_answer(plan, held, given, key_numbers(rows), 0, schema)], schema)
+
+    def answer(rows: pa.Table) -> pa.Table:
+        rows = rows_for(rows, places)
+        held = {name: one_array(rows.column(name)) for name in kept.names}
+        return pa.Table.from_batches([_answer(plan, held, given, key_numbers(rows), 0, schema)], schema)
+
+    if not len(chosen):
+        return answer(no_rows(kept))
+    try:
+        rows = reader.versions.rows_by_key(different, kept)
+    except LookupFunctionError as problem:
+        if problem.rows is not None:
+            failed = np.flatnonzero(np.isin(places, list(problem.failures)))
+            problem.failures = {int(place): problem.failures[int(places[place])] for place in failed}
+            problem.rows = answer(problem.rows)
+        raise
+    assert rows is not None
+    return answer(rows)
 
 
 def _given(fields: Iterable[pa.Field], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:

@@ -192,8 +192,15 @@ class Lookup:
         except _CAUGHT as problem:
             if self._options.on_error is OnError.FAIL:
                 raise
-            where = redact("path", self._options.path)
-            log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=table.num_rows, error=_message(problem))
+            rows, failures = (
+                (problem.rows, problem.failures) if isinstance(problem, LookupFunctionError) else (None, {})
+            )
+            where, count = redact("path", self._options.path), len(failures) or table.num_rows
+            log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=count, error=_message(problem))
+            if rows is not None:
+                places = np.array(sorted(failures))
+                reasons = [_message(failures[place]) for place in places.tolist()]
+                return self._rows(table, times, rows, (places, reasons))
             return self._fail(table, times, *self._get_held(at, table), _message(problem))
         return self._rows(table, times, found, None)
 
@@ -258,10 +265,10 @@ class Lookup:
             if column.null_count:
                 valid &= bits_of(one_array(column.is_valid()))
         unknown = np.flatnonzero(valid & ~known)
-        return self._rows(keys, times, found, (unknown, message))
+        return self._rows(keys, times, found, (unknown, [message] * len(unknown)))
 
     def _rows(
-        self, keys: pa.Table, times: pa.Array | None, found: pa.Table, failed: tuple[Numbers, str] | None
+        self, keys: pa.Table, times: pa.Array | None, found: pa.Table, failed: tuple[Numbers, Sequence[str]] | None
     ) -> Rows:
         if self._validity is not None and times is not None:
             found = valid_rows(found, keys, times, self._validity)
@@ -270,8 +277,8 @@ class Lookup:
         if self._options.on_error is OnError.NULL:
             columns.append(pa.nulls(found.num_rows, pa.string()))
         if failed is not None and len(failed[0]):
-            extra, message = failed
-            said = [*(pa.nulls(len(extra), column.type) for column in columns[:-1]), pa.array([message] * len(extra))]
+            extra, reasons = failed
+            said = [*(pa.nulls(len(extra), column.type) for column in columns[:-1]), pa.array(reasons, pa.string())]
             numbers = np.concatenate([numbers, extra])
             order = np.argsort(numbers, kind="stable")
             pairs = zip(columns, said, strict=True)

@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,11 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import LookupCache
-from pyspark_lookup.columnar.key_rows import key_numbers, renumber
+from pyspark_lookup.columnar.key_rows import key_numbers, no_rows, renumber
 from pyspark_lookup.columnar.keys import as_indices
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.providers.bisection import Bisection, Call, Outcome
 from pyspark_lookup.providers.call_runner import CallFailedError, Calls, CallTimeoutError, beside
 from pyspark_lookup.providers.functions import (
     AsyncLookupFunction,
@@ -42,6 +43,7 @@ from pyspark_lookup.providers.made_provider import PROVIDER_OPTION, MadeProvider
 from pyspark_lookup.providers.returned_rows import ReturnedRows, show_keys
 
 _GRACE_S = 1.0
+_Function = LookupFunction | AsyncLookupFunction
 
 
 class ProvidedTable:
@@ -144,59 +146,104 @@ class ProvidedTable:
         """The rows of `keys` (all different, none null) with `columns`, by the column `KEY_INDEX`.
 
         Errors are tried again, and keys that have no rows asked for again, as the options say. Raises
-        LookupFunctionError naming the provider and a key.
+        LookupFunctionError naming the provider and the first key that failed, with what is known of the others.
         """
-        rows = self._ask(keys, columns, metrics)
+        rows, failures, problem = self._ask(keys, columns, metrics)
         options = self._options
-        if options.retry_predicate is None:
-            return rows
-        assert options.retry_fixed_delay_s is not None and options.retry_max_attempts is not None
-        for _ in range(options.retry_max_attempts):
-            there = np.zeros(keys.num_rows, np.bool_)
-            there[key_numbers(rows)] = True
-            missing = np.flatnonzero(~there)
-            if not len(missing):
-                break
-            self._clock.sleep(options.retry_fixed_delay_s)
-            metrics.inc("lookupRetryCount", len(missing))
-            late = self._ask(keys.take(as_indices(missing)), columns, metrics)
-            rows = pa.concat_tables([rows, renumber(late, missing[key_numbers(late)])])
-        return rows.take(as_indices(np.argsort(key_numbers(rows), kind="stable")))
+        if options.retry_predicate is not None:
+            assert options.retry_fixed_delay_s is not None and options.retry_max_attempts is not None
+            for _ in range(options.retry_max_attempts):
+                settled = np.zeros(keys.num_rows, np.bool_)
+                settled[key_numbers(rows)] = True
+                settled[list(failures)] = True
+                missing = np.flatnonzero(~settled)
+                if not len(missing):
+                    break
+                self._clock.sleep(options.retry_fixed_delay_s)
+                metrics.inc("lookupRetryCount", len(missing))
+                late, late_failures, late_problem = self._ask(keys.take(as_indices(missing)), columns, metrics)
+                rows = pa.concat_tables([rows, renumber(late, missing[key_numbers(late)])])
+                failures |= {int(missing[place]): reason for place, reason in late_failures.items()}
+                problem = problem or late_problem
+            rows = _in_order(rows)
+        if problem is not None and failures:
+            raise _failure_of(keys.num_rows, rows, failures, problem)
+        return rows
 
-    def _ask(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
+    def _ask(
+        self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup
+    ) -> tuple[pa.Table, dict[int, LookupFunctionError], LookupFunctionError | None]:
+        """The rows of the keys; which keys have no answer; and the first problem of any call."""
         with self._lock:  # a function is used by one thread; other callers wait for their turn
             function = self._function()
-            size = function.batch_size or max(keys.num_rows, 1)
-            pieces = [keys.slice(start, size) for start in range(0, keys.num_rows, size)]
-            at_once = self._options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
+            self._open(function, keys, metrics)
+            bisection = Bisection(keys.num_rows, function.batch_size or max(keys.num_rows, 1))
+            bisection.run(lambda calls, patience: self._make_calls(function, keys, columns, metrics, calls, patience))
+        parts = [renumber(rows, places[key_numbers(rows)]) for places, rows in bisection.rows]
+        rows = pa.concat_tables(parts) if parts else no_rows(columns)
+        return (_in_order(rows) if len(parts) > 1 else rows), bisection.failures, bisection.problem
 
-            async def look_up(piece: pa.Table) -> pa.Table:
-                answer = await self._tried(lambda: _awaited_of(function.lookup, piece), piece, metrics)
-                return self._returned.by_key(answer, piece, columns)
+    def _open(self, function: _Function, keys: pa.Table, metrics: CacheMetricGroup) -> None:
+        if self._opened is not function:
+            limit_s = self._limit_s(function, 2)  # as long as opening and a call may take together
+            self._run(lambda: self._tried(function.open, (), keys, metrics), limit_s, show_keys(keys))
+            self._opened = function
 
-            async def ask() -> list[pa.Table]:
-                if self._opened is not function:
-                    await self._tried(lambda: _awaited_of(function.open), keys, metrics)
-                    self._opened = function
-                return await _each(pieces, look_up, at_once)
+    def _limit_s(self, function: _Function, rounds: int) -> float:
+        # Of several calls at once each ends by itself; one that is called like a function has to be left.
+        grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
+        return rounds * self._options.async_timeout_s + grace_s
 
-            # Of several at once each ends by itself; one that is called like a function has to be left.
-            grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
-            calls = -(-len(pieces) // at_once) + (self._opened is not function)
-            answers = self._run(ask, calls * self._options.async_timeout_s + grace_s, show_keys(keys))
-        parts, start = [], 0
-        for piece, answer in zip(pieces, answers, strict=True):
-            parts.append(renumber(answer, key_numbers(answer) + start))
-            start += piece.num_rows
-        return pa.concat_tables(parts)
+    def _make_calls(
+        self,
+        function: _Function,
+        keys: pa.Table,
+        columns: pa.Schema,
+        metrics: CacheMetricGroup,
+        calls: Sequence[Call],
+        patience: int,
+    ) -> list[Outcome]:
+        """See `MakeCalls`. Raises LookupFunctionError for an answer that would be wrong for any key."""
+        pieces = [keys.take(as_indices(call.keys)) for call in calls]
+        outcomes: dict[int, Outcome] = {}
+
+        async def make(number: int) -> bool:
+            piece, retried = pieces[number], calls[number].problem is None
+            try:
+                answer = await self._tried(function.lookup, (piece,), piece, metrics, retried)
+            except LookupFunctionError as problem:
+                outcomes[number] = problem
+                return False
+            answer = self._returned.with_columns(answer, piece, columns)
+            try:
+                outcomes[number] = self._returned.by_key(answer, piece, columns)
+            except LookupFunctionError as problem:
+                outcomes[number] = problem
+                return False
+            return True
+
+        at_once = self._options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
+        limit_s = self._limit_s(function, -(-len(pieces) // at_once))
+        try:
+            self._run(lambda: _each(len(pieces), make, at_once, patience), limit_s, show_keys(keys))
+        except LookupTimeoutError as late:
+            # The function is another one's from now on, so this was its last call.
+            answered = {number: rows for number, rows in outcomes.copy().items() if isinstance(rows, pa.Table)}
+            return [answered.get(number, late) for number in range(len(pieces))]
+        return [outcomes.get(number) for number in range(len(pieces))]
 
     async def _tried(
-        self, call: Callable[[], Coroutine[Any, Any, Any]], keys: pa.Table, metrics: CacheMetricGroup
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        keys: pa.Table,
+        metrics: CacheMetricGroup,
+        retried: bool = True,
     ) -> Any:
-        """What a call returns in one of its attempts."""
+        """What a call returns in one of its attempts; the only one, unless it is `retried`."""
 
         async def attempt() -> Any:
-            return await call()
+            return await _awaited_of(call, *args)
 
         async def sleep(seconds: float) -> None:
             if self._sleepers is None:  # as many as there may be calls, for they wait together
@@ -204,7 +251,7 @@ class ProvidedTable:
             await asyncio.get_running_loop().run_in_executor(self._sleepers, self._clock.sleep, seconds)
 
         retry = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._options.max_retries + 1),
+            stop=tenacity.stop_after_attempt(self._options.max_retries + 1 if retried else 1),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
             before_sleep=lambda state: metrics.inc("lookupRetryCount", keys.num_rows),
             sleep=sleep,
@@ -235,7 +282,7 @@ class ProvidedTable:
             ) from cause_of(problem)
         return rows
 
-    def _function(self) -> LookupFunction | AsyncLookupFunction:
+    def _function(self) -> _Function:
         provider = self._made.current()
         if not isinstance(provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
             raise OptionError(
@@ -298,22 +345,36 @@ async def _awaited_of(function: Callable[..., Any], *args: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _each(
-    pieces: Sequence[pa.Table], call: Callable[[pa.Table], Coroutine[Any, Any, pa.Table]], at_once: int
-) -> list[pa.Table]:
-    """What `call` returns for each piece, `at_once` of them at a time; the first error ends the others."""
-    results: dict[int, pa.Table] = {}
-    waiting = iter(enumerate(pieces))
+async def _each(count: int, call: Callable[[int], Coroutine[Any, Any, bool]], at_once: int, patience: int) -> None:
+    """Make calls, `at_once` of them at a time, and begin no more once `patience` in a row have not succeeded; an error ends all."""
+    waiting, in_a_row = iter(range(count)), 0
 
     async def work() -> None:
-        for number, piece in waiting:
-            results[number] = await call(piece)
+        nonlocal in_a_row
+        for number in waiting:
+            in_a_row = 0 if await call(number) else in_a_row + 1
+            if in_a_row >= patience:
+                return
 
-    workers = [asyncio.ensure_future(work()) for _ in range(min(at_once, len(pieces)))]
+    workers = [asyncio.ensure_future(work()) for _ in range(min(at_once, count))]
     try:
         await asyncio.gather(*workers)
     finally:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)  # until they have ended
-    return [results[number] for number in range(len(pieces))]
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    return rows.take(as_indices(np.argsort(key_numbers(rows), kind="stable")))
+
+
+def _failure_of(
+    count: int, rows: pa.Table, failures: Mapping[int, LookupFunctionError], problem: LookupFunctionError
+) -> LookupFunctionError:
+    """The error of a lookup of `count` keys: of all, or of the first one that failed. It has what there is of the others."""
+    first = problem if len(failures) == count else failures[min(failures)]
+    others = 0 if len(failures) == count else sum(reason is not first for reason in failures.values())
+    error = type(first)(f"{first}" + (f"; {others} more of {count} keys failed, too" if others else ""))
+    error.rows, error.failures, error.__cause__ = rows, failures, first.__cause__
+    return error

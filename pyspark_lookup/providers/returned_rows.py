@@ -20,17 +20,20 @@ class ReturnedRows:
         self._name = name
         self._schema = schema
 
-    def by_key(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
-        """What a function returned, checked, with `columns` and `KEY_INDEX`."""
+    def with_columns(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
+        """What a function returned, if it is a table with the key columns and `columns`, and no columns but those of the schema."""
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         if not isinstance(rows, pa.Table):
             raise LookupFunctionError(
                 f"provider {self._name} returned {type(rows).__name__} for {show_keys(keys)}: return a pyarrow.Table"
             )
-        fields = [self._schema.field(name) for name in keys.column_names]
-        fields += [field for field in columns if field.name not in keys.column_names]
-        rows = self.conform(rows, pa.schema(fields), f"lookup of {show_keys(keys)}")
+        self._check_columns(rows, self._fields(keys, columns), f"lookup of {show_keys(keys)}")
+        return rows
+
+    def by_key(self, rows: pa.Table, keys: pa.Table, columns: pa.Schema) -> pa.Table:
+        """The rows of `with_columns`, checked one by one, with `columns` and `KEY_INDEX`."""
+        rows = self._cast(rows, self._fields(keys, columns), f"lookup of {show_keys(keys)}")
         matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
         if len(matches.rows) < rows.num_rows:
             unasked = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
@@ -42,6 +45,14 @@ class ReturnedRows:
 
     def conform(self, rows: pa.Table, columns: pa.Schema, what: str) -> pa.Table:
         """Rows with exactly these columns; what may be there besides are others of the schema."""
+        self._check_columns(rows, columns, what)
+        return self._cast(rows, columns, what)
+
+    def _fields(self, keys: pa.Table, columns: pa.Schema) -> pa.Schema:
+        fields = [self._schema.field(name) for name in keys.column_names]
+        return pa.schema([*fields, *(field for field in columns if field.name not in keys.column_names)])
+
+    def _check_columns(self, rows: pa.Table, columns: pa.Schema, what: str) -> None:
         lost = [name for name in columns.names if name not in rows.column_names]
         unknown = [name for name in rows.column_names if name not in self._schema.names]
         twice = [name for name in rows.column_names if rows.column_names.count(name) > 1]
@@ -51,16 +62,26 @@ class ReturnedRows:
             raise LookupFunctionError(
                 f"provider {self._name}, {what}: {wrong}; it returned {', '.join(rows.column_names)}, its schema has {', '.join(self._schema.names)}"
             )
-        arrays = []
         for field in columns:
             column = rows.column(field.name)
             named = f"provider {self._name}, {what}: column {field.name!r}"
             try:
-                if not widens(spark_type(column.type), field.type) and column.null_count < len(column):
-                    raise LookupFunctionError(f"{named} is {column.type}, its schema says {field.type}")
-                arrays.append(cast_column(column.combine_chunks(), field.type, field.name, f"provider {self._name}"))
+                fits = widens(spark_type(column.type), field.type) or column.null_count == len(column)
             except SchemaError as problem:
                 raise LookupFunctionError(f"{named}: {problem}") from problem
+            if not fits:
+                raise LookupFunctionError(f"{named} is {column.type}, its schema says {field.type}")
+
+    def _cast(self, rows: pa.Table, columns: pa.Schema, what: str) -> pa.Table:
+        arrays = []
+        for field in columns:
+            try:
+                column = rows.column(field.name).combine_chunks()
+                arrays.append(cast_column(column, field.type, field.name, f"provider {self._name}"))
+            except SchemaError as problem:
+                raise LookupFunctionError(
+                    f"provider {self._name}, {what}: column {field.name!r}: {problem}"
+                ) from problem
         return pa.Table.from_arrays(arrays, schema=columns)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.errors import LookupFunctionError, SchemaError
 from pyspark_lookup.base.metrics import UNSET, CacheMetricGroup, MetricsOfCache
 from pyspark_lookup.cache.memory import CachedRows, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
@@ -57,7 +57,8 @@ class PartialCache:
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
         """The rows of all keys, by the column `KEY_INDEX`; keys may repeat, one with a null has no rows.
 
-        Raises what `load` raises; what other keys' loads brought is kept.
+        Raises what `load` raises; what other keys' loads brought is kept. If only some keys failed, the error has the rows of
+        the others.
         """
         asked = Keys(keys)
         known = asked.rows if asked.valid is None else int(np.count_nonzero(asked.valid))
@@ -68,7 +69,11 @@ class PartialCache:
                 self._find_beyond(keys, rest, query, load)
             elif self.shared is not None:
                 self._touch(keys)
-            return merge_rows(query.parts, fresh.schema)
+            rows = merge_rows(query.parts, fresh.schema)
+            if query.failure is not None:
+                query.failure.rows, query.failure.failures = rows, query.failures
+                raise query.failure
+            return rows
         finally:
             self.context.metrics.inc("hitCount", known - query.loaded)
             self.context.metrics.inc("missCount", query.loaded)
@@ -116,6 +121,8 @@ class PartialCache:
             left = self._find_shared(different, hashes, theirs, query)
         rows = rows_for(merge_rows(query.parts, query.fresh.schema), places)
         query.parts = [*before, renumber(rows, rest[key_numbers(rows)])]
+        failed = np.flatnonzero(np.isin(places, list(query.failures)))
+        query.failures = {int(rest[place]): query.failures[int(places[place])] for place in failed}
 
     def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, wanted: Numbers, query: _Query) -> Numbers:
         """Those of the `wanted` keys that the host does not hold; the rows of the others are in the query's parts."""
@@ -145,6 +152,16 @@ class PartialCache:
         query.loaded += len(wanted)
         try:
             rows = load(some)
+        except LookupFunctionError as problem:
+            metrics.inc("numLoadFailures", len(problem.failures) or len(wanted))
+            if problem.rows is None:
+                raise
+            query.fail(problem, wanted)
+            answered = np.setdiff1d(np.arange(len(wanted)), list(problem.failures))
+            rows = renumber(problem.rows, np.searchsorted(answered, key_numbers(problem.rows)))
+            some, wanted = _take(some, answered), wanted[answered]
+            if not len(wanted):
+                return
         except BaseException:
             metrics.inc("numLoadFailures", len(wanted))
             raise
@@ -263,7 +280,8 @@ class _OfVersion:
 class _Query:
     """A lookup: the cache and the version that answer it, the rows found so far, and how many keys were loaded for it.
 
-    `invalidated`: the last invalidation that it knows of.
+    `invalidated`: the last invalidation that it knows of. `failures`: why keys have no answer, by place; `failure`: the first
+    error that told of some.
     """
 
     cache: _OfVersion
@@ -271,6 +289,13 @@ class _Query:
     invalidated: Call = NO_CALL
     parts: list[pa.Table] = dataclasses.field(default_factory=list)
     loaded: int = 0
+    failures: dict[int, LookupFunctionError] = dataclasses.field(default_factory=dict)
+    failure: LookupFunctionError | None = None
+
+    def fail(self, problem: LookupFunctionError, keys: Numbers) -> None:
+        """Note the failures of a load of `keys`."""
+        self.failure = self.failure or problem
+        self.failures |= {int(keys[place]): reason for place, reason in problem.failures.items()}
 
     def add(self, rows: pa.Table, keys: Numbers) -> None:
         """Rows whose `KEY_INDEX` is a place in `keys`."""
