@@ -7,11 +7,12 @@ knows no local mean time: before 1900 it takes today's standard time of the zone
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import re
 import zoneinfo
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ LOCAL_MEAN_TIME_END = (
 )  # 1900-01-01 in UTC, in seconds: from then on `java.util` has the same offsets as others
 _DAY = 86400
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_LAST_MOVED_YEAR = 1900  # of an instant whose local time is in 1899, in some zone
+_FURTHEST = datetime.timedelta(days=12)
 _FIRST_ZONES = -5364662400  # 1800-01-01: no zone has changed its offset before
 _STEP = 10 * _DAY  # no zone changed it twice within, then
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -192,6 +195,43 @@ def array_of(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) -> 
     """A column of a type with such numbers, null where `column` is."""
     validity = column.is_valid().buffers()[1] if column.null_count else None
     return pa.Array.from_buffers(kind, len(column), [validity, pa.py_buffer(numbers)])
+
+
+def bounds_of(column: pa.Array) -> tuple[Any, Any]:
+    """Bounds of converted values, of the least and the greatest of them before; (None, None) for such as Python lacks."""
+    with contextlib.suppress(OverflowError, ValueError):
+        low, high = column.to_pylist()
+        return widened(low, high) if pa.types.is_timestamp(column.type) else (low, high)
+    return None, None
+
+
+def widened(low: Any, high: Any) -> tuple[Any, Any]:
+    """Bounds of dates or times that hold whether they were taken before or after a conversion, and whatever the time zone.
+
+    A Gregorian day is at most 11 days from the one with its name, from the year 1 on. Instants change their order where a leap day is no more.
+    """
+    return _moved(low, -_FURTHEST), _moved(high, _FURTHEST)
+
+
+def _moved(end: Any, by: datetime.timedelta) -> Any:
+    if end is None or end.year > _LAST_MOVED_YEAR:
+        return end
+    try:
+        return end + by
+    except OverflowError:  # the first days of the year 1 only move towards later ones
+        return end.replace(month=1, day=1)
+
+
+def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Convert | None]]) -> pa.RecordBatch:
+    """A batch in which some columns are converted, for each flat part of a column by one of `converts`."""
+    if not converts or converts.keys().isdisjoint(batch.schema.names):
+        return batch
+    arrays, fields = [], []
+    for field, array in zip(batch.schema, batch.columns, strict=True):
+        own = converts.get(field.name)
+        arrays.append(array if own is None else convert_leaves(array, iter(own)))
+        fields.append(field.with_type(arrays[-1].type))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def convert_leaves(column: pa.Array, converts: Iterator[Convert | None]) -> pa.Array:

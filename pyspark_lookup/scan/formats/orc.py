@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.orc
 
 from pyspark_lookup.base.forks import cached_property
-from pyspark_lookup.columnar.calendars import Convert, convert_leaves, gregorian_dates
+from pyspark_lookup.columnar.calendars import Convert, convert_columns, gregorian_dates
 from pyspark_lookup.columnar.types import parts_of, spark_schema
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, RangesFile, Unit, reading
@@ -21,7 +21,8 @@ class OrcIndex(FileIndex):
         self._stored = pa.orc.ORCFile(pa.BufferReader(content)).schema
         self.schema = spark_schema(self._stored, file.url)
         self.units = [Unit(0, 0)]
-        self._converts = {field.name: list(self._leaves(field.type)) for field in self._stored}
+        converts = {field.name: list(self._leaves(field.type)) for field in self._stored}
+        self._converts = {name: leaves for name, leaves in converts.items() if any(leaves)}
 
     @property
     def stored_schema(self) -> pa.Schema:
@@ -49,13 +50,4 @@ class OrcIndex(FileIndex):
             read = list(columns) or self.schema.names[:1]
             table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=read).select(list(columns))
             for batch in table.to_batches(BATCH_ROWS):
-                yield self._converted(batch)
-
-    def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        converts = [self._converts[name] for name in batch.schema.names]
-        if not any(convert is not None for column in converts for convert in column):
-            return batch
-        arrays = [
-            convert_leaves(array, iter(of)) if any(of) else array for array, of in zip(batch, converts, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+                yield convert_columns(batch, self._converts)

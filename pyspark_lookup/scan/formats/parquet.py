@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import decimal
+import functools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +17,7 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.base.forks import cached_property
+from pyspark_lookup.columnar.calendars import Convert, bounds_of, convert_columns, gregorian_dates, gregorian_instants
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import parts_of, spark_schema, with_parts
 from pyspark_lookup.io.stores import FileVersion, Range
@@ -22,6 +26,7 @@ from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterForma
 _DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured for 63 kB of 300 columns
 _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make a batch of few rows
 _INDEX_BYTES = 24  # of a row, for its key and its place in the file
+_SPARK = b"org.apache.spark."
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"  # Spark keeps its own schema in the footer, as JSON
 
 
@@ -39,6 +44,8 @@ class ParquetIndex(FileIndex):
         self.memory_bytes = metadata.serialized_size * _DECODED_FOOTER
         arrow = metadata.schema.to_arrow_schema()
         self._leaves: dict[str, range] = {}
+        self._converts: dict[str, list[Convert | None]] = {}  # of columns that are in another calendar
+        calendars = HybridTimes.of(metadata.metadata)
         first, fields = 0, []
         for field in arrow:
             leaves = range(first, first + _leaf_count(field.type))
@@ -46,6 +53,10 @@ class ParquetIndex(FileIndex):
             fields.append(pa.field(field.name, _with_instants(field.type, iter(int96))))
             self._leaves[field.name] = leaves
             first = leaves.stop
+            if calendars is not None:
+                converts = list(calendars.converts(field.type, iter(int96)))
+                if any(converts):
+                    self._converts[field.name] = converts
         fields = spark_fields(fields, metadata.metadata, file.url)
         self.schema = spark_schema(pa.schema(fields), file.url)
         flat = [not pa.types.is_nested(field.type) for field in self.schema]
@@ -81,13 +92,24 @@ class ParquetIndex(FileIndex):
         if found is None or chunk.physical_type == "INT96":
             return None
         low = high = None
-        if found.has_min_max:
+        if found.has_min_max and column in self._converts:
+            low, high = self._gregorian_bounds(column, found.min_raw, found.max_raw)
+        elif found.has_min_max:
             # A date or time beyond Python's years, or a text cut inside a character, bounds nothing here.
             with contextlib.suppress(OverflowError, ValueError):
                 low, high = _comparable(found.min), _comparable(found.max)
             if isinstance(low, bytes) and not pa.types.is_binary(self.schema.field(column).type):
                 low = high = None  # half floats and JSON texts, as they are stored
         return ColumnStats(low, high, found.null_count if found.has_null_count else None, group.num_rows)
+
+    def _gregorian_bounds(self, column: str, low: int, high: int) -> tuple[Any, Any]:
+        (convert,), kind = self._converts[column], self.schema.field(column).type
+        assert convert is not None
+        if pa.types.is_date(kind):
+            stored = pa.array([low, high], pa.int32()).cast(kind)
+        else:
+            stored = pa.array([low, high], pa.int64()).cast(self.stored_schema.field(column).type)
+        return bounds_of(convert(stored))
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         group = self._metadata.row_group(unit.number)
@@ -122,9 +144,50 @@ class ParquetIndex(FileIndex):
             group = self._metadata.row_group(unit.number)
             size = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
             rows = _BATCH_BYTES * group.num_rows // max(size, 1)
-            yield from file.reader.iter_batches(
+            for batch in file.reader.iter_batches(
                 min(max(rows, 1), BATCH_ROWS), row_groups=[unit.number], column_indices=leaves, use_threads=False
-            )
+            ):
+                yield convert_columns(batch, self._converts)
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridTimes:
+    """Which times of a Parquet file Spark has written in the hybrid calendar, as Spark 2.4 does, and later ones in LEGACY mode.
+
+    `annotated`: dates, and instants in milli- and microseconds. `int96`: instants in INT96. `zone`: the session's time zone. Times
+    without a zone never are.
+    """
+
+    annotated: bool
+    int96: bool
+    zone: str
+
+    @classmethod
+    def of(cls, footer: Mapping[bytes, bytes] | None) -> HybridTimes | None:
+        """What a footer says; None: all times are Gregorian."""
+        version = re.match(rb"(\d+)\.(\d+)", (footer or {}).get(_SPARK + b"version", b""))
+        if footer is None or version is None:
+            return None
+        written_by = tuple(map(int, version.groups()))
+        annotated = written_by < (3, 0) or _SPARK + b"legacyDateTime" in footer
+        int96 = written_by < (3, 1) or _SPARK + b"legacyINT96" in footer
+        zone = footer.get(_SPARK + b"timeZone", b"UTC").decode(errors="replace")
+        return cls(annotated, int96, zone) if annotated or int96 else None
+
+    def converts(self, kind: pa.DataType, int96: Iterator[bool]) -> Iterator[Convert | None]:
+        """How each flat part of a column is brought into the Gregorian calendar."""
+        shape, parts = parts_of(kind)
+        if shape is not None:
+            for part in parts:
+                yield from self.converts(part, int96)
+            return
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if next(int96):
+            yield functools.partial(gregorian_instants, zone=self.zone) if self.int96 else None
+        elif self.annotated and pa.types.is_timestamp(kind) and kind.tz is not None:
+            yield functools.partial(gregorian_instants, zone=self.zone)
+        else:
+            yield gregorian_dates if self.annotated and pa.types.is_date32(kind) else None
 
 
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:

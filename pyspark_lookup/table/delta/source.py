@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.decoding import UNREADABLE, exact_of, is_utf8
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, VersionGoneError
+from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import EXACT, text_of_schema
 from pyspark_lookup.io.disk import key_of
@@ -269,6 +270,8 @@ def _statistics_of(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]
             high = _bound(found.high.get(own), field.type, True)
             if low is None or high is None:
                 low = high = None
+            elif pa.types.is_temporal(field.type):
+                low, high = widened(low, high)  # those of a table that was converted are as its footers have them
             if nulls is not None or low is not None:
                 bounds[field.name] = ColumnStats(low, high, nulls, found.rows)
     return FileStatistics(found.rows, bounds)

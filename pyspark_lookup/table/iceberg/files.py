@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.decoding import UNREADABLE
 from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import key_of
@@ -166,6 +167,8 @@ class IcebergFiles:
         high = bound_of(entry.upper.get(id_), kind, column.type) if bounded else None
         if low is None or high is None or low > high:
             low = high = None
+        elif pa.types.is_temporal(column.type):
+            low, high = widened(low, high)  # those of files that were added are as their footers have them
         if low is None and nulls is None:
             return None
         return ColumnStats(low, high, nulls, max(entry.rows, 1))

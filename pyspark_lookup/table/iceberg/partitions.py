@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.base.decoding import UNREADABLE
+from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import EXACT
 from pyspark_lookup.table.iceberg.metadata import PartitionField
@@ -81,7 +82,7 @@ def bounds_of_partition(
             return ColumnStats(None, None, 0, rows, (int(found[2]), int(value))) if hashed else None
         if found:
             return _truncated(value, int(found[2]), kind, rows)
-        low, high = _span(transform, value)
+        low, high = widened(*_span(transform, value))  # of files that were added by what their footers say
         if iceberg_type == "date":
             return ColumnStats(low.date(), high.date(), 0, rows)
         zone = datetime.timezone.utc if iceberg_type == "timestamptz" else None
