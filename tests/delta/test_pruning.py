@@ -118,6 +118,23 @@ def test_instants_between_milliseconds(tmp_path: Path) -> None:
         assert opened(table, tmp_path / "cache", where=where).scan().num_rows == 1
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("offset", ["+00:19:32", "-00:25:21", "+00:00:59", "-00:00:01", "+02:00:00", "-11:30:00"])
+def test_instants_with_an_offset_that_was_cut(tmp_path: Path, offset: str, mode: str) -> None:
+    """Writers give bounds in the session's zone, whose old offsets have seconds that they leave out."""
+    table, local = tmp_path / "t", datetime.datetime(1930, 1, 5, 12)
+    at = datetime.datetime.fromisoformat(f"{local}{offset}").astimezone(datetime.timezone.utc)
+    write_deltalake(str(table), pa.table({"at": [at], "id": [1]}))
+    (commit,) = (table / "_delta_log").glob("*.json")
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    (add,) = (line["add"] for line in lines if "add" in line)
+    bounds = {"at": f"{local.isoformat()}.000{offset[:6]}"}
+    add["stats"] = json.dumps(json.loads(add["stats"]) | {"minValues": bounds, "maxValues": bounds})
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reader = opened(table, tmp_path / "cache", mode, "at", where=f"at = TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}Z'")
+    assert reader.scan().num_rows == len(reader.get(at)) == 1
+
+
 def test_a_partition_value_that_is_an_empty_text(table: Path, tmp_path: Path) -> None:
     """It is null, by the protocol."""
     commit = table / "_delta_log" / f"{1:020}.json"

@@ -31,6 +31,7 @@ from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTrave
 
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _MILLISECOND = datetime.timedelta(milliseconds=1)
+_MINUTE = datetime.timedelta(minutes=1)
 _CUT, _LAST = "\ufffd", "\U0010ffff"
 _DIGITS = 15  # of a decimal that a double holds exactly
 _ROUNDED = decimal.Decimal(2) ** -48
@@ -312,9 +313,11 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
         if pa.types.is_timestamp(kind):
             text = value[:-1] + "+00:00" if value.endswith("Z") else value
             at = datetime.datetime.fromisoformat(text)
+            # Offsets of old local times have seconds (+00:19:32), which writers leave out.
+            inexact = _MINUTE if at.tzinfo is not None and text is value else datetime.timedelta(0)
             at = at.astimezone(datetime.timezone.utc) if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
             at = at if kind.tz is not None else at.replace(tzinfo=None)
-            return at + _MILLISECOND if high else at  # written in milliseconds, rounded down
+            return at + _MILLISECOND + inexact if high else at - inexact  # written in milliseconds, rounded down
     return None
 
 
