@@ -310,6 +310,20 @@ def test_a_second_file_decides_the_type(dim: Path, mode: str, first: str, second
         assert [table.get(n)[0]["v"] for n in (1, 2)] == expected
 
 
+HALVES = {
+    r"\ud83d": "?", r"\ude00": "?", r"\uD83Dx": "?x", r"\ude00\ud83d": "??", r"\ud83d\ud83d\ude00": "?\U0001f600", r"\ud83d\n\ude00": "?\n?",
+    r"\ud83d\ude00\ude00": "\U0001f600?", r"\\ud83d": r"\ud83d", r"\\\ud83d": r"\?", r"\ud83d\\": "?\\", r"\ud83d\"": '?"', "\\ud83d\U0001f600": "?\U0001f600",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("nested", ['"TEXT"', '["TEXT"]', '{"a": ["TEXT"]}', '{"TEXT": 1}'])
+def test_json_with_half_of_a_pair(dim: Path, nested: str) -> None:
+    """A value of which UTF-16 has one half of a pair has a `?` there, as in Spark; others are as they were."""
+    for written, text in HALVES.items():
+        put(dim, "a.json", f'{{"id": 1, "v": {nested.replace("TEXT", written)}}}')
+        assert read(dim).column("v").to_pylist() == [json.loads(nested.replace("TEXT", json.dumps(text)[1:-1]))]
+
+
 def test_json_by_example(dim: Path) -> None:
     """An object in one file and a text in the other is text, as it was written; a text with an offset is an instant, others are texts."""
     instant, local = "2020-01-01T01:00:00+01:00", "2020-01-01T00:00:00"

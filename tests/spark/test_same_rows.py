@@ -508,14 +508,15 @@ def test_blank_lines_of_csv_are_those_of_spark(spark: SparkSession, tmp_path: Pa
 
 def test_json_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> None:
     """The same with JSON lines, nested ones too."""
-    schema = f"{CELL_TYPES}, nested STRUCT<tags: ARRAY<STRING>, counts: MAP<STRING, BIGINT>>"
+    schema = f"{CELL_TYPES}, half STRING, nested STRUCT<tags: ARRAY<STRING>, counts: MAP<STRING, BIGINT>>"
     for seed in range(3):
         lines = []
         for number, row in enumerate(rows_of_text(seed)):
             numbers = {name: json.loads(row[name]) for name in ("d", "ok") if row[name] is not None}
             nested = [None, {"tags": ["a", None]}, {"counts": {"x": number}}, {"tags": [], "more": 1}][number % 4]
             exact = "" if row["n"] is None else f', "n": {row["n"]}'
-            plain = json.dumps({**row, **numbers, "nested": nested, "n": None})[:-1]
+            half = ["\ud83d", "\ude00\ud83d", "x\ud83d\\", "\U0001f600\ude00"][number % 4]  # of a pair of UTF-16
+            plain = json.dumps({**row, **numbers, "half": half, "nested": nested, "n": None})[:-1]
             lines.append(plain.replace(', "n": null', exact) + "}")
         (tmp_path / f"{seed}.json").write_text("\n".join(lines))
     ours, theirs = (spark.read.format(form).schema(schema).load(str(tmp_path)) for form in ("lookupcache", "json"))

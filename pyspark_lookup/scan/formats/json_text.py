@@ -34,6 +34,8 @@ from pyspark_lookup.scan.formats.inference import (
 _LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")  # more digits than a double surely keeps
 _LONGEST_INTEGER = 19
 _SPACE = re.compile(r"[ \t\r\n]*")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 _OPENING, _CLOSING, _QUOTE = b"[{", b"]}", b'"'
 _STEPS = np.zeros(256, np.int8)  # how much deeper it is behind a byte
 _STEPS[list(_OPENING)], _STEPS[list(_CLOSING)] = 1, -1
@@ -46,6 +48,9 @@ class JsonFile:
 
     def __init__(self, content: bytes) -> None:
         _check_depth(content)
+        if _SURROGATE.search(content) is not None:
+            # Half of a pair of UTF-16 is no character; Spark reads this one.
+            content = _ESCAPE.sub(lambda escape: b"?" if escape[1] else escape[0], content)
         self._content = content
         self._table = None if content.lstrip()[:1] == b"[" else _read_by_arrow(content)
         self._objects: list[dict[str, Any]] | None = None
