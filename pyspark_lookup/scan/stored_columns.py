@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, list_of_entries, offsets_of, parts_of, spark_type
 from pyspark_lookup.io.stores import FileVersion, StoredColumn
@@ -31,8 +32,21 @@ _DESCRIBED_BETTER = {
 _HYPHENS = (8, 13, 18, 23)
 
 
-def find_names(file: FileVersion, index: FileIndex, planned: pa.Schema) -> dict[str, str]:
-    """Planned column -> what a file calls it, for those it has."""
+def find_names(
+    file: FileVersion, index: FileIndex, planned: pa.Schema, declared: pa.Schema | None = None
+) -> dict[str, str]:
+    """Planned column -> what a file calls it, for those it has. `declared`: all columns that the files are declared to have, in order.
+
+    Raises SchemaError for a file of columns without names that has more than are declared.
+    """
+    if file.columns is None and declared is not None and index.nameless:
+        if len(index.schema) > len(declared):
+            raise SchemaError(
+                f"{file.url} has {len(index.schema)} columns without names, but lookup.schema has {len(declared)}: "
+                f"{', '.join(declared.names)}: declare all of them, in their order"
+            )
+        stored = dict(zip(declared.names, index.schema.names, strict=False))
+        return {name: stored[name] for name in planned.names if name in stored}
     if file.columns is None:
         folded = {name.lower(): name for name in index.schema.names}
         return {name: folded[name.lower()] for name in planned.names if name.lower() in folded}

@@ -89,7 +89,7 @@ class Scan(TableScan):
     ) -> list[ColumnStats | None]:
         values = _partition_of(table, file.piece.file, partitions)
         wanted = pa.schema([pa.field(name, pa.null()) for name in names])
-        spelled = find_names(file.piece.file, file.index, wanted)
+        spelled = find_names(file.piece.file, file.index, wanted, _declared(table, [file.piece]))
         row: list[ColumnStats | None] = []
         for name in names:
             if name in values:
@@ -223,7 +223,7 @@ class Scan(TableScan):
 
         def file_of(piece: Slice, index: FileIndex, head: dict[Range, Data], read_from: tuple[Range, ...]) -> OpenFile:
             values = _partition_of(table, piece.file, partitions)
-            names = find_names(piece.file, index, planned)
+            names = find_names(piece.file, index, planned, declared)
             reopen = functools.partial(self._open_anew, forms[piece.file.format], columns)
             return OpenFile(piece, self._blocks, index, head, {}, names, values, reopen, read_from=read_from)
 

@@ -101,6 +101,8 @@ class FileIndex(abc.ABC):
     """Of text files: what their values tell of the columns that were not planned."""
     misfits: Mapping[str, str] = MappingProxyType({})
     """Columns of text files that have a value which is not of the planned type, with that value."""
+    nameless: bool = False
+    """Whether columns have no names of their own, so that declared ones are told by their places."""
     memory_bytes: int = 4096
     """About what it takes in memory, for those that are kept."""
 

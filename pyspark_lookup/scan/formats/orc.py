@@ -21,6 +21,8 @@ class OrcIndex(FileIndex):
         self._stored = pa.orc.ORCFile(pa.BufferReader(content)).schema
         self.schema = spark_schema(self._stored, file.url)
         self.units = [Unit(0, 0)]
+        # As old versions of Hive call them, whatever the table calls them.
+        self.nameless = bool(self.schema.names) and all(name.startswith("_col") for name in self.schema.names)
         converts = {field.name: list(self._leaves(field.type)) for field in self._stored}
         self._converts = {name: leaves for name, leaves in converts.items() if any(leaves)}
 
