@@ -442,3 +442,14 @@ def test_a_forked_child_has_a_lookup_of_its_own(host: Host, table: Path) -> None
     """What is open stays open for the next task of a process and session; after a fork the child opens it anew."""
     spec = host.spec(table, PARTIAL, many=False)
     in_fresh_process(look_up_and_fork, spec.to_text(), host.session, host.announce(spec))
+
+
+def test_a_driver_whose_clock_is_ahead(host: Host, table: Path) -> None:
+    """What a function of `foreachBatch` has built keeps its version, though this host's clock never reaches the time at which it was built."""
+    spec = host.spec(table)
+    built = [Execution("app", "batch 1", host.clock.host().wall_s() + ahead) for ahead in (3600, 3600, 7200)]
+    tokens = []
+    for number, execution in enumerate(built):
+        tokens.append(host.announce(spec, execution))
+        named(table, f"v{number + 2}")
+    assert tokens[0] == tokens[1] != tokens[2]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import NonUniqueKeyError
 from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of
 from pyspark_lookup.engine.lookup_join import Lookup, LookupSpec, Rows, lookup_of, split_tokens
-from pyspark_lookup.table.executions import Execution
+from pyspark_lookup.table.executions import Build, Execution
 
 FOUND_COLUMN = "_lookup_found"
 """True in each row of a list; null in the row that Spark makes of an empty list."""
@@ -37,14 +37,14 @@ Place = int | tuple[int, int]
 class Stage:
     """A lookup of a pass. `places`: where its keys (and the time) come from. `version`: which it reads, as (column of versions, place in it).
 
-    `how`: `left`, `inner`, `left_semi` or `left_anti`. `built_at_s`: see `Execution`.
+    `how`: `left`, `inner`, `left_semi` or `left_anti`. `build`: if it was built in a `foreachBatch` function.
     """
 
     lookup: LookupSpec
     places: tuple[Place, ...]
     version: tuple[int, int]
     how: str
-    built_at_s: float | None = None
+    build: Build | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,10 @@ class PassSpec:
 
     def to_text(self) -> str:
         """The spec as it travels; the same for equal specs."""
-        stages = [[s.lookup.to_json(), s.places, s.version, s.how, s.built_at_s] for s in self.stages]
+        stages = [
+            [s.lookup.to_json(), s.places, s.version, s.how, s.build and dataclasses.astuple(s.build)]
+            for s in self.stages
+        ]
         return json.dumps([stages, self.many], sort_keys=True)
 
     @classmethod
@@ -71,9 +74,11 @@ class PassSpec:
         return cls(tuple(_stage_of(*fields) for fields in stages), many)
 
 
-def _stage_of(lookup: Sequence[Any], places: Sequence[Any], version: Sequence[int], *others: Any) -> Stage:
+def _stage_of(
+    lookup: Sequence[Any], places: Sequence[Any], version: Sequence[int], how: str, build: Sequence[Any] | None
+) -> Stage:
     known = tuple(place if isinstance(place, int) else (place[0], place[1]) for place in places)
-    return Stage(LookupSpec.of_json(lookup), known, (version[0], version[1]), *others)
+    return Stage(LookupSpec.of_json(lookup), known, (version[0], version[1]), how, Build(*build) if build else None)
 
 
 @dataclasses.dataclass(frozen=True)

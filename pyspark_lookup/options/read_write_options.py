@@ -34,6 +34,8 @@ from pyspark_lookup.options.parsing import (
 
 GIVEN = "lookup.given"
 """Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
+BUILT = "lookup.built"
+"""Of such a read, too: the micro-batch in whose `foreachBatch` function the lookup was built, and when, as JSON."""
 OF_AS_OF = frozenset({"lookup.valid-from", "lookup.valid-to", "lookup.overlap"})
 Pin = int | datetime.datetime | str | Ref
 """A version of a table: its number, the one that was current at a time, a list of valid write ids, or a branch or tag."""

@@ -29,10 +29,10 @@ from pyspark_lookup.spark.lookup_pass import (
     ChainedLookup,
     Key,
     broadcast_join,
-    built_at_s,
     estimated_rows,
     plan_text,
 )
+from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.table_argument import (
     LookedUp,
     TableArgument,
@@ -144,7 +144,7 @@ def lookup_join(
     _check_names(df, names, found)
     choice = _choose(df, found, strategy, as_of is not None)
     lookup = ChainedLookup(
-        choice.cached, tuple(keys), names, kind, validity, built_at_s(df.sparkSession), why=choice.why
+        choice.cached, tuple(keys), names, kind, validity, current_build(df.sparkSession), why=choice.why
     )
     if not choice.broadcast:
         return _pass(_chain_of(df), lookup)

@@ -13,13 +13,11 @@ import itertools
 import json
 import operator
 import re
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
@@ -35,6 +33,7 @@ from pyspark_lookup.options.enums import OnError
 from pyspark_lookup.spark.reading import Probe, Resolve
 from pyspark_lookup.spark.table_argument import LookedUp, quote
 from pyspark_lookup.spark.types import arrow_type
+from pyspark_lookup.table.executions import Build
 
 VERSION_COLUMN = "_lookup_version"
 """What the names of columns with versions begin with."""
@@ -65,7 +64,7 @@ class Key:
 class ChainedLookup:
     """A lookup of a chain: `keys` of the DataFrame for those of the table, with `validity` and a time after them.
 
-    `built_at_s`: when, in a `foreachBatch` function. `broadcast`: it is no part of a pass. `why`: it is, or is not.
+    `build`: if it was built in a `foreachBatch` function. `broadcast`: it is no part of a pass. `why`: it is, or is not.
     """
 
     table: LookedUp
@@ -73,7 +72,7 @@ class ChainedLookup:
     names: tuple[str, ...]
     how: str
     validity: tuple[str, str | None] | None
-    built_at_s: float | None
+    build: Build | None
     broadcast: bool = False
     why: str = ""
 
@@ -88,7 +87,7 @@ class ChainedLookup:
     @property
     def version(self) -> str:
         """The column with the version that it reads, in any relation that has it."""
-        return f"{VERSION_COLUMN}_{key_of(self.options_text, self.built_at_s)[:16]}"
+        return f"{VERSION_COLUMN}_{key_of(self.options_text, self.build and dataclasses.astuple(self.build))[:16]}"
 
     @property
     def options_text(self) -> str:
@@ -126,7 +125,7 @@ class Chain:
         stages = []
         for number, lookup in enumerate(self.lookups):
             own = tuple(self._place(key, number, arguments) for key in lookup.keys)
-            stages.append(Stage(lookup.spec, own, versions[lookup.version], lookup.how, lookup.built_at_s))
+            stages.append(Stage(lookup.spec, own, versions[lookup.version], lookup.how, lookup.build))
         fields = [field for lookup in self.lookups for field in lookup.fields]
         spec = PassSpec(tuple(stages), many=True)
         if spec.drops or not fields:
@@ -208,7 +207,7 @@ def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed
     mark = key_of(*tables)[:6]
     name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
     joined = f"{VERSION_COLUMN}s_{key_of(*tables)[:16]}"
-    resolve = Resolve(name, {column: (of.options_text, of.built_at_s) for column, of in tables.items()}, joined)
+    resolve = Resolve(name, {column: (of.options_text, of.build) for column, of in tables.items()}, joined)
     # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
     versions = spark.range(0, 1, 1, 1).mapInArrow(
         resolve, ", ".join(f"{column} binary" for column in (*tables, joined))
@@ -246,18 +245,6 @@ def estimated_rows(df: DataFrame) -> int | None:
     width = 8 + sum(_WIDTHS.get(field.dataType.typeName(), 8) for field in df.schema)
     # What Spark knows nothing of is huge to it.
     return None if expected > _HUGE_BYTES else int(expected / width)
-
-
-def built_at_s(spark: SparkSession) -> float | None:
-    """The time, in a `foreachBatch` function of Spark Classic: what is built there reads back what it has written before.
-
-    Over Connect the actions of such a function are executions of their own.
-    """
-    try:
-        inside = bool(spark.sparkContext.getLocalProperty("streaming.sql.batchId"))
-    except (AttributeError, NotImplementedError, PySparkException):
-        inside = False
-    return time.time() if inside else None
 
 
 def broadcast_join(df: DataFrame, lookup: ChainedLookup) -> DataFrame:

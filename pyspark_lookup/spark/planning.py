@@ -43,8 +43,9 @@ from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_se
 from pyspark_lookup.options.enums import FileFormatName, FilterPushdown, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
-from pyspark_lookup.options.read_write_options import GIVEN, refuse_block_size, refuse_in_reads
+from pyspark_lookup.options.read_write_options import BUILT, GIVEN, refuse_block_size, refuse_in_reads
 from pyspark_lookup.spark.types import arrow_schema, scopes_pushed_filters, struct_type
+from pyspark_lookup.table.executions import Build
 
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text
@@ -151,6 +152,7 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
 def _of_read(options: Mapping[str, str]) -> tuple[dict[str, str], Collection[str]]:
     """(The options of a load(), the names of those that somebody has given for it: of a read that is part of a lookup few)."""
     own = _single_path(options)
+    own.pop(BUILT, None)
     given = own.pop(GIVEN, None)
     return own, own.keys() if given is None else given.split(",")
 
@@ -254,8 +256,10 @@ class Planning:
         declared: bool,
         added: Sequence[str],
         given: Collection[str],
+        build: Build | None,
     ) -> None:
         self.options = options
+        self.build = build
         self._given = given
         self.columns = columns
         self._declared = declared
@@ -283,7 +287,9 @@ class Planning:
         declared = found is None and not stored and options.view is View.DATA
         if declared and options.provider is None:
             options = _declaring(options, columns)
-        return cls(options, columns, found, declared, added_columns(schema) if stored else (), given)
+        built = read.get(BUILT)
+        build = None if built is None else Build(*json.loads(built))
+        return cls(options, columns, found, declared, added_columns(schema) if stored else (), given, build)
 
     def push(self, filters: list[spark.Filter]) -> None:
         """Prune by those filters that mean the same here as in Spark."""

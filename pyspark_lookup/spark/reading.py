@@ -20,11 +20,16 @@ from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
-from pyspark_lookup.table.executions import Execution
+from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, build_in
+from pyspark_lookup.table.executions import Build, Execution
 
 
 def read(
-    plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask, built_at_s: float, columns: pa.Schema
+    plan: ReadPlan | LookupOptions,
+    task: ReadTask | ViewTask,
+    build: Build | None,
+    built_at_s: float,
+    columns: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
     """The batches of a task of a DataFrame that was built at a time. Everything is read from the store before the first one.
 
@@ -36,12 +41,12 @@ def read(
     with engine.publish():
         if isinstance(plan, LookupOptions):
             assert isinstance(task, ViewTask)
-            execution = current_execution(built_at_s)
+            execution = current_execution(build, built_at_s)
             token = functools.partial(issue_token, options, execution)
             batches = view_batches(engine, task, options, token, execution)
         else:
             assert isinstance(task, ReadTask)
-            batches = read_rows(engine.reader, plan, task, current_execution(built_at_s))
+            batches = read_rows(engine.reader, plan, task, current_execution(build, built_at_s))
         # Now: a query with a LIMIT stops its workers after the first batch.
         engine.publish_metrics()
         for batch in batches:
@@ -78,22 +83,23 @@ def session_options() -> dict[str, str]:
     return {key: value for key, value in {**known, **found}.items() if value}
 
 
-def current_execution(built_at_s: float | None) -> Execution | None:
+def current_execution(build: Build | None = None, built_at_s: float | None = None) -> Execution | None:
     """What this task's rows must agree with: a stream's micro-batch, or a query with all its parts.
 
-    `built_at_s`: when what asks was built, if that may have been inside a `foreachBatch` function. None outside Spark, or where
-    Spark does not say: the task then resolves for itself.
+    `build`: the micro-batch in whose function the lookup was built, whatever thread runs it; without one, Spark's properties say
+    whether there is a micro-batch. `built_at_s`: when a DataFrame was built, of which the driver does not say where. None
+    outside Spark, or where Spark does not say: the task then resolves for itself.
     """
     context = TaskContext.get()
     if context is None:
         return None
     application = "/".join(context.getLocalProperty(key) or "" for key in ("spark.app.id", "spark.app.startTime"))
-    stream, batch = (context.getLocalProperty(key) for key in ("sql.streaming.queryId", "streaming.sql.batchId"))
-    if stream and batch:
-        # A batch that runs again after a restart is another execution: it sees what is current then.
-        run = context.getLocalProperty("spark.jobGroup.id") or ""
-        return Execution(application, f"stream {stream} run {run} batch {batch}", built_at_s)
-    for key in ("spark.sql.execution.root.id", "spark.sql.execution.id"):
+    if build is not None:
+        return Execution(application, build.execution, build.at_s)
+    build = build_in(context.getLocalProperty)
+    if build is not None:
+        return Execution(application, build.execution, built_at_s)
+    for key in (ROOT_EXECUTION, "spark.sql.execution.id"):
         execution = context.getLocalProperty(key)
         if execution:
             return Execution(application, f"execution {execution}")
@@ -103,11 +109,11 @@ def current_execution(built_at_s: float | None) -> Execution | None:
 class Resolve:
     """For `mapInArrow`: one row with the versions that this execution reads of tables, and a last column with all of them.
 
-    `tables`: by the column that its version goes into, the options of each, and when its lookup was built (see `Execution`).
+    `tables`: by the column that its version goes into, the options of each, and where its lookup was built.
     `joined`: the last column.
     """
 
-    def __init__(self, name: str, tables: Mapping[str, tuple[str, float | None]], joined: str) -> None:
+    def __init__(self, name: str, tables: Mapping[str, tuple[str, Build | None]], joined: str) -> None:
         self.__name__ = name  # as plans show it
         self._tables = dict(tables)
         self._joined = joined
@@ -117,7 +123,7 @@ class Resolve:
             pass
         count_for_application()
         session = session_options()
-        asked = [(text, current_execution(built_at_s)) for text, built_at_s in self._tables.values()]
+        asked = [(text, current_execution(build)) for text, build in self._tables.values()]
 
         def resolve(of: tuple[str, Execution | None]) -> bytes:
             return issue_token(runtime().effective(parse_options(of[0]).on_host(session)), of[1])
@@ -139,7 +145,7 @@ class Probe:
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         count_for_application()
         lookups = pass_of(self._spec, session_options())
-        executions = [current_execution(stage.built_at_s) for stage in lookups.spec.stages]
+        executions = [current_execution(stage.build) for stage in lookups.spec.stages]
         try:
             for given in batches:
                 for answers in lookups.answers(given[: -self._versions], given[-self._versions :], executions):

@@ -88,8 +88,8 @@ class LookupReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One for each task, with its whole plan: nothing else reaches the reading process."""
         assert self._plan is not None
-        columns = self._plan.columns
-        return [InputPartition((plan, task, self._built_at_s, columns)) for plan, task in self._plan.tasks()]
+        others = self._plan.build, self._built_at_s, self._plan.columns
+        return [InputPartition((plan, task, *others)) for plan, task in self._plan.tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading

@@ -17,7 +17,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.engine.lookup_pass import PassSpec, Stage
 from pyspark_lookup.options.enums import View
-from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, built_at_s, lookup_udf
+from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, lookup_udf
+from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.table_argument import (
     LookedUp,
     TableArgument,
@@ -109,8 +110,8 @@ def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
     names = [field.name for field in table.chosen]
     udf = _udfs(base)[as_rows]
     keys = tuple(Key(key, table.type_of(key), False) for key in table.keys)
-    lookup = ChainedLookup(table, keys, tuple(names), "left", None, built_at_s(table.spark))
-    spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.built_at_s),), many)
+    lookup = ChainedLookup(table, keys, tuple(names), "left", None, current_build(table.spark))
+    spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.build),), many)
     table.spark.udf.register(udf, lookup_udf(udf, spec, lookup.fields, 1))
     declared = ", ".join(f"{quote(key)} {_ddl(table.type_of(key))}" for key in table.keys)
     call = f"{udf}({', '.join(map(quote, table.keys))}, (SELECT version FROM {base}_version))"

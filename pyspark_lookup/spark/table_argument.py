@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +25,9 @@ from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions, merge_options
 from pyspark_lookup.options.parsing import option_text, parse_names
-from pyspark_lookup.options.read_write_options import GIVEN, refuse_in_reads
+from pyspark_lookup.options.read_write_options import BUILT, GIVEN, refuse_in_reads
 from pyspark_lookup.spark import planning
+from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.types import arrow_schema
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
@@ -114,7 +116,9 @@ def _view(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFr
 
 
 def _load(spark: SparkSession, options: Mapping[str, str], given: Iterable[str] = ()) -> DataFrame:
-    return spark.read.format(_FORMAT).options(**options, **{GIVEN: ",".join(given)}).load()
+    build = current_build(spark)
+    built = {} if build is None else {BUILT: json.dumps(dataclasses.astuple(build))}
+    return spark.read.format(_FORMAT).options(**options, **{GIVEN: ",".join(given)}, **built).load()
 
 
 def look_up(

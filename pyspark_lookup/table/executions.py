@@ -15,6 +15,20 @@ from pyspark_lookup.table.model import Table, TableVersion
 
 
 @dataclasses.dataclass(frozen=True)
+class Build:
+    """The micro-batch in whose `foreachBatch` function a lookup was built, and when (Unix time)."""
+
+    stream: str
+    batch: str
+    at_s: float
+
+    @property
+    def execution(self) -> str:
+        """What all that is built in this micro-batch is part of."""
+        return f"stream {self.stream} batch {self.batch}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Execution:
     """What must see one version: a Spark execution, or a stream's micro-batch, of one application.
 
@@ -66,7 +80,8 @@ class Executions:
                 key = self._key(table, execution)
                 recorded = self._find_recorded(table, key)
                 if recorded is None:
-                    at_s = self._context.clock.wall_s()
+                    # Never before it was built, by whichever host's clock: else the next action would resolve anew.
+                    at_s = max(self._context.clock.wall_s(), execution.built_at_s or 0.0)
                     return self._record(table, key, current(), at_s)
         self._context.metrics.inc("resolutionReuseCount")
         return Resolution(recorded, False)

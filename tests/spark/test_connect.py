@@ -195,6 +195,26 @@ writer = changes.writeStream.option("checkpointLocation", "followed").trigger(av
 assert writer.format("parquet").start(os.path.abspath("changes")).awaitTermination(120)
 found = spark.read.parquet(os.path.abspath("changes")).select("id", "name", "_change_type").sort("id").collect()
 print("THERE", " ".join(f"{row.id}{row.name}:{row._change_type}" for row in found))
+import pyarrow as pa
+from pyspark_lookup import LookupTable
+managed = path + "-managed"
+LookupTable(managed, {"lookup.keys": "id"}).write(pa.table({"id": [1]}))
+spark.range(1, 4).write.parquet("batches")
+
+def act(batch, number):  # in a process of the server's
+    from concurrent.futures import ThreadPoolExecutor
+    made = [lookup_join(batch, managed, "id", "inner", [], strategy=way) for way in ("cache", "broadcast")]
+    seen = [frame.count() for frame in made]
+    LookupTable(managed).write(pa.table({"id": [2]}))
+    with ThreadPoolExecutor(1) as pool:
+        seen += [pool.submit(frame.count).result() for frame in made]
+    seen.append(lookup_join(batch, managed, "id", "inner", []).count())
+    Path(path + "-seen").write_text(str(seen))
+
+stream = spark.readStream.schema("id long").parquet("batches").writeStream.foreachBatch(act)
+stream = stream.option("checkpointLocation", "batches-seen").trigger(availableNow=True)
+assert stream.start().awaitTermination(120)
+print("BATCH", Path(path + "-seen").read_text())
 """
     replacement = put(tmp_path / "replacement.parquet", 10)
     assert said_by(tmp_path, _CONNECT + script, path, replacement, timeout_s=500) == [
@@ -210,6 +230,7 @@ print("THERE", " ".join(f"{row.id}{row.name}:{row._change_type}" for row in foun
         "UPSERT 1a 2c 3d",
         "STREAM 1a 2c 3d 4e 5s 6s",
         "THERE 1a:insert 2c:insert 3d:insert 4e:insert 5s:insert 6s:insert",
+        "BATCH [1, 1, 1, 1, 2]",
     ]
 
 

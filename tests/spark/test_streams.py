@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 COUNT, BATCHES, RESTARTS = 200, 12, 3
+STRATEGIES: tuple[Strategy, ...] = ("cache", "broadcast")
 
 
 @pytest.mark.slow
@@ -350,6 +351,52 @@ def test_what_a_batch_writes_it_reads_back(
     assert seen == [[keys] * 3 for keys in ([1], [1, 2], [1, 2], [1, 2, 3])]
     assert kept == [1] * 4 + [2] * 4
     assert own == [[(1, 1, 1)]] * 3 + [[(1, 1, 1), (2, 2, 2)]] * 3
+
+
+def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession, tmp_path: Path) -> None:
+    """A job group of the user's, and threads that lack Spark's properties: what was built in the function keeps its version, also what
+    such a thread has built; what is built after a write sees it."""
+    dim = Dim("managed", tmp_path, spark, "in_threads")
+    events(tmp_path / "events", 0, range(1, 4))
+    stream = lookup_join(stream_of(spark, tmp_path / "events"), dim.path, "id", "inner", columns=["id"], prefix="own_")
+    seen: dict[str, list[list[int]]] = {}
+
+    def frames(batch: DataFrame, outer: bool = False) -> dict[str, DataFrame]:
+        """Lookups of each kind that are made now. `outer`: also one of a DataFrame of the session that has started the stream."""
+        session = batch.sparkSession
+        asked = session.range(1, 5)
+        register_lookup(session, dim.function, dim.path, key="id", columns=["id"])
+        ways = {strategy: lookup_join(asked, dim.path, "id", "inner", [], strategy=strategy) for strategy in STRATEGIES}
+        called = session.sql(f"SELECT id FROM range(1, 5) WHERE {dim.function}(id) IS NOT NULL")
+        others = {"outer": lookup_join(spark.range(1, 5), dim.path, "id", "inner", [])} if outer else {}
+        return {**ways, "function": called, **others}
+
+    def keys(of: DataFrame) -> list[int]:
+        return sorted(row.id for row in of.select("*").collect())
+
+    def act(batch: DataFrame, number: int) -> None:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: spark.range(1).count()).result()
+            own = [keys(batch)]
+            for added, make in (
+                (2, lambda: frames(batch, outer=True)),
+                (3, lambda: pool.submit(frames, batch).result()),
+            ):
+                built = make()
+                for name, frame in built.items():
+                    seen.setdefault(name, []).append(keys(frame))
+                dim.append(batch.sparkSession, added)
+                spark.sparkContext.setJobGroup(f"mine {added}", "a group of the user's")
+                for name, frame in built.items():
+                    seen[name].append(keys(frame))
+                    if added == 2:
+                        seen[name].append(pool.submit(keys, frame).result())
+            own += [keys(batch), pool.submit(keys, batch).result()]
+            assert own == [[1]] * 3
+
+    each_batch(stream, tmp_path / "cp", act)
+    assert seen.pop("outer") == [[1]] * 3
+    assert seen == {name: [[1]] * 3 + [[1, 2]] * 2 for name in (*STRATEGIES, "function")}
 
 
 @pytest.mark.timeout(280)

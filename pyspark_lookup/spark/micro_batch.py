@@ -1,0 +1,70 @@
+"""Which micro-batch a thread works for: on the driver, in a function that `foreachBatch` calls; in a task, by Spark's properties.
+
+Users set job groups, and hand work to threads that lack Spark's properties. So a lookup is told where it is built, and carries it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from pyspark_lookup.table.executions import Build
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT_EXECUTION = "spark.sql.execution.root.id"
+"""The property with the number of the execution that others are part of: of a micro-batch, all that its function does."""
+_CONNECT_WORKER = "pyspark/sql/connect/streaming/worker/foreach_batch_worker.py"
+
+
+def build_in(property_of: Callable[[str], str | None]) -> Build | None:
+    """The micro-batch that a thread's properties tell of.
+
+    A batch that runs again after a restart is another one: it sees what is current then.
+    """
+    stream, batch = property_of("sql.streaming.queryId"), property_of("streaming.sql.batchId")
+    return Build(stream, f"{batch} in {property_of(ROOT_EXECUTION)}", time.time()) if stream and batch else None
+
+
+def current_build(spark: SparkSession) -> Build | None:
+    """Where something is built now, if that is in a `foreachBatch` function: it reads back what the function has written before."""
+    return _in_connect() if _CONNECT_WORKER in _main_file() else _in_classic(spark)
+
+
+def _in_classic(spark: Any) -> Build | None:
+    """The micro-batch of this thread; in a thread of a pool, that of the stream whose session it is."""
+    try:
+        return build_in(spark.sparkContext.getLocalProperty) or _of_session(spark._jsparkSession)
+    except (AttributeError, NotImplementedError, PySparkException, Py4JError):
+        return None  # Spark Connect, outside a function; or a Spark that is built otherwise
+
+
+def _of_session(session: Any) -> Build | None:
+    """The micro-batch of the stream that has this session of the JVM for its own."""
+    for query in list(session.sharedState().activeStreamingQueries().values()):
+        if query.sparkSessionForStream().equals(session):
+            batch = query.getLatestExecutionContext().batchId()
+            return Build(str(query.id()), f"{batch} of run {query.runId()}", time.time())
+    return None
+
+
+def _main_file() -> str:
+    """The program of this process."""
+    return (getattr(sys.modules.get("__main__"), "__file__", None) or "").replace("\\", "/")
+
+
+def _in_connect() -> Build | None:
+    """The micro-batch in whose function this process is, which Spark Connect has started for that: its main thread runs it."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "process" and "df_id" in frame.f_locals:
+            return Build("of Connect", str(frame.f_locals["df_id"]), time.time())
+        frame = frame.f_back
+    return None
