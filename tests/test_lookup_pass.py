@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.engine import lookup_pass
 from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupSpec, Rows, join_tokens, split_tokens
 from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Place, Stage
@@ -198,6 +201,39 @@ def test_results_with_much_text_are_given_out_in_parts(monkeypatch: pytest.Monke
     assert sizes.pop((7,)) > 10_000  # a row stays together
     assert max(sizes.values()) <= 3000
     assert len(parts) <= 6
+
+
+def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one row has found, or several lookups of it have multiplied, is an error that names its keys; what is before it is given out."""
+
+    class Lookup(FakeLookup):
+        @property
+        def fields(self) -> list[pa.Field]:
+            return [pa.field(name, pa.string()) for name in self._spec.names]
+
+        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> Rows:
+            places = np.repeat(np.arange(len(keys[0])), [20 if key == 7 else 1 for key in keys[0].to_pylist()])
+            return Rows(places, [pa.array(["x" * 100] * len(places))])
+
+    def given_out(names: Sequence[str], row_bytes: int = 2**31) -> list[int]:
+        specs = [LookupSpec({}, pa.schema([("k", pa.int64())]), pa.schema([(c, pa.string())]), (c,)) for c in names]
+        monkeypatch.setattr(lookup_pass, "lookup_of", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
+        whole = LookupPass(PassSpec(tuple(Stage(spec, (0,), (0, 0), "left") for spec in specs), many=True), {})
+        counts: list[int] = []
+        with (
+            pytest.raises(NotSupportedError, match=r"400 rows|20 rows")
+            if row_bytes < 2**31
+            else nullcontext() as raised
+        ):
+            for part in whole.answers([pa.array([1, 2, 7, 3])], [pa.array([b"a"] * 4)], [None] * len(specs), row_bytes):
+                counts += [len(row) for row in part.to_pylist()]
+        assert raised is None or re.search(r"have one key, here k = 7: .* at most [0-9,]+ .*memory", str(raised.value))
+        return counts
+
+    assert given_out(["a"]) == [1, 1, 20, 1]
+    assert given_out(["a"], row_bytes=1500) == [1, 1]
+    assert given_out(["a", "b"]) == [1, 1, 400, 1]
+    assert given_out(["a", "b"], row_bytes=50_000) == [1, 1]
 
 
 @given(st.lists(st.binary(max_size=1000).map(lambda rest: b"V" + rest), min_size=1, max_size=5))

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import NonUniqueKeyError
+from pyspark_lookup.base.errors import NonUniqueKeyError, NotSupportedError
 from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of
 from pyspark_lookup.engine.lookup_join import Lookup, LookupSpec, Rows, lookup_of, split_tokens
 from pyspark_lookup.table.executions import Build, Execution
@@ -155,18 +155,23 @@ class LookupPass:
         return pa.list_(pa.field("element", row)) if self.spec.many else row
 
     def answers(
-        self, columns: Sequence[pa.Array], versions: Sequence[pa.Array], executions: Sequence[Execution | None]
+        self,
+        columns: Sequence[pa.Array],
+        versions: Sequence[pa.Array],
+        executions: Sequence[Execution | None],
+        row_bytes: int = 2**31 - 1,
     ) -> Iterator[pa.Array]:
         """For each row of a batch the list of its results (or its result, or null), as structs; in several arrays if they are many.
 
-        `versions`: what each row is to be answered from, columns of what `join_tokens` gave. `executions`: of each lookup.
-        Raises NonUniqueKeyError for a second row where there may be one, and what the lookups raise.
+        `versions`: what each row is to be answered from, columns of what `join_tokens` gave. `executions`: of each lookup. `row_bytes`: what the
+        results of one row may take in Spark. Raises NonUniqueKeyError for a second row where there may be one, NotSupportedError for
+        more bytes, and what the lookups raise.
         """
         for start, stop in _runs(versions):
             tokens = [split_tokens(column[start].as_py()) for column in versions]
-            for results in self._extend(
-                columns, tokens, executions, _Results(start, stop, None, (), np.zeros(stop - start, np.int64))
-            ):
+            whole = _Results(start, stop, None, (), np.zeros(stop - start, np.int64))
+            for results in self._extend(columns, tokens, executions, whole, min(_BYTES_AT_ONCE, row_bytes)):
+                self._check_size(columns, results, row_bytes)
                 yield self._shape(columns, results)
 
     def publish(self) -> None:
@@ -180,8 +185,9 @@ class LookupPass:
         tokens: Sequence[Sequence[bytes]],
         executions: Sequence[Execution | None],
         results: _Results,
+        size: int,
     ) -> Iterator[_Results]:
-        """The results after the lookups that they lack, in parts."""
+        """The results after the lookups that they lack, in parts of about that size."""
         number = len(results.found)
         if number == len(self._lookups):
             yield results
@@ -196,8 +202,8 @@ class LookupPass:
         # Alone, a lookup without a match need give no row: Spark makes one.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
         kept, places = _JOINS[how](results.count, found)
-        for part in results.extended(kept, found.columns, places).parts(_RESULTS_AT_ONCE, _BYTES_AT_ONCE):
-            yield from self._extend(columns, tokens, executions, part)
+        for part in results.extended(kept, found.columns, places).parts(_RESULTS_AT_ONCE, size):
+            yield from self._extend(columns, tokens, executions, part, size)
 
     def _shape(self, arguments: Sequence[pa.Array], results: _Results) -> pa.Array:
         fields, count, rows = self._fields, results.count, results.last - results.first
@@ -219,11 +225,33 @@ class LookupPass:
             return structs
         return structs.take(pa.array(np.cumsum(counts) - 1, mask=counts == 0))
 
+    def _check_size(self, arguments: Sequence[pa.Array], results: _Results, row_bytes: int) -> None:
+        """Raise NotSupportedError if the results of one row, which Spark takes as one value, are more than it can hold."""
+        if results.last - results.first > 1:  # `parts` leaves a row alone that is larger than a part
+            return
+        # In Spark a struct has 8 bytes for its place, 8 for its nulls, and 8 for each field beside its text.
+        size = int(results.bytes.sum()) + results.count * (16 + 8 * len(self._fields))
+        if size > row_bytes:
+            raise NotSupportedError(
+                f"{results.count:,} rows of the table have one key, here {self._key(arguments, results.first)}: Spark would need {size:,} "
+                f"bytes for one row, of at most {row_bytes:,} (an eighth of spark.executor.memory, or of spark.driver.memory with a "
+                "local master). Look up fewer columns, filter the key out before, join it by Spark's own join with "
+                "spark.read.format('lookupcache').load(…), or give Spark more memory"
+            )
+
+    def _key(self, arguments: Sequence[pa.Array], row: int) -> str:
+        """The keys of a row by which a pass looks up, as messages tell them."""
+        named = {
+            place: name
+            for stage in reversed(self.spec.stages)
+            for name, place in zip(stage.lookup.keys.names, stage.places, strict=False)
+            if isinstance(place, int)
+        }
+        return ", ".join(f"{name} = {arguments[place][row].as_py()!r}" for place, name in sorted(named.items()))
+
     def _not_unique(self, arguments: Sequence[pa.Array], row: int, most: int) -> NonUniqueKeyError:
-        names = self.spec.stages[0].lookup.keys.names
-        key = ", ".join(f"{name} = {column[row].as_py()!r}" for name, column in zip(names, arguments, strict=False))
         return NonUniqueKeyError(
-            f"the table has several rows (up to {most}) for one key, here {key}: register the function with multi=True, "
+            f"the table has several rows (up to {most}) for one key, here {self._key(arguments, row)}: register the function with multi=True, "
             "which returns an array, or use lookup_join"
         )
 

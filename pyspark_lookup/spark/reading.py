@@ -7,6 +7,7 @@ so that Spark sees when two relations are one and resolves it once.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
@@ -22,6 +23,9 @@ from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
 from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, build_in
 from pyspark_lookup.table.executions import Build, Execution
+
+_HEAP = re.compile("([0-9]+)([kmgt]?)b?")  # as Spark takes it, megabytes without a unit
+_LARGEST_ARRAY = 2**31 - 16  # of the JVM
 
 
 def read(
@@ -81,6 +85,20 @@ def session_options() -> dict[str, str]:
         if key.startswith(SPARK_CONF_PREFIX)
     }
     return {key: value for key, value in {**known, **found}.items() if value}
+
+
+def largest_row() -> int:
+    """How many bytes Spark's JVM can take as one row: it copies a row while it makes room for it, and other tasks do the same."""
+    context = TaskContext.get()
+    if context is None:
+        return _LARGEST_ARRAY
+    local = (context.getLocalProperty("spark.master") or "").startswith("local")
+    text = context.getLocalProperty("spark.driver.memory" if local else "spark.executor.memory")
+    heap = _HEAP.fullmatch((text or "1g").strip().lower())
+    if heap is None:
+        return _LARGEST_ARRAY
+    shift = {"k": 10, "m": 20, "g": 30, "t": 40}[heap[2] or "m"]
+    return min((int(heap[1]) << shift) // 8, _LARGEST_ARRAY)
 
 
 def current_execution(build: Build | None = None, built_at_s: float | None = None) -> Execution | None:
@@ -146,9 +164,11 @@ class Probe:
         count_for_application()
         lookups = pass_of(self._spec, session_options())
         executions = [current_execution(stage.build) for stage in lookups.spec.stages]
+        row_bytes = largest_row()
         try:
             for given in batches:
-                for answers in lookups.answers(given[: -self._versions], given[-self._versions :], executions):
+                keys, versions = given[: -self._versions], given[-self._versions :]
+                for answers in lookups.answers(keys, versions, executions, row_bytes):
                     lookups.publish()  # a worker that is killed has published all but the batch in its hands
                     yield answers
         finally:

@@ -8,20 +8,22 @@ import json
 import logging
 import random
 import sys
+import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, OptionError, explain_lookup, lookup_join, register_lookup
-from pyspark_lookup.spark import join
+from pyspark_lookup.spark import join, reading
 from pyspark_lookup.spark.lookup_pass import estimated_rows
 from tests.fuzzing import by_day
-from tests.spark.common import MODES, batches_of, catalog_options, events, load, put, running, saved, stream_of
+from tests.spark.common import MODES, batches_of, catalog_options, events, load, put, running, said_by, saved, stream_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,6 +46,45 @@ def asked(home: Path) -> list[list[int]]:
 def enriched(spark: SparkSession, ids: str, options: dict[str, Any], how: str = "left") -> DataFrame:
     facts = spark.sql(f"SELECT explode(array({ids})) AS id").coalesce(1)
     return lookup_join(facts, None, "id", how, options=options)
+
+
+@pytest.mark.parametrize(
+    ("properties", "size"),
+    [
+        ({"spark.master": "local[2]", "spark.driver.memory": "2g", "spark.executor.memory": "9g"}, 2**28),
+        ({"spark.master": "spark://host:7077", "spark.driver.memory": "2g", "spark.executor.memory": "4096"}, 2**29),
+        ({"spark.master": "yarn"}, 2**27),
+        ({"spark.master": "yarn", "spark.executor.memory": "64GB"}, 2**31 - 16),
+    ],
+)
+def test_what_spark_can_take_as_one_row(monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], size: int) -> None:
+    """An eighth of the memory of the JVM that the rows go to, as a task is told."""
+    context = types.SimpleNamespace(get=lambda: types.SimpleNamespace(getLocalProperty=properties.get))
+    monkeypatch.setattr(reading, "TaskContext", context)
+    assert reading.largest_row() == size
+
+
+@pytest.mark.nightly
+def test_a_key_with_more_rows_than_the_jvm_holds(tmp_path: Path) -> None:
+    """One key with 300 MB of rows in a JVM of 512 MB: an error that names it, from a join and from a function, and the application lives on."""
+    ids = pa.array(np.zeros(150_000, np.int64))
+    table = pa.table({"id": ids, "text": pa.array([f"{n:02000}" for n in range(150_000)])})
+    path = saved(tmp_path / "dim.parquet", pa.concat_tables([table, pa.table({"id": [1], "text": ["small"]})]))
+    script = """
+import sys
+from pyspark.sql import SparkSession
+from pyspark_lookup import lookup_join, register_lookup
+spark = SparkSession.builder.master("local[2]").config("spark.driver.memory", "512m").getOrCreate()
+register_lookup(spark, "dim", sys.argv[1], "id", multi=True)
+facts = spark.range(2)
+for frame in (lookup_join(facts, sys.argv[1], "id", strategy="cache"), spark.sql("SELECT size(dim(id)) FROM range(2)")):
+    try:
+        frame.count() if "text" in frame.columns else frame.collect()
+    except Exception as problem:
+        print("FAILED", "150,000 rows of the table have one key, here id = 0" in str(problem) or str(problem)[:500])
+print("LIVES", lookup_join(facts.filter("id = 1"), sys.argv[1], "id", strategy="cache").first().text)
+"""
+    assert said_by(tmp_path, script, path) == ["FAILED True", "FAILED True", "LIVES small"]
 
 
 @pytest.mark.parametrize("kind", ["cities", "async_cities"])
