@@ -211,7 +211,7 @@ def test_importing_brings_in_nothing_heavy() -> None:
     others = {module.split(".")[0] for module in modules} - LIGHT - {"pyspark_lookup"}
     assert {module for module in others if not module.startswith("_") and not module.startswith("sre_")} == set()
     assert [module for module in modules if module.startswith("pyspark_lookup.")] == []
-    assert second.split() == ["pyspark_lookup.spark", "pyspark_lookup.spark.source"]
+    assert second.split() == list(OURS)
 
 
 BLOCKER = """
@@ -223,7 +223,7 @@ class Blocker(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Blocker())
 """
 ASKS = "import pyspark_lookup; print(hasattr(pyspark_lookup, 'DefaultSource'))"
-OURS = ("pyspark_lookup.spark", "pyspark_lookup.spark.source")
+OURS = ("pyspark_lookup.spark", "pyspark_lookup.spark.source", "pyspark_lookup.spark.worker_errors")
 
 
 @pytest.mark.parametrize("blocked", ["pyarrow", "fsspec", "filelock", "sqlglot", "pyspark", *OURS])

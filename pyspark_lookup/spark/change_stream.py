@@ -49,6 +49,7 @@ from pyspark_lookup.spark.types import (
     arrow_schema,
     require,
 )
+from pyspark_lookup.spark.worker_errors import errors_without_traceback
 from pyspark_lookup.table.log import NotificationLog, TableState
 from pyspark_lookup.table.log_source import version_at
 from pyspark_lookup.table.model import Table
@@ -73,6 +74,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
     return ChangeReader(parsed, arrow_schema(schema), added_columns(schema))
 
 
+@errors_without_traceback
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What Spark asks for offsets and partitions; lives on the driver as long as its query."""
 

@@ -22,6 +22,7 @@ from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
 from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, build_in
+from pyspark_lookup.spark.worker_errors import without_traceback
 from pyspark_lookup.table.executions import Build, Execution
 
 _HEAP = re.compile("([0-9]+)([kmgt]?)b?")  # as Spark takes it, megabytes without a unit
@@ -136,6 +137,7 @@ class Resolve:
         self._tables = dict(tables)
         self._joined = joined
 
+    @without_traceback
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
@@ -160,6 +162,7 @@ class Probe:
         self._spec = spec
         self._versions = versions
 
+    @without_traceback
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         count_for_application()
         lookups = pass_of(self._spec, session_options())

@@ -20,6 +20,8 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
+from pyspark_lookup.spark.worker_errors import errors_without_traceback
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark_lookup.spark.planning import Planning
 
 
+@errors_without_traceback
 class DefaultSource(DataSource):
     """A table of files, read through this host's cache, always in its current version.
 
@@ -78,6 +81,7 @@ class DefaultSource(DataSource):
         return writer.stream_writer(self.options, schema, overwrite)
 
 
+@errors_without_traceback
 class LookupReader(DataSourceReader):
     """Plans tasks and reads them. Its state is not needed after `partitions()`."""
 
@@ -100,6 +104,7 @@ class LookupReader(DataSourceReader):
         return {"_plan": None, "_built_at_s": 0.0}  # what a task needs is in its partition
 
 
+@errors_without_traceback
 class PushdownReader(LookupReader):
     """A reader that prunes by the filters Spark pushes; Spark still applies all of them itself."""
 

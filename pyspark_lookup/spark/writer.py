@@ -23,6 +23,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.spark.planning import written_options
 from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.types import arrow_schema
+from pyspark_lookup.spark.worker_errors import errors_without_traceback
 from pyspark_lookup.table.log import Batch, DataFile, WriteMode
 
 
@@ -102,6 +103,7 @@ def _batch_of(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job,
     return found[:1]
 
 
+@errors_without_traceback
 class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: LookupOptions, job: Job) -> None:
         self._options = options
@@ -121,6 +123,7 @@ class BatchWriter(DataSourceArrowWriter):
             engine.writer(self._options).abort(self._job, _files(messages), "the job failed")
 
 
+@errors_without_traceback
 class StreamWriter(DataSourceStreamArrowWriter):
     """A streaming query's micro-batches. Spark makes another one for each commit: what that needs is in the messages."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import time
@@ -235,6 +236,10 @@ def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) ->
         with pytest.raises(Exception, match=message) as caught:
             load(spark, path, options)
         assert "hunter2" not in str(caught.value)
+        # Where it comes from is Spark's first word, and no frame follows.
+        assert re.fullmatch(
+            r"\[PYTHON_DATA_SOURCE_ERROR\] .*: (pyspark_lookup\S+Error: .*|\S+)\s+SQLSTATE: 38000", str(caught.value)
+        )
     with pytest.raises(Exception, match=r"lookup\.stream\.start is for streams of changes"):
         load(spark, path, {"lookup.stream.start": "1"}).collect()  # until then it may be of readStream
     (tmp_path / "empty").mkdir()

@@ -1,0 +1,54 @@
+"""What Spark shows of an error of ours that ends a worker: its message, in one line.
+
+Spark formats an error with the frames of its worker, of this package and of all causes, unless the environment of the process
+says to hide them. A worker process ends with its first error, so what is set there is for that error only.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+_Class = TypeVar("_Class", bound=type)
+_HIDE = "SPARK_HIDE_TRACEBACK"
+
+
+def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that a worker calls, or whose generator it reads: an error of ours that it raises is shown as its message."""
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        try:
+            result = function(*arguments, **named)
+        except Exception as problem:
+            _hide_frames(problem)
+            raise
+        return _read(result) if isinstance(result, types.GeneratorType) else result
+
+    return called
+
+
+def errors_without_traceback(cls: _Class) -> _Class:
+    """A class whose public methods Spark's workers call."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, types.FunctionType) and not name.startswith("_"):
+            setattr(cls, name, without_traceback(method))
+    return cls
+
+
+def _read(values: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from values
+    except Exception as problem:
+        _hide_frames(problem)
+        raise
+
+
+def _hide_frames(problem: Exception) -> None:
+    """In a process that Spark has started for its tasks or plans, and for an error that this package raises on purpose."""
+    ours = any(kind.__name__ == "PysparkLookupError" for kind in type(problem).__mro__)
+    if ours and any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
+        os.environ[_HIDE] = "1"
