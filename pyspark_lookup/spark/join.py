@@ -5,6 +5,7 @@ A chain of lookups is one step of the plan: what `lookup_join` returned is built
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import re
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
 from pyspark.storagelevel import StorageLevel
 
@@ -39,6 +40,7 @@ from pyspark_lookup.spark.table_argument import (
     cache_given,
     defaults_to_full,
     look_up,
+    view_of,
     with_cache,
     with_default_cache,
 )
@@ -84,7 +86,17 @@ class _Choice:
     rows: int | None = None
 
 
-_explained: dict[str, tuple[tuple[ChainedLookup, ...], str]] = {}  # by the name of a pass, or of a broadcast
+@dataclasses.dataclass(frozen=True)
+class _Explanation:
+    """What there is to say of a lookup. `full`: the options of a table whose snapshot hosts are to keep; they say whether they do."""
+
+    text: str
+    full: Mapping[str, str] | None
+
+
+# By the name of a pass, or of a broadcast, the newest last; text, so that no session is held. A stream's function may make others for ever.
+_explained: collections.OrderedDict[str, tuple[tuple[_Explanation, ...], str]] = collections.OrderedDict()
+_EXPLAINED_AT_MOST = 500
 _explained_lock = ForkSafeLock()
 
 
@@ -174,15 +186,19 @@ def _explain(name: str, lookups: tuple[ChainedLookup, ...], apart: str, new: int
     """Remember what `explain_lookup` says of a step of plans, and log the `new` ones of its lookups."""
     for lookup in lookups[-new:]:
         _log.info("lookup join %s: %s (%s)", lookup.name, _strategy_of(lookup), lookup.why)
+    explanations = tuple(map(_explanation_of, lookups))
     with _explained_lock:
-        _explained[name] = lookups, apart
+        _explained[name] = explanations, apart
+        _explained.move_to_end(name)
+        if len(_explained) > _EXPLAINED_AT_MOST:
+            _explained.popitem(last=False)
 
 
 def _strategy_of(lookup: ChainedLookup) -> str:
     return "broadcast" if lookup.broadcast else "cache"
 
 
-def _text_of(lookup: ChainedLookup) -> str:
+def _explanation_of(lookup: ChainedLookup) -> _Explanation:
     table = lookup.table
     pairs = ", ".join(f"{key.column} = {name}" for key, name in zip(lookup.keys, table.keys, strict=False))
     text = f"{lookup.name}\n  table: {table.url}\n  on: {pairs} ({lookup.how})\n"
@@ -190,7 +206,9 @@ def _text_of(lookup: ChainedLookup) -> str:
         text += f"  as of: {lookup.keys[-1].column}, by {' and '.join(filter(None, lookup.validity))}\n"
     default = "" if cache_given(table.options) else ", by default"
     text += f"  strategy: {_strategy_of(lookup)} ({lookup.why})\n  cache: lookup.cache = {table.parsed.cache.value}{default}; "
-    return text + f"lookup.metadata.source = {table.parsed.metadata_source.value}{_not_kept(table)}"
+    text += f"lookup.metadata.source = {table.parsed.metadata_source.value}"
+    full = table.parsed.cache is CacheMode.FULL and table.parsed.provider is None
+    return _Explanation(text, table.options if full else None)
 
 
 def _chain_of(df: DataFrame) -> Chain:
@@ -220,14 +238,14 @@ def explain_lookup(df: DataFrame) -> str:
     """How each lookup in a DataFrame's plan is carried out, and why: its table, strategy and cache. Also prints it.
 
     Where a full cache is wanted one host is asked, by a job, whether it has room for a snapshot. Of lookups that this process
-    has joined; there is none in what was built elsewhere.
+    has joined, the last 500 of them; there is none in what was built elsewhere.
     """
     named = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan_text(df)))
     with _explained_lock:
         known = [_explained[name] for name in named if name in _explained]
     told = []
     for lookups, apart in known:
-        texts = [_text_of(lookup) for lookup in lookups]
+        texts = [lookup.text + _not_kept(df.sparkSession, lookup.full) for lookup in lookups]
         if len(texts) > 1:
             texts = [f"{len(texts)} lookups in one pass", *("  " + text.replace("\n", "\n  ") for text in texts)]
         if len(known) > 1:
@@ -238,12 +256,12 @@ def explain_lookup(df: DataFrame) -> str:
     return text
 
 
-def _not_kept(table: LookedUp) -> str:
-    """A line that says why a host keeps no snapshot of the table; nothing if it has one, or would."""
-    if table.parsed.cache is not CacheMode.FULL or table.parsed.provider is not None:
+def _not_kept(spark: SparkSession, full: Mapping[str, str] | None) -> str:
+    """A line that says why a host keeps no snapshot of a table; nothing if it has one, would, or is not to."""
+    if full is None:
         return ""
     try:
-        reason = table.view(View.SUMMARY).collect()[0].not_kept
+        reason = view_of(spark, full, View.SUMMARY).collect()[0].not_kept
     except Exception as problem:  # the store or Spark fails: then so will the query, and say why
         reason = f"unknown, {type(problem).__name__}"
     return "" if reason is None else f"\n  snapshot: none, the table is read from its files ({reason})"

@@ -71,7 +71,7 @@ class LookedUp:
         return _load(self.spark, {**self.options, "lookup.columns": shown})
 
     def view(self, view: View) -> DataFrame:
-        return _view(self.spark, self.options, view)
+        return view_of(self.spark, self.options, view)
 
     def arrow(self, names: Sequence[str]) -> pa.Schema:
         return arrow_schema(StructType([self.schema[name] for name in names]))
@@ -86,7 +86,7 @@ class LookedUp:
 
 def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
     if not plans_here(spark):
-        return _view(spark, options, View.SUMMARY).collect()[0]
+        return view_of(spark, options, View.SUMMARY).collect()[0]
     keys = {key: SPARK_CONF_PREFIX + key.removeprefix("lookup.") for key in HOST_KEYS}
     session = {key: text for key, name in keys.items() if (text := spark.conf.get(name, None))}
     parsed = runtime().effective(LookupOptions.parse(options, conf=conf_file_options()).on_host(session))
@@ -110,7 +110,8 @@ def _columns(spark: SparkSession, options: Mapping[str, str], given: Iterable[st
     return _load(spark, options, given).schema
 
 
-def _view(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
+def view_of(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
+    """What a view shows of the table with these options."""
     kept = {key: text for key, text in options.items() if key not in ("lookup.where", "lookup.columns")}
     return _load(spark, {**kept, "lookup.view": view.value})
 
