@@ -7,6 +7,7 @@ An Arrow UDF gets them beside the keys of all lookups and returns lists of rows,
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -15,7 +16,7 @@ import operator
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -39,6 +40,7 @@ VERSION_COLUMN = "_lookup_version"
 """What the names of columns with versions begin with."""
 
 _versions_lock = ForkSafeLock()
+_RELATIONS_AT_MOST = 64  # of a session
 # The first line of the optimized plan, as `explain(mode="cost")` has it.
 _STATISTICS = re.compile(r"Statistics\(sizeInBytes=([0-9.E+]+) ([KMGTPE]?i?)B(?:, rowCount=([0-9.E+]+))?")
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -176,29 +178,50 @@ def versions_of(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tupl
     """(tables, a relation of one row and one column: the versions of them that the execution reads), with all these tables.
 
     A table that lookups in `df` read comes from their relation, so that all of a query read one version of it. The same DataFrames
-    for the same tables: Spark uses the exchange of one again, and refuses two observations of one name unless they are one. They are kept
-    with the session, and go with it: PySpark makes one for each micro-batch of `foreachBatch`.
+    for the same tables: Spark uses the exchange of one again, and refuses two observations of one name unless they are one. The last ones
+    are kept with the session, and go with it: PySpark makes one for each micro-batch of `foreachBatch`.
     """
     spark, observed = df.sparkSession, df.isStreaming
     wanted = dict(tables)
+    build = max((lookup.build for lookup in tables.values() if lookup.build), key=lambda own: own.at_s, default=None)
     with _versions_lock:
-        known: dict[tuple[tuple[str, ...], bool], tuple[str, DataFrame]]
-        known = vars(spark).setdefault("_lookup_versions", {})
+        known: collections.OrderedDict[tuple[tuple[str, ...], bool], _Relation]
+        known = vars(spark).setdefault("_lookup_versions", collections.OrderedDict())
         others = {at: one for at, one in known.items() if at[1] == observed and {*at[0]} & {*wanted}}
         others.pop((tuple(wanted), observed), None)
         found = []
         if others:
             plan = plan_text(df)
-            for (own, _), (name, versions) in others.items():
-                if {*own} & {*wanted} and name in plan:
-                    found.append((own, versions))
+            for (own, _), other in others.items():
+                if {*own} & {*wanted} and other.name in plan:
+                    known.move_to_end((own, observed))
+                    found.append((own, other.versions))
                     wanted = {version: table for version, table in wanted.items() if version not in own}
         if wanted:
             place = tuple(wanted), observed
             if place not in known:
-                known[place] = _resolved(spark, wanted, observed)
-            found.append((place[0], known[place][1]))
+                _forget(known, build)
+                known[place] = _Relation(*_resolved(spark, wanted, observed), build)
+            known.move_to_end(place)
+            found.append((place[0], known[place].versions))
         return found
+
+
+class _Relation(NamedTuple):
+    """The versions of some tables: its name in plans, the DataFrame, and the micro-batch in whose function it was made, if in one."""
+
+    name: str
+    versions: DataFrame
+    build: Build | None
+
+
+def _forget(known: collections.OrderedDict[Any, _Relation], build: Build | None) -> None:
+    """Make room for a relation: those of a stream's earlier micro-batches have served, and so have the oldest of very many."""
+    for place, other in list(known.items()):
+        if build and other.build and other.build.stream == build.stream and other.build.batch != build.batch:
+            del known[place]
+    while len(known) >= _RELATIONS_AT_MOST:
+        known.popitem(last=False)
 
 
 def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool) -> tuple[str, DataFrame]:

@@ -9,6 +9,7 @@ import gc
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,10 @@ from pyspark.sql import SparkSession as ClassicSession
 from pyspark.sql import functions as sf
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
-from pyspark_lookup import LookupTable, lookup_join, register_lookup
+from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
+from pyspark_lookup.spark import join, lookup_pass
 from pyspark_lookup.spark.join import Strategy
+from pyspark_lookup.table.executions import Build
 from tests.fuzzing import by_day
 from tests.spark.common import (
     WAYS,
@@ -397,6 +400,41 @@ def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession,
     each_batch(stream, tmp_path / "cp", act)
     assert seen.pop("outer") == [[1]] * 3
     assert seen == {name: [[1]] * 3 + [[1, 2]] * 2 for name in (*STRATEGIES, "function")}
+
+
+def test_what_the_driver_keeps_of_its_lookups(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of lookups that the functions of many micro-batches build, with estimates that differ, on the batch's session and on another one:
+    the last explanations, as text, and the relations of the last micro-batch. Of a chain: no more relations than are allowed."""
+    path = str(put(tmp_path / "dim.parquet", 1))
+    monkeypatch.setattr(join, "_EXPLAINED_AT_MOST", 20)
+    monkeypatch.setattr(lookup_pass, "_RELATIONS_AT_MOST", 5)
+    sessions: list[weakref.ref[SparkSession]] = []
+    kept = vars(spark).setdefault("_lookup_versions", collections.OrderedDict())
+    kept.clear()
+    for number in range(30):
+        build = Build("a stream", str(number), 1000.0 + number)
+        monkeypatch.setattr(join, "current_build", lambda session, build=build: build)
+        own = ClassicSession(spark.sparkContext, spark._jsparkSession)  # as PySpark makes one for each micro-batch
+        text = explain_lookup(lookup_join(own.range(1000 * number), path, "id"))
+        assert f"about {1000 * number:,} rows" in text
+        lookup_join(spark.range(3), path, "id", strategy="cache")
+        lookup_join(spark.range(4), path, "id", strategy="cache")
+        sessions.append(weakref.ref(own))
+        assert {relation.build.batch for relation in kept.values() if relation.build} == {str(number)}
+    gc.collect()
+    assert [one() for one in sessions[:-1]] == [None] * 29  # PySpark holds the last one
+    assert len(join._explained) == 20
+    assert len(kept) == 2
+    monkeypatch.undo()
+    monkeypatch.setattr(lookup_pass, "_RELATIONS_AT_MOST", 5)
+    chain: DataFrame = spark.range(3)
+    for number in range(8):
+        options = {"lookup.max-retries": number}
+        chain = lookup_join(chain, path, "id", prefix=f"p{number}_", strategy="cache", options=options)
+    assert len(kept) == 5
+    assert chain.first()[1:] == (1,) * 8
 
 
 @pytest.mark.timeout(280)
