@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.forks import ForkSafeLock
 from pyspark_lookup.engine.lookup_pass import PassSpec, Stage
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, lookup_udf
@@ -29,6 +30,9 @@ from pyspark_lookup.spark.table_argument import (
 )
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_creating = (
+    ForkSafeLock()
+)  # a lookup's functions and its view are one lookup's, also where threads register others of that name
 _TRIED = "_lookup_tried_"  # before the name of functions that are created to see whether Spark takes them
 
 
@@ -53,8 +57,6 @@ def register_lookup(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
-    registered: set[str] = vars(spark).setdefault("_lookup_functions", set())
-    _check_name(name, registered)
     keys = [key] if isinstance(key, str) else list(key)
     found = look_up(spark, table, keys, columns, options or {})
     if defaults_to_full(found):
@@ -65,12 +67,15 @@ def register_lookup(
     own = tuple(StructField(column, found.type_of(column)) for column in found.keys)
     others = tuple(field for field in found.chosen if field.name not in found.keys)
     whole = dataclasses.replace(found, chosen=(*own, *others))
-    try:
-        _create(found, whole, _TRIED + name.lower(), multi)
-    finally:  # those that are there stay whole until Spark has shown that it takes both
-        _drop(spark, _TRIED + name.lower())
-    _create(found, whole, name, multi)
-    registered.add(name.lower())
+    with _creating:
+        registered: set[str] = vars(spark).setdefault("_lookup_functions", set())
+        _check_name(name, registered)
+        try:
+            _create(found, whole, _TRIED + name.lower(), multi)
+        finally:  # those that are there stay whole until Spark has shown that it takes both
+            _drop(spark, _TRIED + name.lower())
+        _create(found, whole, name, multi)
+        registered.add(name.lower())
 
 
 def _create(found: LookedUp, whole: LookedUp, name: str, multi: bool) -> None:

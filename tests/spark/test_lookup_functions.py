@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +53,22 @@ def test_one_version_in_a_statement(spark: SparkSession, tmp_path: Path, name: s
             row.v == (version if row.k is not None and row.k < 10 else None) for row in whole.select("*").collect()
         )
         assert calls.calls() == (1, 0, 0)
+
+
+def test_threads_that_register_one_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """None gets an error of Spark, and the function is one lookup's: its version is that of the table that its rows come from."""
+    paths = [str(saved(tmp_path / f"{number}.parquet", {"id": [1], "number": [number]})) for number in range(3)]
+    ready = threading.Barrier(len(paths))
+
+    def register(path: str) -> None:
+        ready.wait()
+        register_lookup(spark, name, path, "id")
+
+    for _ in range(2):
+        with concurrent.futures.ThreadPoolExecutor(len(paths)) as pool:
+            list(pool.map(register, paths))
+        assert spark.sql(f"SELECT {name}(1).number").first()[0] in range(3)
+        assert spark.sql("SHOW USER FUNCTIONS LIKE '*_lookup_tried_*'").collect() == []
 
 
 STANDS: list[tuple[str, int]] = [

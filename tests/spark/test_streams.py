@@ -426,7 +426,7 @@ def test_what_the_driver_keeps_of_its_lookups(
     gc.collect()
     assert [one() for one in sessions[:-1]] == [None] * 29  # PySpark holds the last one
     assert len(join._explained) == 20
-    assert len(kept) == 2
+    assert len(kept) == 1
     monkeypatch.undo()
     monkeypatch.setattr(lookup_pass, "_RELATIONS_AT_MOST", 5)
     chain: DataFrame = spark.range(3)
