@@ -247,9 +247,10 @@ def test_a_process_that_ends(tmp_path: Path) -> None:
 def test_a_directory_that_fails_and_another_release(host: Host) -> None:
     """A publisher whose file cannot be made goes on counting, and says so. Files of other metrics are added up as far as they go."""
     host.counters.rmdir()
+    host.counters.symlink_to("nowhere")
     publisher = host.publisher(hits=1)
     assert publisher.metrics.snapshot()["cacheFailureCount"] == 1
-    host.counters.mkdir()
+    host.counters.unlink()
     assert publisher.host_total()["hitCount"] == 1
     about = {"url": "/data/t", "host": "h", "process": 1}
     host.disk.new_counters("t-old", about, {"hitCount": 5, "goneCount": 7})

@@ -43,7 +43,7 @@ def handles_below(root: Path) -> list[str]:
 class Opened:
     """A `Disk` with its counters and a clock that tells the real time until it is moved."""
 
-    def __init__(self, root: Path, max_bytes: int = 2**30, clock: FakeClock | None = None) -> None:
+    def __init__(self, root: Path, max_bytes: int | None = 2**30, clock: FakeClock | None = None) -> None:
         self.root = root / "v1"
         self.clock = clock or FakeClock(time.time())
         self.metrics = CacheMetricGroup()
@@ -187,30 +187,6 @@ def test_a_block_in_anothers_place_is_a_miss(opened: Opened, other: BlockKey) ->
         opened.disk.put_blocks({key(1): data_of(1, length)})
     assert opened.disk.get_block(key(1)) is None
     assert opened.count("blockDamagedCount") == 4
-
-
-def test_the_directory_removed_while_open(opened: Opened) -> None:
-    """After the directory, or a part of it, vanished blocks are misses and puts are counted; it is not made anew open to others."""
-    opened.disk.put_blocks({key(1): data_of(1)})
-    shutil.rmtree(opened.root / "tmp")
-    opened.disk.sweep()
-    for record in (opened.disk.create_record, opened.disk.replace_record):
-        with pytest.raises(OSError, match="No such file"):
-            record("version", "k", 1)
-    shutil.rmtree(opened.root.parent)
-    assert opened.disk.get_block(key(1)) is None
-    assert opened.disk.versions_held(key(1).path_key) == frozenset()
-    opened.disk.put_blocks({key(2): data_of(2)})
-    assert opened.count("cacheFailureCount") == 1
-    assert not opened.disk.has_record("version", "k")
-    assert list(opened.disk.records("version", "")) == []
-    with pytest.raises(OSError, match="No such file"):
-        opened.disk.acquire("block", "x", 0)
-    opened.disk.sweep()
-    assert not opened.root.parent.exists()
-    again = Opened(opened.root.parent)
-    again.disk.put_blocks({key(1): data_of(1)})
-    assert opened.disk.get_block(key(1)) == data_of(1)
 
 
 # --- the budget --------------------------------------------------------------------------------------

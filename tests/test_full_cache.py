@@ -214,7 +214,7 @@ def test_a_failing_build_does_not_fail_the_query(directory: Path, cache_dir: Pat
     table = Table(directory, cache_dir, options)
     snapshots = cache_dir / "v1" / "snapshots"
     snapshots.rmdir()
-    snapshots.touch()
+    snapshots.symlink_to("nowhere")
     with pytest.raises(OSError):
         table.full.reload()
     assert table.metric("numLoadFailures") == 1

@@ -25,7 +25,6 @@ ORDER = ["base", "columnar", "options", "io", "table", "scan", "cache", "managed
 KNOWN_BY = {
     "aiobotocore": {"io.stores.s3"},
     "click": {"cli"},
-    "filelock": {"io.disk.directory"},
     "fsspec": {"io.stores"},
     "jinja2": {"cli.report"},
     "numpy": {"columnar.bucket_hash", "columnar.buffers", "columnar.calendars", "columnar.hash_index", "columnar.key_rows", "columnar.keys", "scan.deletes", "scan.equality", "scan.formats.json_text", "scan.open_file", "scan.stored_columns", "table.deletes", "table.iceberg.deletes", "table.roaring", "cache", "managed.change_feed", "managed.rows_by_key", "providers", "engine.as_of", "engine.lookup", "engine.lookup_join", "engine.lookup_pass", "cli.advise"},
@@ -139,6 +138,17 @@ def test_only_disk_publishes() -> None:
     assert wrong == []
 
 
+def test_few_remove() -> None:
+    """Files and directories are removed where it is made sure that they are ours, and that no link leads to them."""
+    removing = {
+        name
+        for name, tree in TREES.items()
+        if {"unlink", "rmdir", "rmtree", "removedirs"}
+        & {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    }
+    assert removing == {"io.disk.directory", "io.disk.ownership", "io.stores.local"}
+
+
 def test_records_have_a_lifetime() -> None:
     """Each kind of record that somebody puts into the cache directory is swept some time."""
     calls = (node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.Call))
@@ -226,7 +236,7 @@ ASKS = "import pyspark_lookup; print(hasattr(pyspark_lookup, 'DefaultSource'))"
 OURS = ("pyspark_lookup.spark", "pyspark_lookup.spark.source", "pyspark_lookup.spark.worker_errors")
 
 
-@pytest.mark.parametrize("blocked", ["pyarrow", "fsspec", "filelock", "sqlglot", "pyspark", *OURS])
+@pytest.mark.parametrize("blocked", ["pyarrow", "fsspec", "sqlglot", "pyspark", *OURS])
 def test_a_broken_installation_harms_nobody_else(blocked: str) -> None:
     """Spark asks every `pyspark_*` package for its source with hasattr: whatever of ours is broken, that must not raise."""
     answers = (

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.io.disk import Disk, DiskSpace, empty_space
+from pyspark_lookup.io.disk import Disk, DiskSpace, empty_space, is_cache_directory
 from pyspark_lookup.io.stores import CATALOG_SCHEME
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -57,19 +57,19 @@ def given_options(options: Sequence[str], cache_dir: str | None) -> dict[str, st
 
 
 def disk_at(cache_dir: str | None) -> Disk:
-    """This host's cache directory. Raises click.UsageError if there is none, CacheDirectoryError if it cannot be used."""
+    """This host's cache directory; nothing of it is made. Raises click.UsageError if there is none, CacheDirectoryError if it is not ours."""
     directory, max_bytes = _cache_directory(cache_dir)
     if not directory.exists():
         raise click.UsageError(f"there is no cache directory {directory}: name it by --cache-dir")
-    return Disk(directory, max_bytes, CacheMetricGroup(), CLOCK.wall_s, random.Random())
+    return Disk(directory, max_bytes, CacheMetricGroup(), CLOCK.wall_s, random.Random(), creates=False)
 
 
 def disk_space(cache_dir: str | None) -> DiskSpace:
     """What this host's cache directory takes, and what is free where it is, or would be."""
     directory, max_bytes = _cache_directory(cache_dir)
-    if directory.exists():
+    if is_cache_directory(directory):
         return disk_at(cache_dir).space()
-    return empty_space(next(parent for parent in directory.parents if parent.exists()), max_bytes)
+    return empty_space(next(above for above in (directory, *directory.parents) if above.exists()), max_bytes)
 
 
 def _cache_directory(cache_dir: str | None) -> tuple[Path, int | None]:

@@ -318,7 +318,7 @@ class LookupTable:
             raise OptionError(
                 "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"
                 if self._options.cache is not CacheMode.FULL
-                else f"the cache directory {self._options.cache_directory()} cannot be used: set lookup.cache.dir"
+                else f"option lookup.cache = 'FULL' keeps its snapshots on disk: {runtime().cache_problem(self._options)}"
             )
         return full
 

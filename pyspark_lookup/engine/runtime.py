@@ -174,7 +174,7 @@ class Runtime:
         self._lock = threading.RLock()  # what opens a store is foreign code, which may ask for a table
         self._stores: dict[str, Store] = {}
         self._catalogs: dict[tuple[str, tuple[tuple[str, str], ...]], Catalog] = {}
-        self._disks: dict[str, Disk | None] = {}
+        self._disks: dict[str, Disk | str] = {}  # or why there is none
         self._engines: dict[str, Engine] = {}
         self._publishers: dict[str, Publisher] = {}
         self._application = ""
@@ -313,12 +313,18 @@ class Runtime:
                     reason=str(problem),
                     instead=instead,
                 )
-                self._disks[key] = None
-        if self._disks[key] is None:
+                self._disks[key] = str(problem)
+        disk_or_reason = self._disks[key]
+        if isinstance(disk_or_reason, str):
             metrics.inc("cacheFailureCount")
             return None
         # One directory, counted per table: each engine writes its own counters.
-        return self._disks[key].counting(metrics)  # type: ignore[union-attr]
+        return disk_or_reason.counting(metrics)
+
+    def cache_problem(self, options: LookupOptions) -> str:
+        """Why this process does without the cache directory that the options name."""
+        reason = self._disks.get(key_of(options.cache_directory(), options.cache_max_bytes))
+        return reason if isinstance(reason, str) else f"cache directory {options.cache_directory()} cannot be used"
 
 
 _current: Runtime | None = None

@@ -66,6 +66,9 @@ class Publisher:
         if packed[_GAUGES_BEGIN:] != self._published[_GAUGES_BEGIN:]:
             self._gauges_at = int(self._clock.wall_s() * 1e6)
         try:
+            if self._file is not None and self._file.is_removed():
+                self._file.close()
+                self._file = None
             if self._file is None:
                 self._file = self._new_file(disk)
             self._file.put(_less(packed, self._before) + _NUMBER.pack(self._gauges_at))

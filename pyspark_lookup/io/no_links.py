@@ -15,16 +15,24 @@ class PlaceTakenError(OSError):
 
 
 @contextlib.contextmanager
-def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | None = None) -> Iterator[int]:
-    """A descriptor of the directory `names` below `root`, which itself may be reached by links.
+def open_below(
+    root: str | os.PathLike[str] | int, names: Sequence[str], mode: int | None = None, durable: bool = True
+) -> Iterator[int]:
+    """A descriptor of the directory `names` below `root`: one that is open, or a path, which may lead through links.
 
-    `mode`: of those that are made where they are missing, and are there after a crash, too. Raises FileNotFoundError for a
-    missing one without it, PlaceTakenError where a link or a file is in a directory's place.
+    `mode`: of those that are made where they are missing. `durable`: they are there after a crash, too. Raises FileNotFoundError
+    for a missing one without `mode`, PlaceTakenError where a link or a file is in a directory's place.
     """
-    fd = os.open(root, _DIRECTORY)
+    fd = os.dup(root) if isinstance(root, int) else os.open(root, _DIRECTORY)
     try:
         for depth, name in enumerate(names):
-            below = _enter(fd, name, mode, os.path.join(root, *names[: depth + 1]))
+            below = _enter(
+                fd,
+                name,
+                mode,
+                durable,
+                "/".join(names[: depth + 1]) if isinstance(root, int) else os.path.join(root, *names[: depth + 1]),
+            )
             os.close(fd)
             fd = below
         yield fd
@@ -32,7 +40,7 @@ def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | N
         os.close(fd)
 
 
-def _enter(above: int, name: str, mode: int | None, path: str) -> int:
+def _enter(above: int, name: str, mode: int | None, durable: bool, path: str) -> int:
     """A descriptor of the directory of that name in an open one; `path` is for errors."""
     while True:
         try:
@@ -42,7 +50,8 @@ def _enter(above: int, name: str, mode: int | None, path: str) -> int:
                 raise
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, mode, dir_fd=above)
-                os.fsync(above)
+                if durable:
+                    os.fsync(above)
         except OSError as problem:
             if problem.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise

@@ -132,8 +132,8 @@ FAULTS = [
         "a-record-takes-the-place-of-the-first",
         "A record that has to be the first of its name replaces the one that is there.",
         "io/disk/directory.py",
-        "            os.link(temporary, path)  # fails if it exists, unlike rename\n",
-        "            path.unlink(missing_ok=True)\n            os.link(temporary, path)\n",
+        "                    # Fails if it exists, unlike rename.\n",
+        "                    path.unlink(missing_ok=True)\n",
         ("tests/test_disk.py::test_the_first_record_stays",),
     ),
     Fault(
@@ -149,14 +149,17 @@ FAULTS = [
         "Blocks and records are written where they are read, instead of being renamed when they are whole.",
         "io/disk/directory.py",
         (
-            "        temporary = self._write_temporary(data)\n"
-            "        try:\n"
-            "            os.replace(temporary, path)\n"
-            "        except OSError:\n"
-            "            self._remove(temporary)\n"
-            "            raise\n"
+            "            temporary = self._write_temporary(data)\n"
+            "            try:\n"
+            "                self._rename(temporary, path)\n"
+            "            except OSError:\n"
+            "                self._remove(temporary)\n"
+            "                raise\n"
         ),
-        '        with open(path, "wb") as file:\n            file.write(data)\n',
+        (
+            "            with self._use(path, os.O_RDWR | os.O_CREAT) as fd, open(fd, 'wb', closefd=False) as file:\n"
+            "                file.write(data)\n"
+        ),
         ("tests/test_disk.py::test_a_full_disk",),
     ),
     Fault(

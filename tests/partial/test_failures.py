@@ -102,7 +102,7 @@ def test_numbers_that_cannot_be_had(opened: Opened) -> None:
     shutil.rmtree(opened.root / "snapshots")
     assert opened.disk.open_numbers(SPACE, "s", 2) is None
     assert opened.count("cacheFailureCount") == 1
-    (opened.root / "snapshots").touch()
+    (opened.root / "snapshots").symlink_to("nowhere")
     assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is None
     assert opened.count("cacheFailureCount") == 2
     gc.collect()

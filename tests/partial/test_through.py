@@ -357,7 +357,7 @@ def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, br
     root = cache_dir / "v1"
     for name in [broken] if broken != "all" else ["claims", "locks", "snapshots", "tmp"]:
         shutil.rmtree(root / name)
-        (root / name).touch()
+        (root / name).symlink_to("nowhere")
     for _ in range(2):
         assert worker.lookup(1, 2, 3) == [[10], [20, 21], []]
     assert source.loaded() == [1, 2, 3]

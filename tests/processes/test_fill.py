@@ -171,8 +171,19 @@ class Steps:
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
         paths = " ".join(os.fsdecode(arg) for arg in args if isinstance(arg, (str, bytes, os.PathLike)))
-        if event in STEPS and (event == "fcntl.flock" or self._directory in paths):
+        # A name in a directory that is open: one is opened for each name, and only what is made counts.
+        if event == "open":
+            inside = "/" not in paths and bool(args[2] & os.O_CREAT)
+        else:
+            inside = any(self._is_inside(arg) for arg in args if isinstance(arg, int) and arg > 2)
+        if event in STEPS and (event == "fcntl.flock" or inside or self._directory in paths):
             self.step(event)
+
+    def _is_inside(self, descriptor: int) -> bool:
+        try:
+            return os.readlink(f"/proc/self/fd/{descriptor}").startswith(self._directory)
+        except OSError:
+            return False
 
     def step(self, name: str) -> None:
         self._left -= 1

@@ -2,6 +2,7 @@
 
 Layout, below a directory of mode 0700 that this user owns::
 
+    v1/CACHEDIR.TAG                                                says that all below v1 is ours
     v1/blocks/<2 hex>/<path key>/<version key>/<offset>-<length>   one block
     v1/records/<kind>/<key>                                        one small JSON value
     v1/snapshots/<table key>/<name>                                one segment of a table's snapshots
@@ -13,12 +14,14 @@ Layout, below a directory of mode 0700 that this user owns::
 
 Every file is a header (magic, length, CRC-32, the name it was made for) and its payload, complete or
 not there: writers rename or link it into place. Readers take no lock; what is gone or damaged is a
-miss. Nothing is ever unpickled. The directory is one user's, for all worker processes of the host.
+miss. Nothing is ever unpickled. The directory is one user's, for all worker processes of the host. If it is removed while it is in
+use, or a part of it, the next who puts something makes it again.
 """
 
 from pyspark_lookup.io.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space
 from pyspark_lookup.io.disk.counters import CounterFile, Counts
 from pyspark_lookup.io.disk.directory import Lock, key_of, memory_backed
+from pyspark_lookup.io.disk.ownership import is_cache_directory
 from pyspark_lookup.io.disk.records import Held
 from pyspark_lookup.io.disk.segments import OpenSegment, SegmentWriter
 from pyspark_lookup.io.disk.space import ReservedFile, on_disk
@@ -36,6 +39,7 @@ __all__ = [
     "ReservedFile",
     "SegmentWriter",
     "empty_space",
+    "is_cache_directory",
     "key_of",
     "memory_backed",
     "on_disk",

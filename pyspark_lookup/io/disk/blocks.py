@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import random
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from pyspark_lookup.io.disk.directory import (
     unwrap,
     wrap,
 )
+from pyspark_lookup.io.disk.ownership import MARKER
 from pyspark_lookup.io.disk.records import ROW
 from pyspark_lookup.io.disk.segments import Segments
 from pyspark_lookup.io.disk.space import PAGE, RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
@@ -111,8 +111,9 @@ class Disk(Segments, Claims, Counters):
         metrics: CacheMetricGroup,
         now_s: Callable[[], float],
         rng: random.Random,
+        creates: bool = True,
     ) -> None:
-        super().__init__(root, max_bytes, metrics, now_s)
+        super().__init__(root, max_bytes, metrics, now_s, creates)
         self._rng = rng
         self._swept_s = float("-inf")
 
@@ -182,7 +183,7 @@ class Disk(Segments, Claims, Counters):
         try:
             for key, data in blocks.items():
                 path = self._root / "blocks" / key.name
-                unused -= self._make_directory(path.parent)
+                unused -= self._make_directories(path)
                 replaced = path.exists()
                 self._publish(path, wrap(data, key.name))
                 unused -= 0 if replaced else on_disk(len(data) + HEADER_BYTES)
@@ -192,25 +193,16 @@ class Disk(Segments, Claims, Counters):
         with contextlib.suppress(OSError):
             self.take("blocks", -unused)
 
-    def _make_directory(self, path: Path) -> int:
-        """Make a directory of blocks, and those above it; what they take that were not there."""
-        try:
-            path.mkdir(mode=0o700)
-        except FileExistsError:
+    def _make_directories(self, path: Path) -> int:
+        """Make the directories that a block's file needs; what those take that were not there."""
+        if path.parent.is_dir():
             return 0
-        except FileNotFoundError:
-            return self._make_directory(path.parent) + self._make_directory(path)
-        return 0 if path.parent == self._root / "blocks" else PAGE
+        above = (path.parent.parent, path.parent)
+        return PAGE * self._again(lambda: sum(map(self._make_directory, above)))
 
-    @staticmethod
-    def _remove_empty(*paths: Path) -> int:
+    def _remove_empty(self, *paths: Path) -> int:
         """Remove the directories in which nothing lies any more; what they took."""
-        freed = 0
-        for path in paths:
-            with contextlib.suppress(OSError):  # there is something in it
-                path.rmdir()
-                freed += PAGE
-        return freed
+        return PAGE * sum(map(self._remove_directory, paths))
 
     def forget_blocks(self, path_key: str, version_key: str) -> None:
         """Remove the blocks of one file version."""
@@ -382,7 +374,9 @@ class Disk(Segments, Claims, Counters):
         with contextlib.suppress(OSError):
             if marker.exists() and abs(now - marker.lstat().st_mtime) < _SWEEP_EVERY_S:
                 return
-            marker.touch()
+            for path in (marker, self._root / MARKER):  # what cleans up by age finds it young
+                with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
+                    os.utime(fd)
             for path in self._leftovers(now):
                 self._remove(path)
             self._remove_dead(0)
@@ -417,8 +411,7 @@ class Disk(Segments, Claims, Counters):
                         if path not in alive and self._remove(path):
                             files, freed = files + 1, freed + size
                 if kind != "records" and Path(directory) != self._root / kind:
-                    with contextlib.suppress(OSError):
-                        os.rmdir(directory)
+                    self._remove_directory(Path(directory))
         self.recount()
         return files, freed
 
@@ -441,8 +434,7 @@ class Disk(Segments, Claims, Counters):
         leftovers = self._leftovers(self._now_s())
         if repair:
             for name in damaged:
-                if not self._remove(self._root / name):  # a directory that somebody has put there
-                    shutil.rmtree(self._root / name, ignore_errors=True)
+                self._remove_tree(self._root / name)  # it may be a directory that somebody has put there
             for path in leftovers:
                 self._remove(path)
             self.recount()

@@ -17,6 +17,7 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.io.disk.directory import (
     CONTENT_AT_MOST,
     LEFTOVER_AFTER_S,
+    NEW_FILE,
     Directory,
     entries_below,
     is_own_file,
@@ -33,12 +34,12 @@ _POLL_AT_MOST_S = 0.05
 class Claim:
     """A claim that is held. Release it when done, however it ended."""
 
+    directory: Claims
     path: Path
     fd: int
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
+        self.directory._remove(self.path)
         os.close(self.fd)
 
 
@@ -47,23 +48,24 @@ class Claims(Directory):
 
     def create_claim(self, space: str, group: str, payload: bytes) -> Claim:
         """A new claim, held. OSError if it cannot be written."""
-        directory = self._root / "claims" / space
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._again(lambda: self._create_claim(space, group, payload))
+
+    def _create_claim(self, space: str, group: str, payload: bytes) -> Claim:
         temporary = self._temporary()
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        path = directory / f"{group}-{temporary.name}"
+        fd = self._open(temporary, NEW_FILE)
+        path = self._root / "claims" / space / f"{group}-{temporary.name}"
         try:
             # Locked before anybody can see it.
             fcntl.flock(fd, fcntl.LOCK_EX)
             view = memoryview(payload)
             while view:
                 view = view[os.write(fd, view) :]
-            os.replace(temporary, path)
+            self._rename(temporary, path)
         except OSError:
             self._remove(temporary)
             os.close(fd)
             raise
-        return Claim(path, fd)
+        return Claim(self, path, fd)
 
     def claims(self, space: str, group: str) -> list[tuple[str, bytes]]:
         """(name, payload) of the claims of a group that are held."""

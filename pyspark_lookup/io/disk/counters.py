@@ -20,6 +20,7 @@ from typing import Any
 from pyspark_lookup.base.decoding import UNREADABLE, texts_of
 from pyspark_lookup.io.disk.directory import (
     HEADER_BYTES,
+    NEW_FILE,
     is_own_file,
     is_unlocked,
     names_in,
@@ -61,6 +62,10 @@ class CounterFile:
         """Replace the numbers: int64s of this machine, as many as the file has names. OSError if the disk fails."""
         os.pwrite(self._descriptor, data + _checksum(data), self._start)
 
+    def is_removed(self) -> bool:
+        """Whether nobody finds the file any more, as the cache directory was removed."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
     def close(self) -> None:
         """Leave the numbers as they are: the process counts here no more."""
         if self._descriptor >= 0:
@@ -77,9 +82,12 @@ class Counters(Records):
 
     def new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
         """A file for this process, with these numbers. OSError if the directory cannot be written."""
+        return self._again(lambda: self._new_counters(name, about, values))
+
+    def _new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
         head = wrap(json_bytes({**about, "names": list(values)}), f"counters/{name}")
         temporary = self._temporary()
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = self._open(temporary, NEW_FILE)
         file = CounterFile(descriptor, len(head))
         try:
             with contextlib.suppress(OSError):  # some file systems have no such locks: never added
@@ -87,7 +95,7 @@ class Counters(Records):
             with self._within_budget(on_disk(len(head) + _numbers(values).size)):
                 os.pwrite(descriptor, head, 0)
                 file.put(_numbers(values).pack(*values.values()))
-                os.replace(temporary, self._root / "counters" / name)
+                self._rename(temporary, self._root / "counters" / name)
         except OSError:
             self._remove(temporary)
             raise

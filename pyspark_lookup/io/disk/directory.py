@@ -16,20 +16,19 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock, Timeout
-
 from pyspark_lookup.base.decoding import name_of
-from pyspark_lookup.base.errors import CacheDirectoryError
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk.ownership import LAYOUT, MAGIC, MARKER, check_ours, make_whole
+from pyspark_lookup.io.no_links import PlaceTakenError, open_below
 
 Self = TypeVar("Self", bound="Directory")
-Lock = FileLock  # a lock that is held: release() it
+T = TypeVar("T")
 
-_LAYOUT = "v1"
 _HEADER = struct.Struct("<8sQI16s")
 HEADER_BYTES = _HEADER.size
-_MAGIC = b"LKUPBLK1"
-_LOCK_POLL_S = 0.001
+NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
+_TRIES = 5  # to do something in a directory that others remove meanwhile
+_LOCK_POLL_S, _ACQUIRE_POLL_S = 0.001, 0.01
 _LOCK_WAIT_S = 1.0  # for the counter and for evictions: longer than either takes, short for a read that waits
 LEFTOVER_AFTER_S = 3600.0
 CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: none of ours comes near it
@@ -44,20 +43,108 @@ def key_of(*parts: object) -> str:
     return digest.hexdigest()
 
 
+class Lock:
+    """A lock that is held, until it is released or its process dies. A child that is forked does not hold it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._process = fd, os.getpid()
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            try:
+                if self._process == os.getpid():
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open as well
+            finally:
+                os.close(fd)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.release()
+
+
 class Directory:
     """The directory `root` of one user, for all worker processes of the host; locks and whole files.
 
-    Raises CacheDirectoryError on creation if the directory is not this user's own and private.
+    What is missing of it is made again by whoever writes next. Without `creates` it has to be there, and marked as ours. Raises
+    CacheDirectoryError on creation if the directory is not this user's own and private, or holds what others have put there.
+
+    All that is put or removed goes by `_at` or `_use`: through no link, and below a directory with our marker only.
     """
 
-    def __init__(self, root: Path, metrics: CacheMetricGroup, now_s: Callable[[], float]) -> None:
-        self._root = root / _LAYOUT
+    def __init__(self, root: Path, metrics: CacheMetricGroup, now_s: Callable[[], float], creates: bool = True) -> None:
+        self._root = root / LAYOUT
         self._metrics = metrics
         self._now_s = now_s
-        own_private_directory(root)
-        own_private_directory(self._root)
-        for name in ("blocks", "records", "locks", "tmp", "snapshots", "claims", "counters"):
-            _own_directory(self._root / name)
+        self._creates = creates
+        if creates:
+            make_whole(root)
+        else:
+            check_ours(root)
+
+    @contextlib.contextmanager
+    def _at(self, path: Path, makes: bool = False) -> Iterator[tuple[int, str]]:
+        """A descriptor of the directory that a path lies in, and the name there.
+
+        `makes`: what is missing above it. Raises FileNotFoundError without, CacheDirectoryError or PlaceTakenError for what is not ours.
+        """
+        names = path.relative_to(self._root).parts
+        with contextlib.ExitStack() as opened:
+            try:
+                layout = opened.enter_context(self._open_layout())
+                below = open_below(layout, names[:-1], 0o700 if makes else None, durable=False)
+                fd = opened.enter_context(below)
+            except (FileNotFoundError, PlaceTakenError):
+                if not (makes and self._creates):
+                    raise
+                self._clear_way(path)
+                make_whole(self._root.parent)
+                layout = opened.enter_context(self._open_layout())
+                fd = opened.enter_context(open_below(layout, names[:-1], 0o700, durable=False))
+            try:
+                yield fd, names[-1]
+            except OSError as problem:
+                if problem.filename == names[-1]:
+                    problem.filename = str(path)
+                raise
+
+    def _clear_way(self, path: Path) -> None:
+        """Remove a file that is in the place of a directory above a path; a link stays."""
+        for above in reversed(path.relative_to(self._root).parents[:-1]):
+            with contextlib.suppress(OSError):
+                if is_own_file((self._root / above).lstat()):
+                    self._remove(self._root / above)
+
+    @contextlib.contextmanager
+    def _open_layout(self) -> Iterator[int]:
+        """A descriptor of the directory with all that is ours. FileNotFoundError if it is not as it was made."""
+        root = self._root.parent
+        with open_below(root.parent, (root.name, LAYOUT)) as fd:
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise FileNotFoundError(errno.ENOENT, "the cache directory is another one by now", str(self._root))
+            os.stat(MARKER, dir_fd=fd, follow_symlinks=False)
+            yield fd
+
+    def _again(self, act: Callable[[], T]) -> T:
+        """What `act` returns, which is done again if others have removed its directory meanwhile."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return act()
+        return act()
+
+    @contextlib.contextmanager
+    def _use(self, path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+        """A descriptor of a file, as `use_file`; by O_CREAT with all that is missing above it."""
+        fd = self._again(lambda: self._open(path, flags)) if flags & os.O_CREAT else self._open(path, flags)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open(self, path: Path, flags: int) -> int:
+        with self._at(path, bool(flags & os.O_CREAT)) as (directory, name):
+            return open_file(name, flags, directory)
 
     def counting(self: Self, metrics: CacheMetricGroup) -> Self:
         """This directory, opened and checked already, counting into another group."""
@@ -75,14 +162,29 @@ class Directory:
         for a lock only while holding none, or one of an earlier kind in the order reload, resolve,
         refresh, block.
         """
-        path = self.lock_path(kind, name)
-        os.stat(path.parent)  # filelock would create it anew, open to others
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=timeout_s, poll_interval=0.01)
-        except Timeout:
+        path, until_s = self.lock_path(kind, name), time.monotonic() + timeout_s
+        while True:
+            lock = self._again(lambda: self._try_lock(path))
+            if lock is not None or time.monotonic() >= until_s:
+                return lock
+            time.sleep(_ACQUIRE_POLL_S)
+
+    def _try_lock(self, path: Path) -> Lock | None:
+        """The lock behind a file, if nobody holds it."""
+        with self._at(path, makes=True) as (directory, name):
+            fd = open_file(name, os.O_RDWR | os.O_CREAT, directory)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Of a file that was removed meanwhile others hold the one in its place.
+                if os.fstat(fd).st_ino == os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino:
+                    return Lock(fd)
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
             return None
-        return lock
 
     @contextlib.contextmanager
     def hold(self, kind: str, name: str, timeout_s: float) -> Iterator[bool]:
@@ -103,7 +205,7 @@ class Directory:
     def _lock(self, name: str) -> Iterator[None]:
         """Hold one of the directory's own locks. TimeoutError if it is not had soon, another OSError if the directory is gone."""
         path = self._root / name
-        with use_file(path, os.O_RDWR | os.O_CREAT) as fd:
+        with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
             until_s = time.monotonic() + _LOCK_WAIT_S
             while True:
                 try:
@@ -134,7 +236,7 @@ class Directory:
     def _write_temporary(self, data: bytes) -> Path:
         path = self._temporary()
         try:
-            with open(path, "xb") as file:
+            with self._use(path, NEW_FILE) as fd, open(fd, "wb", closefd=False) as file:
                 file.write(data)
         except OSError:
             self._remove(path)
@@ -142,74 +244,96 @@ class Directory:
         return path
 
     def _publish(self, path: Path, data: bytes) -> None:
-        temporary = self._write_temporary(data)
-        try:
-            os.replace(temporary, path)
-        except OSError:
-            self._remove(temporary)
-            raise
+        def publish() -> None:
+            temporary = self._write_temporary(data)
+            try:
+                self._rename(temporary, path)
+            except OSError:
+                self._remove(temporary)
+                raise
+
+        self._again(publish)
 
     def _publish_new(self, path: Path, data: bytes) -> bool:
         """`_publish` where there is no file yet; whether there was none."""
-        temporary = self._write_temporary(data)
-        try:
-            os.link(temporary, path)  # fails if it exists, unlike rename
-        except FileExistsError:
-            return False
-        finally:
-            os.unlink(temporary)
-        return True
+
+        def publish() -> bool:
+            temporary = self._write_temporary(data)
+            try:
+                with self._at(temporary) as (here, name), self._at(path, makes=True) as (there, new):
+                    # Fails if it exists, unlike rename.
+                    os.link(name, new, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+            except FileExistsError:
+                return False
+            finally:
+                self._remove(temporary)
+            return True
+
+        return self._again(publish)
+
+    def _rename(self, path: Path, new: Path) -> None:
+        """Give a file its name, in place of what has it. FileNotFoundError if it is gone."""
+        with self._at(path) as (here, name), self._at(new, makes=True) as (there, new_name):
+            os.replace(name, new_name, src_dir_fd=here, dst_dir_fd=there)
 
     def _remove(self, path: Path) -> bool:
+        """Remove a file, or the link that is in its place; whether it is gone now by this."""
         try:
-            os.unlink(path)
+            with self._at(path) as (directory, name):
+                os.unlink(name, dir_fd=directory)
         except OSError:
             return False
         return True
 
+    def _make_directory(self, path: Path) -> bool:
+        """Make a directory; whether it was not there."""
+        with self._at(path, makes=True) as (directory, name):
+            try:
+                os.mkdir(name, 0o700, dir_fd=directory)
+            except FileExistsError:
+                return False
+            return True
+
+    def _remove_directory(self, path: Path) -> bool:
+        """Remove a directory in which nothing lies; whether it is gone now by this."""
+        try:
+            with self._at(path) as (directory, name):
+                os.rmdir(name, dir_fd=directory)
+        except OSError:
+            return False
+        return True
+
+    def _remove_tree(self, path: Path) -> None:
+        """Remove a file, or a directory with all that lies in it, as far as that can be."""
+        if self._remove(path):
+            return
+        with contextlib.suppress(OSError), self._at(path) as (above, name):
+            for _, directories, names, directory in os.fwalk(name, topdown=False, dir_fd=above):
+                for below in (*names, *directories):
+                    with contextlib.suppress(OSError):
+                        os.unlink(below, dir_fd=directory)
+                    with contextlib.suppress(OSError):
+                        os.rmdir(below, dir_fd=directory)
+            os.rmdir(name, dir_fd=above)
+
     def _leftovers(self, now_s: float) -> list[Path]:
         """Files of writers that were killed."""
-        return older_than(LEFTOVER_AFTER_S, now_s, (self._root / "tmp").iterdir())
-
-
-def own_private_directory(path: Path) -> None:
-    """Create `path` with mode 0700, or make sure that it is this user's own and private."""
-    mode = stat.S_IMODE(_own_directory(path).st_mode)
-    if mode & 0o077:
-        and_empty = ", and remove what others may have put into it" if mode & 0o022 else ""
-        raise CacheDirectoryError(
-            f"cache directory {path} is open to other users (mode {mode:o}): chmod 700 it{and_empty}"
-        )
-
-
-def _own_directory(path: Path) -> os.stat_result:
-    """What the system says of a directory of this user's, made with mode 0700 if it is not there."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        status = os.lstat(path)
-    except OSError as error:
-        raise CacheDirectoryError(f"cache directory {path} cannot be used: {error}") from error
-    if not stat.S_ISDIR(status.st_mode):
-        raise CacheDirectoryError(
-            f"cache directory {path} is not a directory (links are refused): set lookup.cache.dir"
-        )
-    if status.st_uid != os.geteuid():
-        raise CacheDirectoryError(
-            f"cache directory {path} belongs to user {status.st_uid}, not to {os.geteuid()}: set lookup.cache.dir"
-        )
-    return status
+        return older_than(LEFTOVER_AFTER_S, now_s, entries_in(self._root / "tmp"))
 
 
 @contextlib.contextmanager
-def use_file(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor of a file; no link in its place is followed, and no pipe waited for. OSError as `os.open`."""
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+def use_file(path: Path) -> Iterator[int]:
+    """A descriptor of a file, for reading; no link in its place is followed, and no pipe waited for. OSError as `os.open`."""
+    fd = open_file(path)
     try:
         yield fd
     finally:
         os.close(fd)
+
+
+def open_file(path: str | Path, flags: int = os.O_RDONLY, directory: int | None = None) -> int:
+    """As `use_file`, to be closed by the caller; of a name in an open directory, if one is given."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=directory)
 
 
 def sync_directory(path: str | Path) -> None:
@@ -263,6 +387,11 @@ def names_in(path: Path) -> list[str]:
         return []
 
 
+def entries_in(path: Path) -> list[Path]:
+    """What lies in a directory, nothing if it cannot be listed."""
+    return [path / name for name in names_in(path)]
+
+
 def directories_in(path: Path) -> list[Path]:
     """The directories that lie in one, none if it cannot be listed; links to directories are left out."""
     with contextlib.suppress(OSError), os.scandir(path) as entries:
@@ -284,8 +413,7 @@ def entries_below(path: Path) -> list[Path]:
     """What lies in the directories that lie in one."""
     found: list[Path] = []
     for directory in directories_in(path):
-        with contextlib.suppress(OSError):
-            found += directory.iterdir()
+        found += entries_in(directory)
     return found
 
 
@@ -301,7 +429,7 @@ def memory_backed(path: Path) -> bool:
 
 def wrap(data: bytes | memoryview, name: str) -> bytes:
     bound = bytes.fromhex(key_of(name))
-    return _HEADER.pack(_MAGIC, len(data), zlib.crc32(data, zlib.crc32(bound)), bound) + data
+    return _HEADER.pack(MAGIC, len(data), zlib.crc32(data, zlib.crc32(bound)), bound) + data
 
 
 def unwrap(blob: bytes, name: str) -> memoryview | None:
@@ -309,7 +437,7 @@ def unwrap(blob: bytes, name: str) -> memoryview | None:
     if len(blob) < HEADER_BYTES:
         return None
     magic, length, crc, bound = _HEADER.unpack_from(blob)
-    if magic != _MAGIC or length != len(blob) - HEADER_BYTES or bound != bytes.fromhex(key_of(name)):
+    if magic != MAGIC or length != len(blob) - HEADER_BYTES or bound != bytes.fromhex(key_of(name)):
         return None
     data = memoryview(blob)[HEADER_BYTES:]
     return data if zlib.crc32(data, zlib.crc32(bound)) == crc else None

@@ -130,7 +130,7 @@ class Records(Space):
         Exclusive across processes: of many callers, all return the same value. OSError if the
         directory cannot be written.
         """
-        path = self._record_path(kind, key)
+        path = self._place("records", kind, key)
         for _ in range(3):
             if self._put_new(path, wrap(json_bytes(value), f"{kind}/{key}")):
                 return parse(value)
@@ -181,7 +181,7 @@ class Records(Space):
         OSError if the directory cannot be written.
         """
         row = f"{kind}{ROW}{key}"
-        path = self._record_path(row, _numbered(number + 1))
+        path = self._place("records", row, _numbered(number + 1))
         if not self._put_new(path, wrap(json_bytes(value), f"{row}/{path.name}")):
             return False
         numbers = self._numbers(row)
@@ -215,7 +215,7 @@ class Records(Space):
 
     def replace_record(self, kind: str, key: str, value: Any) -> None:
         """Record `value`, whatever was there. OSError if the directory cannot be written."""
-        path = self._record_path(kind, key)
+        path = self._place("records", kind, key)
         data = wrap(json_bytes(value), f"{kind}/{key}")
         before = 0
         with contextlib.suppress(OSError):
@@ -264,9 +264,7 @@ class Records(Space):
             self._drop("records", self._place("records", kind, key))
 
     def _record_path(self, kind: str, key: str) -> Path:
-        path = self._place("records", kind, key)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return path
+        return self._place("records", kind, key)
 
     def _sweep_records(self, now_s: float) -> None:
         for path in entries_below(self._root / "records"):
@@ -276,8 +274,7 @@ class Records(Space):
                     self._remove(path)
         for directory in directories_in(self._root / "records"):
             if ROW in directory.name:
-                with contextlib.suppress(OSError):  # there is something in it
-                    directory.rmdir()
+                self._remove_directory(directory)  # unless there is something in it
 
     def _damaged_records(self) -> Iterator[Path]:
         for path in entries_below(self._root / "records"):

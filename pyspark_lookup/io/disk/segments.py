@@ -31,6 +31,7 @@ from pyspark_lookup.io.disk.directory import (
     LEFTOVER_AFTER_S,
     directories_in,
     entries_below,
+    entries_in,
     is_own_file,
     key_of,
     names_in,
@@ -38,11 +39,11 @@ from pyspark_lookup.io.disk.directory import (
     sync_directory,
     use_file,
 )
+from pyspark_lookup.io.disk.ownership import SEGMENT_MAGIC
 from pyspark_lookup.io.disk.records import Records
 from pyspark_lookup.io.disk.space import ReservedFile, on_disk
 
-_MAGIC = b"LKUPSEG1"
-_HEAD_BYTES = len(_MAGIC) + 16
+_HEAD_BYTES = len(SEGMENT_MAGIC) + 16
 _TAIL = struct.Struct("<QI8s")
 _ALIGNMENT = 64
 _CHECKED_AT_ONCE = 16 * 1024 * 1024
@@ -75,7 +76,7 @@ class SegmentWriter:
             for name, size in sizes.items():
                 self._place(name, size)
             self.file.resize(self._end)
-            self._write(_MAGIC, 0)
+            self._write(SEGMENT_MAGIC, 0)
         except OSError:
             self.close()
             raise
@@ -117,14 +118,14 @@ class SegmentWriter:
         if short:
             raise ValueError(f"regions {short} are not complete")
         footer = json.dumps({"meta": meta, "regions": self._regions}, separators=(",", ":")).encode()
-        tail = _TAIL.pack(len(footer), zlib.crc32(footer), _MAGIC)
+        tail = _TAIL.pack(len(footer), zlib.crc32(footer), SEGMENT_MAGIC)
         self.file.resize(self._end + len(footer) + len(tail))
         self._write(footer + tail, self._end)
         self.durable = durable
 
     def bind(self, table: str, name: str) -> None:
         """Write what it is called, after which all of it is on the disk if it is to be. OSError if it cannot be written."""
-        self._write(_bound(table, name), len(_MAGIC))
+        self._write(_bound(table, name), len(SEGMENT_MAGIC))
         if self.durable:
             os.fsync(self.file.fd)
 
@@ -146,9 +147,8 @@ class Segments(Records):
     def publish_segment(self, table: str, name: str, writer: SegmentWriter) -> None:
         """Give a finished segment its name; nobody has seen it before. OSError if it cannot be."""
         directory = self._root / "snapshots" / table
-        directory.mkdir(mode=0o700, exist_ok=True)
         writer.bind(table, name)
-        status = os.stat(writer.file.path)
+        status = os.fstat(writer.file.fd)
         writer.file.publish(directory / name)
         if not writer.durable:  # what does not lie on the disk yet is read through when it is opened
             return
@@ -261,9 +261,7 @@ class Segments(Records):
         size = 8 * max(count, 1)
         try:
             path = self._place("snapshots", table, f"{name}{_NUMBERS}")
-            if create:
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-            with use_file(path, os.O_RDWR | (os.O_CREAT if create else 0)) as fd:
+            with self._use(path, os.O_RDWR | (os.O_CREAT if create else 0)) as fd:
                 if not is_own_file(os.fstat(fd)):
                     raise OSError(errno.EPERM, "no file of this user's", str(path))
                 self.take("segments", max(on_disk(size) - on_disk(os.fstat(fd).st_size), 0))
@@ -280,15 +278,14 @@ class Segments(Records):
         """Remove the segments of tables whose record has gone unused for long, and numbers without a segment."""
         for directory in directories_in(self._root / "snapshots"):
             in_use = self.has_record("snapshot", directory.name)
-            for path in older_than(LEFTOVER_AFTER_S, now_s, directory.iterdir()):
+            for path in older_than(LEFTOVER_AFTER_S, now_s, entries_in(directory)):
                 if path.suffix == _NUMBERS:
                     if not path.with_suffix("").exists():
                         self._drop("segments", path)
                 elif not in_use:
                     self.remove_segment(directory.name, path.name)
             if not in_use:
-                with contextlib.suppress(OSError):
-                    directory.rmdir()
+                self._remove_directory(directory)
 
     def _damaged_segments(self) -> list[Path]:
         """Segments whose footer or a region is not as it was written; every byte is read."""
@@ -326,8 +323,8 @@ def _has_ends(fd: int, status: os.stat_result, table: str, name: str) -> bool:
     """Whether what is open begins and ends as the segment of that name does: no hole of a crash's, nor of anybody's, is mapped."""
     if not is_own_file(status) or status.st_size < _HEAD_BYTES + _TAIL.size:
         return False
-    last = os.pread(fd, len(_MAGIC), status.st_size - len(_MAGIC))
-    return last == _MAGIC and os.pread(fd, _HEAD_BYTES, 0) == _MAGIC + _bound(table, name)
+    last = os.pread(fd, len(SEGMENT_MAGIC), status.st_size - len(SEGMENT_MAGIC))
+    return last == SEGMENT_MAGIC and os.pread(fd, _HEAD_BYTES, 0) == SEGMENT_MAGIC + _bound(table, name)
 
 
 def _signature(status: os.stat_result) -> list[int]:

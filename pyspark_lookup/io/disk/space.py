@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import fcntl
 import os
-import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,16 @@ from typing import Literal
 
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.disk.directory import Directory, directories_in, is_own_file, is_unlocked, names_in, use_file
+from pyspark_lookup.io.disk.directory import (
+    NEW_FILE,
+    Directory,
+    directories_in,
+    entries_in,
+    is_own_file,
+    is_unlocked,
+    names_in,
+    use_file,
+)
 
 Kind = Literal["blocks", "segments", "records"]
 
@@ -55,12 +63,14 @@ def on_disk(size: int) -> int:
 
 
 def default_budget(path: Path, used: int) -> int:
-    """What a cache directory may take of the disk that a path lies on, if nobody says; it has `used` so much. 0 if it is gone."""
-    try:
-        disk = os.statvfs(path)
-    except OSError:
-        return 0
-    return min(disk.f_blocks * disk.f_frsize // _DISK_SHARE, (used + disk.f_bavail * disk.f_frsize) // _FREE_SHARE)
+    """What a cache directory may take of the disk that a path lies on, or will, if nobody says; it has `used` so much."""
+    for above in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(above)
+            return min(
+                disk.f_blocks * disk.f_frsize // _DISK_SHARE, (used + disk.f_bavail * disk.f_frsize) // _FREE_SHARE
+            )
+    return 0
 
 
 class ReservedFile:
@@ -75,11 +85,11 @@ class ReservedFile:
         self._space = space
         self._out_of = out_of
         unseen = path.with_suffix("")  # locked before anybody can see it, and take it for a dead process's
-        self.fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.fd = space._again(lambda: space._open(unseen, NEW_FILE))
         try:
             with contextlib.suppress(OSError):  # some file systems have no such locks
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.replace(unseen, path)
+            space._rename(unseen, path)
             _being_written.add(self)
             self.resize(size)
         except BaseException:
@@ -108,7 +118,7 @@ class ReservedFile:
 
     def publish(self, path: Path) -> None:
         """Give the file its name. OSError if it cannot have it."""
-        os.replace(self.path, path)
+        self._space._rename(self.path, path)
         self.taken = 0
         with contextlib.suppress(OSError):  # not before: unlocked under the other name it would be a dead process's
             fcntl.flock(self.fd, fcntl.LOCK_UN)  # who opens it under its name locks it
@@ -118,8 +128,7 @@ class ReservedFile:
         if self.fd < 0:
             return
         fd, self.fd = self.fd, -1  # first: a child that is forked meanwhile must not close what has its number by then
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
+        self._space._remove(self.path)
         os.close(fd)
         with contextlib.suppress(OSError):
             self._space.take("segments", -self.taken)
@@ -144,9 +153,14 @@ class Space(Directory, abc.ABC):
     """A directory with a budget. `max_bytes` None: a quarter of its disk, or half of what is free there if that is less."""
 
     def __init__(
-        self, root: Path, max_bytes: int | None, metrics: CacheMetricGroup, now_s: Callable[[], float]
+        self,
+        root: Path,
+        max_bytes: int | None,
+        metrics: CacheMetricGroup,
+        now_s: Callable[[], float],
+        creates: bool = True,
     ) -> None:
-        super().__init__(root, metrics, now_s)
+        super().__init__(root, metrics, now_s, creates)
         self._max_bytes = max_bytes
 
     def budget(self) -> int:
@@ -194,10 +208,18 @@ class Space(Directory, abc.ABC):
         said = "lookup.cache.max-bytes" if self._max_bytes is not None else "its share of the disk"
         problem = CacheFullError(
             f"{_size(amount)} more do not fit into the cache directory {self._root.parent}: {said} is {_size(limit)}, of which "
-            f"{_size(usage.total)} are in use. Raise lookup.cache.max-bytes, or set another lookup.cache for some tables"
+            f"{_size(usage.total)} are in use{self._free_space(amount)}. Raise lookup.cache.max-bytes, or set another lookup.cache for some tables"
         )
         problem.more = amount
         return problem
+
+    def _free_space(self, amount: int) -> str:
+        """That the disk is full, if it is."""
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self._root.parent)
+            free = disk.f_bavail * disk.f_frsize
+            return f", and its disk is full ({_size(free)} free)" if free < max(amount, 2 * PAGE) else ""
+        return ""
 
     @abc.abstractmethod
     def _make_room(self, kind: Kind, amount: int) -> None:
@@ -225,9 +247,9 @@ class Space(Directory, abc.ABC):
                 ours = is_own_file(os.fstat(fd))
         except OSError as problem:
             ours = isinstance(problem, FileNotFoundError)
-        if not ours and not self._remove(path):  # a link, a socket; a directory
-            shutil.rmtree(path, ignore_errors=True)
-        with use_file(path, os.O_RDWR | os.O_CREAT) as fd:
+        if not ours:  # a link, a socket; a directory
+            self._remove_tree(path)
+        with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
             yield fd
 
     def _read_usage(self) -> Usage | None:
@@ -294,7 +316,9 @@ class Space(Directory, abc.ABC):
 
     def _reserved(self) -> Iterator[tuple[Path, bool]]:
         """(path, whether its writer has died) of the files that were reserved."""
-        for path in (self._root / "tmp").glob(f"*{_RESERVED}"):
+        for path in entries_in(self._root / "tmp"):
+            if path.suffix != _RESERVED:
+                continue
             with contextlib.suppress(OSError), use_file(path) as fd:
                 yield path, is_unlocked(fd)
 
@@ -307,8 +331,9 @@ class Space(Directory, abc.ABC):
         """Remove a file, and give back what it has taken; whether it is gone now."""
         try:
             size = path.lstat().st_size
-            os.unlink(path)
         except OSError:
+            return False
+        if not self._remove(path):
             return False
         with contextlib.suppress(OSError):
             self.take(kind, -on_disk(size))
