@@ -27,7 +27,7 @@ KNOWN_BY = {
     "click": {"cli"},
     "fsspec": {"io.stores"},
     "jinja2": {"cli.report"},
-    "numpy": {"columnar.bucket_hash", "columnar.buffers", "columnar.calendars", "columnar.hash_index", "columnar.key_rows", "columnar.keys", "scan.deletes", "scan.equality", "scan.formats.json_text", "scan.open_file", "scan.stored_columns", "table.deletes", "table.iceberg.deletes", "table.roaring", "cache", "managed.change_feed", "managed.rows_by_key", "providers", "engine.as_of", "engine.lookup", "engine.lookup_join", "engine.lookup_pass", "cli.advise"},
+    "numpy": {"columnar.bucket_hash", "columnar.buffers", "columnar.calendars", "columnar.hash_index", "columnar.key_rows", "columnar.keys", "scan.deletes", "scan.equality", "scan.formats.json_text", "scan.formats.orc_numbers", "scan.formats.orc_tail", "scan.formats.orc_times", "scan.open_file", "scan.stored_columns", "table.deletes", "table.iceberg.deletes", "table.roaring", "cache", "managed.change_feed", "managed.rows_by_key", "providers", "engine.as_of", "engine.lookup", "engine.lookup_join", "engine.lookup_pass", "cli.advise"},
     "prometheus_client": {"cli.prometheus", "cli.host_commands"},
     "py4j": {"spark.micro_batch"},
     "pyarrow": {"columnar", "table", "scan", "cache", "managed", "providers", "engine", "spark", "cli"},

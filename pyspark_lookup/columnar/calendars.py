@@ -127,12 +127,18 @@ class ZoneHistory:
         standard = min(_offset_at(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
         return cls(standard, *_history(merged))
 
-    def gregorian_seconds(self, seconds: Numbers) -> Numbers:
-        """Instants before 1900 of the hybrid calendar, with the same local fields in the Gregorian one."""
-        local = seconds + self._standard
-        days = local // _DAY
-        local += (gregorian_days(days) - days) * _DAY
+    def gregorian_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
+        """Instants before 1900 as `java.util` counts them, with the same local fields. `hybrid`: they are in the hybrid calendar."""
+        local = self.local_seconds(seconds, hybrid)
         return local - self._offsets[np.searchsorted(self._starts, local, side="right")]
+
+    def local_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
+        """The local times of such instants, in the Gregorian calendar."""
+        local = seconds + self._standard
+        if hybrid:
+            days = local // _DAY
+            local += (gregorian_days(days) - days) * _DAY
+        return local
 
 
 def _unknown(name: str) -> SchemaError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.orc
@@ -13,18 +15,45 @@ from pyspark_lookup.columnar.types import parts_of, spark_schema
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, RangesFile, Unit, reading
 from pyspark_lookup.scan.formats.orc_tail import OrcTail, read_tail
+from pyspark_lookup.scan.formats.orc_times import UTC_NAMES, StoredTimes
+from pyspark_lookup.scan.formats.spark_types import typed_fields
+
+_SPARK_TYPE = b"spark.sql.catalyst.type"
+_SPARK_VERSION = b"org.apache.spark.version"
+_OUT_OF_RANGE = "out of range for nanosecond resolution"  # pyarrow has no other one for times in ORC
+_INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
 class OrcIndex(FileIndex):
-    def __init__(self, file: FileVersion, content: bytes, ranges: list[Range]) -> None:
+    """`declared`: the columns that somebody has said; which of them are instants, files of Hive do not say."""
+
+    def __init__(
+        self, file: FileVersion, content: bytes, ranges: list[Range], declared: pa.Schema | None = None
+    ) -> None:
         self._file, self._ranges, self._content = file, ranges, content
-        self._stored = pa.orc.ORCFile(pa.BufferReader(content)).schema
+        self._raw = pa.orc.ORCFile(pa.BufferReader(content)).schema
+        names = self._raw.names
+        # As old versions of Hive call them, whatever the table calls them.
+        self.nameless = bool(names) and all(name.startswith("_col") for name in names)
+        said = {field.name: _said(field) for field in self._raw}
+        typed = typed_fields(list(self._raw), {name: kind for name, kind in said.items() if kind}, file.url)
+        by_spark = _SPARK_VERSION in (self._raw.metadata or {})
+        wanted = list(declared or ()) if self.nameless else _by_name(names, declared)
+        wanted += [None] * (len(names) - len(wanted))
+        self._stored = pa.schema(
+            [
+                field.with_type(_timed(field.type, said[field.name], by_spark, one.type if one else None))
+                for field, one in zip(typed, wanted, strict=False)
+            ]
+        )
         self.schema = spark_schema(self._stored, file.url)
         self.units = [Unit(0, 0)]
-        # As old versions of Hive call them, whatever the table calls them.
-        self.nameless = bool(self.schema.names) and all(name.startswith("_col") for name in self.schema.names)
-        converts = {field.name: list(self._leaves(field.type)) for field in self._stored}
-        self._converts = {name: leaves for name, leaves in converts.items() if any(leaves)}
+        self._times = {field.name for field in self._raw if _has_times(field.type)}
+        self._converts: dict[str, list[Convert | None]] = {}
+        for raw, stored in zip(self._raw, self._stored, strict=True):
+            leaves = list(self._leaves(raw.type, stored.type))
+            if any(leaves):
+                self._converts[raw.name] = leaves
 
     @property
     def stored_schema(self) -> pa.Schema:
@@ -34,14 +63,20 @@ class OrcIndex(FileIndex):
     def _tail(self) -> OrcTail:
         return read_tail(self._content)
 
-    def _leaves(self, kind: pa.DataType) -> Iterator[Convert | None]:
-        """How each flat part of a column is converted to what the file says it is."""
-        shape, parts = parts_of(kind)
+    def _leaves(self, raw: pa.DataType, stored: pa.DataType) -> Iterator[Convert | None]:
+        """How each flat part of a column, as pyarrow gives it, is converted to what the file says it is."""
+        shape, parts = parts_of(raw)
         if shape is not None:
-            for part in parts:
-                yield from self._leaves(part)
+            for one, other in zip(parts, parts_of(stored)[1], strict=True):
+                yield from self._leaves(one, other)
+        elif pa.types.is_date32(raw):
+            yield gregorian_dates if self._tail.hybrid else None
+        elif pa.types.is_timestamp(raw):
+            # A time that pyarrow has is one of both calendars, and was written in UTC.
+            instant = stored.tz is not None and raw.tz is None
+            yield functools.partial(_cast, kind=pa.timestamp("ns", tz="UTC")) if instant else None
         else:
-            yield gregorian_dates if pa.types.is_date32(kind) and self._tail.hybrid else None
+            yield None if raw == stored else functools.partial(_cast, kind=stored)
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         return self._ranges
@@ -50,6 +85,107 @@ class OrcIndex(FileIndex):
         with reading(self._file, "orc"):
             # Without any column it would read no row.
             read = list(columns) or self.schema.names[:1]
-            table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=read).select(list(columns))
-            for batch in table.to_batches(BATCH_ROWS):
-                yield convert_columns(batch, self._converts)
+            if self._times.isdisjoint(read) or all(stripe.time_zone in UTC_NAMES for stripe in self._tail.stripes):
+                try:
+                    table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=read).select(list(columns))
+                except pa.ArrowInvalid as problem:
+                    if _OUT_OF_RANGE not in str(problem):
+                        raise
+                else:
+                    for batch in table.to_batches(BATCH_ROWS):
+                        yield convert_columns(batch, self._converts)
+                    return
+            yield from self._exact_batches(read, columns)
+
+    def _exact_batches(self, read: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Batches with times of any year, and of writers in any time zone."""
+        file = pa.orc.ORCFile(pa.PythonFile(self._tail.with_seconds(), mode="r"))
+        numbers = {name: self._tail.columns_in(name, self._raw) for name in self._times.intersection(read)}
+        for number, stripe in enumerate(self._tail.stripes):
+            converts = dict(self._converts)
+            for name, of in numbers.items():
+                times = StoredTimes(self._tail, stripe, f"column {name!r} of {self._file.url}")
+                raw, stored = self._raw.field(name).type, self._stored.field(name).type
+                known = iter(self._converts.get(name) or [None] * _leaf_count(raw))
+                converts[name] = list(_exact_leaves(raw, stored, times, iter(of), known))
+            batch = convert_columns(file.read_stripe(number, columns=list(read)), converts).select(list(columns))
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
+
+
+def _exact_leaves(
+    raw: pa.DataType,
+    stored: pa.DataType,
+    times: StoredTimes,
+    numbers: Iterator[int],
+    known: Iterator[Convert | None],
+) -> Iterator[Convert | None]:
+    """How each flat part of a column is converted where times are numbers; `known`: where they are not."""
+    shape, parts = parts_of(raw)
+    if shape is not None:
+        for one, other in zip(parts, parts_of(stored)[1], strict=True):
+            yield from _exact_leaves(one, other, times, numbers, known)
+        return
+    column, convert = next(numbers), next(known)
+    if not pa.types.is_timestamp(raw):
+        yield convert
+    elif raw.tz is not None:
+        yield functools.partial(times.zoned, number=column)
+    elif stored.tz is not None:
+        yield functools.partial(times.instants, number=column)
+    else:
+        yield functools.partial(times.local, number=column)
+
+
+def _leaf_count(kind: pa.DataType) -> int:
+    shape, parts = parts_of(kind)
+    return 1 if shape is None else sum(map(_leaf_count, parts))
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or any(map(_has_times, parts_of(kind)[1]))
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column.cast(kind)
+
+
+def _by_name(names: Sequence[str], declared: pa.Schema | None) -> list[pa.Field | None]:
+    folded = {field.name.lower(): field for field in declared or ()}
+    return [folded.get(name.lower()) for name in names]
+
+
+def _said(field: pa.Field) -> Any:
+    """The type that Spark says of a field, as in its JSON; None where it says none."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        return {"type": "struct", "fields": [{"name": part.name, "type": _said(part)} for part in kind]}
+    if pa.types.is_list(kind):
+        return {"type": "array", "elementType": _said(kind.value_field)}
+    if pa.types.is_map(kind):
+        return {"type": "map", "keyType": _said(kind.key_field), "valueType": _said(kind.item_field)}
+    said = (field.metadata or {}).get(_SPARK_TYPE)
+    return None if said is None else said.decode(errors="replace")
+
+
+def _timed(kind: pa.DataType, said: Any, by_spark: bool, wanted: pa.DataType | None) -> pa.DataType:
+    """`kind` with times as instants where they are. ORC's timestamps have no zone, but Spark's TIMESTAMP is written as such."""
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        if said is None:
+            return _INSTANT if by_spark or (wanted is not None and wanted == _INSTANT) else _LOCAL
+        return _LOCAL if str(said).startswith("timestamp_ntz") else _INSTANT
+    shape, parts = parts_of(kind)
+    if shape is None:
+        return kind
+    alike, others = (None, []) if wanted is None else parts_of(wanted)
+    others = others if alike == shape else [None] * len(parts)
+    if pa.types.is_struct(kind):
+        inner = [field["type"] for field in said["fields"]]
+    else:
+        inner = [said["keyType"], said["valueType"]] if pa.types.is_map(kind) else [said["elementType"]]
+    timed = [_timed(part, one, by_spark, other) for part, one, other in zip(parts, inner, others, strict=True)]
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(part) for field, part in zip(kind, timed, strict=True)])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field.with_type(timed[0]), kind.item_field.with_type(timed[1]))
+    return pa.list_(kind.value_field.with_type(timed[0]))

@@ -7,14 +7,24 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.base.forks import cached_property
+from pyspark_lookup.io.stores import Range
+from pyspark_lookup.scan.formats.model import Data, RangesFile
+from pyspark_lookup.scan.formats.orc_numbers import Numbers, unsigned_numbers
 
 _FOOTER_LENGTH, _COMPRESSION, _BLOCK_SIZE = 1, 2, 3  # fields of the postscript
 _STRIPES, _TYPES, _METADATA, _WRITER, _CALENDAR = 3, 4, 5, 9, 11  # fields of the footer
 _SUBTYPES, _ATTRIBUTES = 2, 7  # fields of a type
 _STREAMS, _ENCODINGS, _TIME_ZONE = 1, 2, 3  # fields of a stripe's footer
+_NESTED = (10, 11, 12, 13)  # kinds of types: lists, maps, structs, unions
+_TIMESTAMPS, _LONG = (9, 18), 4
+_SECONDARY = 5  # of the kinds of streams
+_VERSION_2 = (2, 3)  # of the kinds of encodings
+_LONGEST_NUMBER = 16  # bytes, more than any encoding takes for a fraction
+_ORIGINAL = 32 * 1024  # bytes of a chunk that is not compressed
 _CODECS = {2: "snappy", 4: "lz4_raw", 5: "zstd", 6: "brotli"}  # beside zlib, 1; pyarrow lacks LZO, 3
 _ZLIB = 1
 _PROLEPTIC = 2
@@ -78,16 +88,46 @@ def _parts(message: memoryview, number: int) -> list[memoryview]:
     return [value for field, wire, value in fields_of(message) if field == number and wire == _BYTES]
 
 
+def _encoded(number: int, wire: int, value: Any) -> bytes:
+    """A field of a message, as `fields_of` gives it."""
+    key = _encoded_varint(number << 3 | wire)
+    if wire == _VARINT:
+        return key + _encoded_varint(value)
+    return b"".join([key, _encoded_varint(len(value)) if wire == _BYTES else b"", value])
+
+
+def _encoded_varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+@dataclasses.dataclass(frozen=True)
+class Stripe:
+    """A stripe's footer, and where the streams begin that it names."""
+
+    start: int
+    footer: memoryview
+
+    @cached_property
+    def time_zone(self) -> str:
+        """The writer's, of its times without a zone; empty if it does not say."""
+        return "".join(bytes(part).decode(errors="replace") for part in _parts(self.footer, _TIME_ZONE)[-1:])
+
+
 @dataclasses.dataclass(frozen=True)
 class OrcTail:
-    """The footer of an ORC file, `content`."""
+    """The footer of an ORC file, `content`; its postscript begins at `end`."""
 
     content: memoryview
+    end: int
     footer: memoryview
     compression: int
     block_size: int
 
-    @property
+    @cached_property
     def hybrid(self) -> bool:
         """Whether days before 1582-10-15 are those of the Julian calendar.
 
@@ -99,8 +139,80 @@ class OrcTail:
         return calendar != _PROLEPTIC and not self._of_iceberg
 
     @cached_property
+    def stripes(self) -> list[Stripe]:
+        """What each stripe says of itself. Raises ValueError for what makes no sense."""
+        found = []
+        for stripe in _parts(self.footer, _STRIPES):
+            start, index, data, footer = (_number(stripe, field) for field in (1, 2, 3, 4))
+            at = start + index + data
+            if at + footer > self.end:
+                raise ValueError(f"a stripe's footer at {at} is not inside the file")
+            found.append(Stripe(start, self._plain(self.content[at : at + footer])))
+        return found
+
+    def columns_in(self, name: str, schema: pa.Schema) -> list[int]:
+        """The numbers of the flat columns that a column of the file is made of, in their order."""
+        types = self._types
+
+        def flat(number: int) -> Iterator[int]:
+            if _number(types[number], 1) in _NESTED:
+                for part in _numbers(types[number], _SUBTYPES):
+                    yield from flat(part)
+            else:
+                yield number
+
+        return list(flat(_numbers(types[0], _SUBTYPES)[schema.get_field_index(name)]))
+
+    def fractions(self, stripe: Stripe, column: int, count: int) -> Numbers:
+        """The nanoseconds of the `count` times that a stripe has in a column, beside its seconds."""
+        at = stripe.start
+        for stream in _parts(stripe.footer, _STREAMS):
+            kind, of, length = (_number(stream, field) for field in (1, 2, 3))
+            if kind == _SECONDARY and of == column:
+                encoding = _number(_parts(stripe.footer, _ENCODINGS)[column], 1)
+                data = self._plain(self.content[at : at + length], _LONGEST_NUMBER * count + 1024)
+                packed = unsigned_numbers(data, count, 2 if encoding in _VERSION_2 else 1)
+                # "The low three bits: how many zeros are left out, less one".
+                zeros = packed & 7
+                fractions: Numbers = (packed >> 3) * 10 ** np.where(zeros > 0, zeros + 1, 0)
+                return fractions
+            at += length
+        if count:
+            raise ValueError(f"a stripe has no fractions of the times in column {column}")
+        return np.zeros(0, np.int64)
+
+    def with_seconds(self) -> RangesFile:
+        """The file with all times as numbers: their seconds since 2015, of the writer's time zone. No year is too far for these."""
+        footer = b""
+        for number, wire, value in fields_of(self.footer):
+            if number == _TYPES:
+                value = b"".join(
+                    _encoded(field, kind, _LONG if field == 1 and of in _TIMESTAMPS else of)
+                    for field, kind, of in fields_of(value)
+                )
+            footer += _encoded(number, wire, value)
+        if self.compression:
+            parts = [footer[at : at + _ORIGINAL] for at in range(0, len(footer), _ORIGINAL)]
+            footer = b"".join((len(part) << 1 | 1).to_bytes(3, "little") + part for part in parts)
+        postscript = b"".join(
+            _encoded(number, wire, len(footer) if number == _FOOTER_LENGTH else value)
+            for number, wire, value in fields_of(self.content[self.end : -1])
+        )
+        tail = footer + postscript + bytes([len(postscript)])
+        start = self.end - _number(self.content[self.end : -1], _FOOTER_LENGTH)
+        ranges = {(0, start): self.content[:start], (start, len(tail)): memoryview(tail)}
+        return RangesFile(start + len(tail), ranges, _no_more)
+
+    def _plain(self, data: memoryview, at_most: int | None = None) -> memoryview:
+        return _plain(data, self.compression, self.block_size, at_most)
+
+    @cached_property
+    def _types(self) -> list[memoryview]:
+        return _parts(self.footer, _TYPES)
+
+    @cached_property
     def _of_iceberg(self) -> bool:
-        attributes = (attribute for kind in _parts(self.footer, _TYPES) for attribute in _parts(kind, _ATTRIBUTES))
+        attributes = (attribute for kind in self._types for attribute in _parts(kind, _ATTRIBUTES))
         return any(bytes(key) == b"iceberg.id" for attribute in attributes for key in _parts(attribute, 1))
 
 
@@ -114,22 +226,27 @@ def read_tail(content: bytes) -> OrcTail:
     if not 0 < footer <= end:
         raise ValueError(f"a footer of {footer} bytes does not fit")
     compression, block_size = _number(postscript, _COMPRESSION), _number(postscript, _BLOCK_SIZE, 256 * 1024)
-    return OrcTail(data, _plain(data[end - footer : end], compression, block_size), compression, block_size)
+    return OrcTail(data, end, _plain(data[end - footer : end], compression, block_size), compression, block_size)
 
 
-def _plain(data: memoryview, compression: int, block_size: int) -> memoryview:
-    """A stream of bytes, decompressed: chunks behind "3 bytes: length << 1 | is original"."""
+def _no_more(part: Range) -> Data:
+    raise ValueError(f"bytes {part} are outside the file")
+
+
+def _plain(data: memoryview, compression: int, block_size: int, at_most: int | None = None) -> memoryview:
+    """A stream of bytes, decompressed: chunks behind "3 bytes: length << 1 | is original". `at_most`: about so many bytes of it."""
     if compression == 0:
         return data
     parts: list[bytes | memoryview] = []
-    at = 0
-    while at < len(data):
+    at = total = 0
+    while at < len(data) and (at_most is None or total < at_most):
         header = int.from_bytes(data[at : at + 3], "little")
         chunk = data[at + 3 : at + 3 + (header >> 1)]
         if len(chunk) < header >> 1:
             raise ValueError("a chunk that is longer than its stream")
         parts.append(chunk if header & 1 else _decompress(chunk, compression, min(block_size, _LARGEST_BLOCK)))
         at += 3 + len(chunk)
+        total += len(parts[-1])
     return memoryview(b"".join(parts))
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.calendars import Convert, bounds_of, convert_columns, gregorian_dates, gregorian_instants
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import parts_of, spark_schema, with_parts
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
+from pyspark_lookup.scan.formats.spark_types import typed_fields
 
 _DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured for 63 kB of 300 columns
 _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make a batch of few rows
@@ -234,11 +234,7 @@ def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, u
     A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. Raises SchemaError naming the
     column for a type that a Python source cannot hand to Spark: VARIANT and year-month intervals.
     """
-    said = _said(footer)
-    return [
-        field if field.name not in said else field.with_type(_typed(field.type, said[field.name], field.name, url))
-        for field in fields
-    ]
+    return typed_fields(fields, _said(footer), url)
 
 
 def _said(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
@@ -250,24 +246,3 @@ def _said(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
         return {field["name"]: field["type"] for field in json.loads(text)["fields"]}
     except (ValueError, KeyError, TypeError, RecursionError):  # of a writer that uses the key for something else
         return {}
-
-
-def _typed(kind: pa.DataType, said: Any, name: str, url: str) -> pa.DataType:
-    if isinstance(said, str):
-        if said == "variant" or said.startswith(("interval year", "interval month")):
-            instead = "to_json(v)" if said == "variant" else "a number of months"
-            raise SchemaError(
-                f"{url}: column {name!r} is of Spark's type {said}, which no Python source can read: write it as {instead} instead, "
-                "or leave it out of the files"
-            )
-        return pa.duration("us") if said.startswith("interval ") and pa.types.is_int64(kind) else kind
-    inner = said.get("type") if isinstance(said, dict) else None
-    if inner == "struct" and pa.types.is_struct(kind):
-        types = {field.get("name"): field.get("type") for field in said.get("fields", ())}
-        return pa.struct([field.with_type(_typed(field.type, types.get(field.name), name, url)) for field in kind])
-    if inner == "array" and pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_typed(kind.value_type, said.get("elementType"), name, url)))
-    if inner == "map" and pa.types.is_map(kind):
-        key = _typed(kind.key_type, said.get("keyType"), name, url)
-        return pa.map_(key, kind.item_field.with_type(_typed(kind.item_type, said.get("valueType"), name, url)))
-    return kind

@@ -48,7 +48,7 @@ class WholeFileFormat:
                 if base_name(file.url).endswith(suffix):
                     content = decompress(content)
             if self._name is FileFormatName.ORC:
-                return OrcIndex(file, content, self.first_ranges(file))
+                return OrcIndex(file, content, self.first_ranges(file), self._declared)
             if len(content) >= 2**31 - 1:
                 raise NotSupportedError(
                     f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece of up to "
