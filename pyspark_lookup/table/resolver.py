@@ -99,9 +99,9 @@ class Resolver:
         # Reads in CACHE mode count on how long ago the store was asked.
         renew = options.metadata_source is MetadataSource.CACHE
         if kind is not None and shown is None:
-            probe = self._table(options, kind, None)  # whose options may not fit what is there no more
             # It may be of another kind by now, or nothing: only the store can say that options do not fit.
             with contextlib.suppress(UfsNotFoundError, OptionError):
+                probe = self.table_of(options, kind)
                 version = self._read_cached(probe, options) or self._ask(probe, started_s, renew=renew)
                 return self.table_of(options, kind, version), version
             kind = None

@@ -1,4 +1,4 @@
-"""A place inside a table is not a table: the files there may be outdated, or hold deleted rows."""
+"""What holds for every kind of table: what its path is, what lies inside it, which options name its versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pyspark_lookup import LookupTable, NotATableError, NotSupportedError, TableFormatError
+from pyspark_lookup import LookupTable, NotATableError, NotSupportedError, PysparkLookupError, TableFormatError
 from tests.iceberg.common import sql_catalog
 from tests.s3server import S3Server
 
@@ -122,3 +122,43 @@ def test_an_s3_path_is_looked_at_once(s3: S3Server, tmp_path: Path, monkeypatch:
         counts.append(s3.count()["list"])
         s3.log.clear()
     assert counts[0] == counts[1] + 2 * 4  # two directories above, and four kinds of tables
+
+
+def write_files(home: Path) -> Path:
+    (home / "t").mkdir()
+    pq.write_table(ROWS, home / "t" / "x.parquet")
+    return home / "t"
+
+
+PINS = {
+    "lookup.version": ["0", "1", "99"],
+    "lookup.timestamp": ["2020-01-01T00:00:00Z", "2200-01-01T00:00:00Z"],
+    "lookup.branch": ["main", "x"],
+    "lookup.tag": ["x"],
+    "lookup.valid-write-ids": ["1:1:1:"],
+}
+
+
+@pytest.mark.parametrize("write", [write_delta, write_iceberg, write_managed, write_files])
+def test_a_host_that_knows_a_table_judges_pins_as_another_does(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Each option that names a version gives the rows or the error that it gives on a host that has never seen the table."""
+    root = write(tmp_path)
+    if write is write_iceberg:  # as a directory
+        newest = max((root / "metadata").glob("*.metadata.json"))
+        (root / "metadata" / "version-hint.text").write_text(newest.name.removesuffix(".metadata.json"))
+    for mode in ({}, {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "0"}):
+        used = {"lookup.cache.dir": str(tmp_path / f"used{len(mode)}"), **mode}
+        LookupTable(str(root), used).scan()
+        for key, values in PINS.items():
+            for number, value in enumerate(values):
+                new = {"lookup.cache.dir": str(tmp_path / f"new-{len(mode)}-{key}-{number}"), **mode}
+                answers = [read(str(root), {**host, key: value}) for host in (new, used)]
+                assert answers[0] == answers[1], (key, value)
+
+
+def read(path: str, options: dict[str, str]) -> tuple[str, object]:
+    """A table's rows, or the error of ours that there is instead."""
+    try:
+        return "rows", LookupTable(path, options).scan().sort_by("id").to_pylist()
+    except PysparkLookupError as error:
+        return type(error).__name__, str(error)
