@@ -13,6 +13,22 @@ _STARTS = 5
 T = TypeVar("T")
 
 
+def read_again(read: Callable[[], T], *problems: type[Exception]) -> T:
+    """What `read` returns; on one of the `problems` it starts over, until it has the same problem twice in a row.
+
+    Clean-up removes old files of a log at any moment, also between a listing and its reading; what replaces them is there before.
+    """
+    before = ""
+    for _ in range(_STARTS - 1):
+        try:
+            return read()
+        except problems as problem:
+            if str(problem) == before:
+                raise
+            before = str(problem)
+    return read()
+
+
 def read_with_restarts(
     table: Table,
     version: TableVersion,

@@ -32,6 +32,7 @@ from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, Replay, actions_of, check_commit
 from pyspark_lookup.table.delta.checkpoint import checkpoints_in, read_checkpoint
+from pyspark_lookup.table.restarts import read_again
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _TAIL_AT_MOST = 64  # commits on record after a state, until that is recorded anew
@@ -91,7 +92,10 @@ class DeltaLog:
             return self._read_all()
         if not newer:
             return known.state
-        texts = self._read(newer)
+        try:
+            texts = self._read(newer)
+        except SourceChangedError:  # a checkpoint holds what clean-up has just removed
+            return self._read_all()
         state = self._advance(known.state, newer, texts)
         self._keep(_Known(state, newer[-1], known.base, (*known.tail, *texts)))
         return state
@@ -162,9 +166,13 @@ class DeltaLog:
         hint = self._hint() if version is None else None
         if hint is not None:
             listed = self._ufs.list_files(self._directory, f"{hint:020}")
-            with contextlib.suppress(DamagedFileError, UfsNotFoundError):
+            with contextlib.suppress(DamagedFileError, SourceChangedError, UfsNotFoundError):
                 return self._replay_of(listed, None)
-        return self._replay_of(self._ufs.list_files(self._directory), version)
+        return read_again(
+            lambda: self._replay_of(self._ufs.list_files(self._directory), version),
+            DamagedFileError,
+            SourceChangedError,
+        )
 
     def _replay_of(self, listed: Sequence[FileVersion], version: int | None) -> tuple[DeltaState, FileVersion]:
         commits = _commits_in(listed)
@@ -213,7 +221,7 @@ class DeltaLog:
 
     def _hint(self) -> int | None:
         """The version of the newest checkpoint, as `_last_checkpoint` says, which may be old, or damaged."""
-        with contextlib.suppress(UfsNotFoundError, *UNREADABLE):
+        with contextlib.suppress(UfsNotFoundError, SourceChangedError, *UNREADABLE):  # a checkpoint replaces it
             file = self._ufs.get_meta(f"{self._directory}/_last_checkpoint")
             return count_of(json.loads(self._ufs.read_ranges(file, [(0, file.size)])[0])["version"])
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
+import functools
 import math
 import re
 import struct
@@ -14,7 +15,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from pyspark_lookup.base.decoding import UNREADABLE, exact_of, is_utf8
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, VersionGoneError
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, SourceChangedError, VersionGoneError
 from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import EXACT, text_of_schema
@@ -27,6 +28,7 @@ from pyspark_lookup.table.delta.log import DeltaLog
 from pyspark_lookup.table.delta.schema import arrow_schema, stored_columns
 from pyspark_lookup.table.delta.vectors import DeletionVector, vector_url
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, metadata_of
+from pyspark_lookup.table.restarts import read_again
 from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
@@ -65,7 +67,8 @@ class DeltaSource(VersionSource):
         table, log = question.table, self.log(question.table.url)
         if isinstance(table.pinned, datetime.datetime):
             state = log.latest()
-            number = self._times.find(table.url, state.table_id, table.pinned, lambda: log.commit_times(state))
+            times = functools.partial(read_again, lambda: log.commit_times(state), SourceChangedError)
+            number = self._times.find(table.url, state.table_id, table.pinned, times)
             state = log.at(number, state)
         else:
             state = log.latest() if table.pinned is None else log.at(cast(int, table.pinned))
@@ -108,7 +111,9 @@ class DeltaSource(VersionSource):
     # --- what views show --------------------------------------------------------------------------
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
-        log = self.log(table.url)
+        return read_again(lambda: self._history(self.log(table.url)), SourceChangedError)
+
+    def _history(self, log: DeltaLog) -> list[dict[str, Any]]:
         rows = []
         commits, state = log.commits(), log.latest()
         for (version, file), (_, at_ms) in zip(commits, log.commit_times(state, commits), strict=True):

@@ -49,6 +49,7 @@ _REWRITES_KEPT = 8
 _MANIFESTS_KEPT = 1000
 _VERSIONS_KEPT = 4
 _NAMES_LOOKED_AT = 1000
+_POINTERS_TRIED = 5  # while each leads to what is expired before it is read
 _HINT_WAITS_S = (0.01, 0.03, 0.1)
 
 
@@ -119,23 +120,23 @@ class IcebergSource(VersionSource):
         seen = self._seen(table)
         pointer, sent = self._point(table, None if seen is None else seen.pointer)
         if seen is not None and seen.pointer == pointer and question.gone != seen.digest:
-            version = self._known(table, seen.digest)
-            if version is not None:
+            known = self._known(table, seen.digest)
+            if known is not None:
                 if pointer.settled and not seen.pointer.settled:  # so that the next look will do
                     self._remember(table, _Seen(pointer, seen.digest))
-                return Answer(version, question.started_s)
-        try:
-            metadata = self._read_metadata(table, pointer, sent)
-            version = self._version(table, metadata, metadata.choose(table.pinned, self._shown(table)))
-        except DamagedFileError as problem:
-            # It may have been expired since the pointer was read; then another one is the current one.
-            if not isinstance(problem.__cause__, UfsNotFoundError):
-                raise
-            again, sent = self._point(table, None)
-            if again == pointer:
-                raise
-            pointer, metadata = again, self._read_metadata(table, again, sent)
-            version = self._version(table, metadata, metadata.choose(table.pinned, self._shown(table)))
+                return Answer(known, question.started_s)
+        for last in (False,) * (_POINTERS_TRIED - 1) + (True,):
+            try:
+                metadata = self._read_metadata(table, pointer, sent)
+                version = self._version(table, metadata, metadata.choose(table.pinned, self._shown(table)))
+                break
+            except DamagedFileError as problem:
+                # It may have been expired since the pointer was read; then another one is the current one.
+                if last or not isinstance(problem.__cause__, (UfsNotFoundError, SourceChangedError)):
+                    raise
+                before, (pointer, sent) = pointer, self._point(table, None)
+                if pointer == before:
+                    raise
         if question.gone in (version.digest, _resized(version.digest)):
             version = self._keep(table, self._with_true_sizes(version))
         self._remember(table, _Seen(pointer, version.digest))
@@ -192,7 +193,7 @@ class IcebergSource(VersionSource):
             return self._keep(table, self._build(table, metadata, chosen))
         except NotSupportedError as problem:
             raise NotSupportedError(f"{shown}{place} of an Iceberg table: {problem}") from None
-        except (DamagedFileError, UfsNotFoundError) as problem:
+        except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
             raise DamagedFileError(f"{problem}: {shown}{place} of an Iceberg table") from problem
         except UNREADABLE as problem:
             raise DamagedFileError(f"{shown}{place} of an Iceberg table: {problem}") from problem
@@ -249,8 +250,8 @@ class IcebergSource(VersionSource):
         return pointer, sent
 
     def _read_pointer(self, url: str, known: Pointer | None) -> Pointer:
-        """As `read_pointer`, once no commit comes in between. Of a table that is known the hint may be missing or empty for an instant."""
-        passing = (SourceChangedError,) if known is None else (SourceChangedError, UfsNotFoundError, DamagedFileError)
+        """As `read_pointer`, once no commit or clean-up comes in between. Of a table that is known the hint may be missing for an instant."""
+        passing = (SourceChangedError, DamagedFileError, *(() if known is None else (UfsNotFoundError,)))
         for wait_s in _HINT_WAITS_S:
             with contextlib.suppress(*passing):
                 return read_pointer(self._ufs, url, known)

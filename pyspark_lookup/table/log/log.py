@@ -39,6 +39,7 @@ from pyspark_lookup.table.log.event_files import EventFiles
 from pyspark_lookup.table.log.events import Event, event_bytes, event_of
 from pyspark_lookup.table.log.pages import LogPages
 from pyspark_lookup.table.log.state import TableState
+from pyspark_lookup.table.restarts import read_again
 
 _log = logging.getLogger("pyspark_lookup.notifications")
 _TAIL_AT_MOST = 100  # events in the host's record beside a state
@@ -153,8 +154,13 @@ class NotificationLog:
         with self._lock:
             self._known = None
         self.pages.forget()  # which may be of a history that is no longer this one
+
+        def read() -> tuple[TableState | None, list[tuple[FileVersion, Event]]]:
+            return self._from_checkpoint() or (None, self._events.after(0, None))
+
         try:
-            state, found = self._from_checkpoint() or (None, self._events.after(0, None))
+            # Events may be trimmed behind a checkpoint that was not there yet.
+            state, found = read_again(read, DamagedFileError, SourceChangedError)
         except UfsNotFoundError:
             return None
         if not found:
