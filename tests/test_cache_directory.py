@@ -320,3 +320,51 @@ def test_a_cache_of_an_earlier_release_is_adopted(tmp_path: Path) -> None:
     assert Opened(root).disk.get_block(key(1)) == data_of(1)
     assert main_code("clear", root) == 0
     assert [path for path in root.rglob("*") if path.is_file() and path.parent.name in ("version", "blocks")] == []
+
+
+# --- a table and the cache directory ------------------------------------------------------------------
+
+APART = {
+    "the table itself": ("t", "t"),
+    "in the table": ("t", "t/cache"),
+    "deep in the table": ("t", "t/a/b/cache"),
+    "the table in it": ("c/t", "c"),
+    "a file in it": ("c/v1/t.parquet", "c"),
+    "by a link to the table": ("t", "link/cache"),
+    "the table by a link": ("link", "t/cache"),
+    "by dots": ("t", "other/../t/./cache"),
+    "a URL": ("file:{}/t", "t/cache"),
+    "a glob that matches it": ("t/*", "t/cache"),
+    "a glob below it": ("t/{a,cache}/*/*", "t/cache"),
+    "a glob in it": ("c/*/x.parquet", "c"),
+}
+"""The paths of a table and of a cache directory that do not go together, in a directory with `link` to its `t`."""
+
+
+@pytest.mark.parametrize("how", APART)
+def test_a_table_and_the_cache_lie_apart(tmp_path: Path, how: str) -> None:
+    """A cache directory in a table, and a table in one, are refused, and nothing is made."""
+    (tmp_path / "t").mkdir(mode=0o700)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to("t")
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "t" / "a.parquet")
+    path, cache = (f"{{}}/{one}" if "{}" not in one else one for one in APART[how])
+    before = found_in(tmp_path)
+    options = {"lookup.keys": "id", "lookup.cache.dir": cache.replace("{}", str(tmp_path))}
+    table = LookupTable(path.replace("{}", str(tmp_path)), options)
+    for ask in (table.scan, lambda: table.get(1), lambda: table.write([{"id": 2}])):
+        with pytest.raises(OptionError, match=r"lies in the (table|cache directory) .*lookup\.cache\.dir"):
+            ask()
+    assert found_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "cache"), [("t/*.parquet", "t/cache"), ("t/a.parquet", "t/c"), ("t", "t2"), ("t", "u/t")]
+)
+def test_a_table_and_a_cache_beside_it(tmp_path: Path, path: str, cache: str) -> None:
+    """What only looks alike is fine, as is a cache in a directory of which a glob takes other files."""
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "t" / "a.parquet")
+    table = LookupTable(str(tmp_path / path), {"lookup.cache.dir": str(tmp_path / cache)})
+    for _ in range(2):
+        assert table.scan().num_rows == 1

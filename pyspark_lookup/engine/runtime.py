@@ -24,6 +24,7 @@ from pyspark_lookup.base.errors import CacheDirectoryError, OptionError
 from pyspark_lookup.base.forks import ForkSafeLock
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.engine.apart import check_apart
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext, Start, in_thread
@@ -243,6 +244,7 @@ class Runtime:
     def _build(self, options: LookupOptions, provided: ProvidedTable | None) -> Engine:
         store = self._store_of(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
         url = store.url_of(options.path)
+        check_apart(url, options.cache_directory())
         label = key_of(store.scope, url)
         # References to one table with other options count together, and are published once.
         place = key_of(label, options.cache_directory())

@@ -21,7 +21,7 @@ use, or a part of it, the next who puts something makes it again.
 from pyspark_lookup.io.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space
 from pyspark_lookup.io.disk.counters import CounterFile, Counts
 from pyspark_lookup.io.disk.directory import Lock, key_of, memory_backed
-from pyspark_lookup.io.disk.ownership import is_cache_directory
+from pyspark_lookup.io.disk.ownership import LAYOUT, is_cache_directory
 from pyspark_lookup.io.disk.records import Held
 from pyspark_lookup.io.disk.segments import OpenSegment, SegmentWriter
 from pyspark_lookup.io.disk.space import ReservedFile, on_disk
@@ -34,6 +34,7 @@ __all__ = [
     "DiskReport",
     "DiskSpace",
     "Held",
+    "LAYOUT",
     "Lock",
     "OpenSegment",
     "ReservedFile",
