@@ -1,29 +1,24 @@
 """The errors of pyspark_lookup: each is a `PysparkLookupError`, and also the builtin that a caller would guess.
 
-None of them tells a credential that is part of a URL, whatever it is given to say.
+None of them tells a credential, whatever it is given to say. A foreign error becomes the cause of one by `raise_ours`.
 """
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
+
+from pyspark_lookup.base.credentials import without_credentials
+from pyspark_lookup.base.printable import printable
 
 # Each takes time by the length of a text, whatever is in it.
-_USER = re.compile(r"(?<!\w)(\w+://)[^/?#\s]+@")
-_PARAMETER = re.compile(
-    r"(?i)([?&](?=[^?=&\s]*(?:signature|token|secret|sig|credential|passw|key))[^?=&\s]*=)[^&\s'\"]+"
-)
-_SETTING = re.compile(r"(?i)\b((?:password|passwd|pwd|secret|token|signature)=)[^\s&;,'\")]+")
 
 
-def without_credentials(text: str) -> str:
-    """A text without the credentials of URLs and connection strings in it."""
-    for pattern in (_USER, _PARAMETER, _SETTING):
-        text = pattern.sub(r"\1[redacted]", text) if pattern is not _USER else pattern.sub(r"\1[redacted]@", text)
-    return text
+def foreign_text(text: str) -> str:
+    """A text of others as it stands in one of ours: without credentials, and nothing that a terminal obeys."""
+    return printable(without_credentials(text), lines=True)
 
 
 class _RedactedError(Exception):
@@ -39,18 +34,26 @@ def cause_of(error: BaseException) -> BaseException:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        said = "".join(traceback.format_exception_only(type(one), one))
+        said = "".join(traceback.format_exception_only(type(one), one)) + repr(one)
         if without_credentials(said) != said:
-            return _RedactedError(without_credentials(f"{type(error).__name__}: {error}"))
-        pending += [one.__cause__, one.__context__]
+            return _RedactedError(foreign_text(f"{type(error).__name__}: {error}"))
+        pending += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
     return error
+
+
+def raise_ours(ours: BaseException, foreign: BaseException) -> NoReturn:
+    """Raise an error of ours for a foreign one, which is its cause and stands nowhere else."""
+    try:
+        raise ours from cause_of(foreign)
+    finally:
+        ours.__context__ = None  # of those who go through chains by hand
 
 
 class PysparkLookupError(Exception):
     """Base of every error this package raises on purpose."""
 
     def __init__(self, *said: Any) -> None:
-        super().__init__(*(without_credentials(one) if isinstance(one, str) else one for one in said))
+        super().__init__(*(foreign_text(one) if isinstance(one, str) else one for one in said))
 
 
 class OptionError(PysparkLookupError, ValueError):

@@ -12,10 +12,14 @@ import json
 import logging
 from typing import Any
 
+from pyspark_lookup.base.errors import foreign_text
+from pyspark_lookup.base.printable import printable
+
 
 def log_event(log: logging.Logger, level: int, event: str, **fields: Any) -> None:
     """Log an event with its fields as `key=value`, in logfmt: texts with spaces, quotes or `=` are quoted as in JSON."""
     if log.isEnabledFor(level):
+        fields = {name: foreign_text(value) if isinstance(value, str) else value for name, value in fields.items()}
         shown = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
         log.log(level, "lookupcache %s %s", event, shown, extra={"lookup_event": event, "lookup_fields": fields})
 
@@ -23,4 +27,4 @@ def log_event(log: logging.Logger, level: int, event: str, **fields: Any) -> Non
 def _text(value: Any) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     plain = text.isprintable() and text and not any(char in text for char in ' "=\\')
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    return text if plain else printable(json.dumps(text, ensure_ascii=False))

@@ -7,7 +7,7 @@ import sys
 import click
 
 from pyspark_lookup import __version__
-from pyspark_lookup.base.errors import OptionError, PysparkLookupError
+from pyspark_lookup.base.errors import OptionError, PysparkLookupError, foreign_text
 from pyspark_lookup.cli import advise, host_commands, table_commands
 
 
@@ -32,6 +32,6 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         code = 130
     except (PysparkLookupError, OSError) as problem:
-        click.echo(f"error: {problem}", err=True)
+        click.echo(f"error: {foreign_text(str(problem))}", err=True)
         code = 2 if isinstance(problem, OptionError) else 1
     sys.exit(code if isinstance(code, int) else 0)

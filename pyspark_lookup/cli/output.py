@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.base.printable import printable
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import Disk, DiskSpace, empty_space, is_cache_directory
 from pyspark_lookup.io.stores import CATALOG_SCHEME
@@ -155,7 +156,7 @@ def shown_url(path: str, cache_dir: str | None) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, datetime.datetime):
         return value.isoformat(sep=" ", timespec="seconds")
-    return "-" if value is None else str(value)
+    return "-" if value is None else printable(str(value))
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import BOUNDS_MS, COUNTERS, GAUGES, HOST_GAUGES, TIMES, UNSET, bucket_names, up_to
+from pyspark_lookup.base.printable import printable
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import TableCounts, host_gauges, tables_on
 
@@ -99,7 +100,7 @@ class HostCollector(Collector):
             yield gauge
 
     def _labels(self, table: TableCounts) -> tuple[str, str]:
-        return table.url, self._host
+        return printable(table.url), self._host
 
 
 def _histogram(name: str, values: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]:

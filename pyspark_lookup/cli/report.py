@@ -15,6 +15,7 @@ import jinja2
 from pyspark_lookup import __version__
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import UNSET
+from pyspark_lookup.base.printable import printable
 from pyspark_lookup.cli.hints import Hint, block_hit_rate, disk_hints, hints, hit_rate, quantile_ms, saved_bytes
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import Reload, TableCounts, reloads_on, tables_on
@@ -82,7 +83,11 @@ def report(disk: Disk, clock: HostClock) -> str:
     shown = [_shown(f"t{n}", table, reloads.get(table.url, [])) for n, table in enumerate(counted, 1)]
     space = disk.space()
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters.update(age=_duration, size=_size, percent=_percent, ms=_ms, count=lambda value: f"{value:,}")
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))

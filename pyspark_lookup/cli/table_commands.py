@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from pyspark_lookup.base.printable import printable
 from pyspark_lookup.cli.output import (
     ABSENT,
     CACHE_DIR,
@@ -69,7 +70,7 @@ def get(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
     show_rows(found.drop_columns(["key_index"]).to_pylist(), as_json)
     missing = [key for place, key in enumerate(keys) if place not in known]
     if missing:
-        click.echo(f"no row for {', '.join(missing)}", err=True)
+        click.echo(f"no row for {printable(', '.join(missing))}", err=True)
         sys.exit(ABSENT)
 
 

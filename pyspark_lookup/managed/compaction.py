@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import UfsError, UfsNotFoundError, WriteConflictError
+from pyspark_lookup.base.errors import UfsError, UfsNotFoundError, WriteConflictError, cause_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.managed.conflicts import Rewriting, RowsByKey
 from pyspark_lookup.managed.sizes import WriteSizes
@@ -89,8 +89,8 @@ class Compactor:
             return
         try:
             self._compact(asked=False)
-        except Exception:
-            _log.warning("compacting %s failed; another commit will try again", self._url, exc_info=True)
+        except Exception as problem:
+            _log.warning("compacting %s failed; another commit will try again", self._url, exc_info=cause_of(problem))
 
     def _is_under_way(self, state: TableState) -> bool:
         """Whether a compaction has begun, and not so long ago that its process may well be dead."""

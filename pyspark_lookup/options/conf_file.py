@@ -5,17 +5,14 @@ from __future__ import annotations
 import configparser
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.base.errors import OptionError, without_credentials
+from pyspark_lookup.base.credentials import names_secret, without_url_credentials
+from pyspark_lookup.base.errors import OptionError
 
 STORAGE = "lookup.storage."
-_SECRET = re.compile(
-    r"secret|passw|token|credential|signature|(^|[._-])(key|sas)$|(access|account|private|api|shared)[._-]?key|connection_string"
-)
 
 
 def redact(key: str, value: object) -> str:
@@ -29,12 +26,12 @@ def redact(key: str, value: object) -> str:
             stack += item.values()
         elif isinstance(item, list):
             stack += item
-    return without_credentials(str(value))
+    return without_url_credentials(str(value))
 
 
 def _looks_secret(key: str) -> bool:
     """Whether an option's name says that its value is a credential."""
-    return key not in ("lookup.keys", "lookup.key") and _SECRET.search(key.lower()) is not None
+    return key not in ("lookup.keys", "lookup.key") and names_secret(key)
 
 
 def tells_secret(key: str, value: object) -> bool:

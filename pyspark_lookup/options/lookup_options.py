@@ -13,6 +13,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from pyspark_lookup.base.credentials import names_bucket_with_credentials
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.options.cache_options import (
     FULL,
@@ -212,6 +213,11 @@ def _parse(field: dataclasses.Field[Any], text: object, name: str, origin: str =
 
 
 def _refuse_secret(key: str, text: object, allowed: bool) -> None:
+    if key == "path" and names_bucket_with_credentials(str(text)):
+        raise OptionError(
+            f"option path = {redact(key, text)!r} holds a credential before the bucket's name, which no store takes there: take it "
+            "from the environment, from the store's own chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
+        )
     if key.startswith(PROVIDER) and tells_secret(key, text):
         raise OptionError(
             f"option {key} looks like a credential and would be stored in plans and catalogs: let the provider take it from "

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from pyspark_lookup.base.errors import OptionError, cause_of
+from pyspark_lookup.base.errors import OptionError, raise_ours
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.options.enums import ReloadStrategy, StreamStart
 
@@ -143,7 +143,7 @@ def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
     except OptionError:
         raise
     except Exception as problem:  # whatever a user's module does when it is imported or called
-        raise OptionError(f"option {option} = {name!r} cannot be made: {problem!r}") from cause_of(problem)
+        raise_ours(OptionError(f"option {option} = {name!r} cannot be made: {problem!r}"), problem)
     if not isinstance(made, kind):
         raise OptionError(f"option {option} = {name!r} returned {made!r}: return a {kind.__name__}")
     return made

@@ -20,7 +20,7 @@ from pyspark_lookup.base.errors import (
     LookupTimeoutError,
     OptionError,
     PysparkLookupError,
-    cause_of,
+    raise_ours,
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import LookupCache
@@ -116,7 +116,7 @@ class ProvidedTable:
             self._replace()
             raise self._too_slow("version()") from None
         except CallFailedError as failed:
-            raise self._fail("version()", failed.problem) from cause_of(failed.problem)
+            raise_ours(self._fail("version()", failed.problem), failed.problem)
         if not isinstance(found, str) or not found:
             raise LookupFunctionError(f"version() of provider {self.name} returned {found!r}: return a text")
         return found
@@ -136,9 +136,9 @@ class ProvidedTable:
         except CallFailedError as failed:
             if isinstance(failed.problem, PysparkLookupError):
                 raise failed.problem from failed.problem.__cause__
-            raise self._fail("scan()", failed.problem) from cause_of(failed.problem)
+            raise_ours(self._fail("scan()", failed.problem), failed.problem)
         except (TypeError, AttributeError, pa.ArrowException) as problem:  # no batch
-            raise self._fail("scan()", problem) from cause_of(problem)
+            raise_ours(self._fail("scan()", problem), problem)
 
     # --- lookups ----------------------------------------------------------------------------------
 
@@ -277,9 +277,10 @@ class ProvidedTable:
         if problem is not None:
             tried_again = self._options.max_retries and isinstance(problem, Exception)
             attempts = f" in {self._options.max_retries + 1} attempts" if tried_again else ""
-            raise LookupFunctionError(
-                f"provider {self.name} failed to look up {show_keys(keys)}{attempts}: {problem!r}"
-            ) from cause_of(problem)
+            raise_ours(
+                LookupFunctionError(f"provider {self.name} failed to look up {show_keys(keys)}{attempts}: {problem!r}"),
+                problem,
+            )
         return rows
 
     def _function(self) -> _Function:
@@ -319,7 +320,7 @@ class ProvidedTable:
         except CallFailedError as failed:
             if isinstance(failed.problem, PysparkLookupError):
                 raise failed.problem from failed.problem.__cause__
-            raise self._fail(what, failed.problem) from cause_of(failed.problem)
+            raise_ours(self._fail(what, failed.problem), failed.problem)
         except BaseException:
             self._replace()
             raise

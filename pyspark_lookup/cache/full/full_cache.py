@@ -20,7 +20,14 @@ import logging
 from collections.abc import Callable
 
 from pyspark_lookup.base import progress
-from pyspark_lookup.base.errors import CacheFullError, ReloadFailedError, SourceChangedError, UfsError, UfsNotFoundError
+from pyspark_lookup.base.errors import (
+    CacheFullError,
+    ReloadFailedError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    foreign_text,
+)
 from pyspark_lookup.cache.full.load_log import LoadLog
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
 from pyspark_lookup.cache.full.loader import (
@@ -308,7 +315,7 @@ class FullCache:
             took_s, kept = clock.steady_s() - steady_s, len(state.versions)
             self._told.failed(started_s, took_s, problem, kept, state.failures)
             gone = isinstance(problem, UfsNotFoundError) and self.resolver.forget_kind(self.table)
-            failures, error = state.failures + 1, str(problem)[:500]
+            failures, error = state.failures + 1, foreign_text(str(problem))[:500]
             self._leave(dataclasses.replace(state, failures=failures, error=error, gone=gone))
             raise
         seconds, failures, held = clock.steady_s() - steady_s, state.failures, state.latest

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 
+from pyspark_lookup.base.errors import foreign_text
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.io.context import HostContext
@@ -49,7 +50,7 @@ class LoadLog:
         self.context.metrics.inc("numLoadFailures")
         level = logging.INFO if failures else logging.WARNING
         log_event(_log, level, "reload-failed", table=self.url, seconds=seconds, kept=kept, error=repr(problem))
-        self._remember(Reload(started_s, seconds, error=str(problem)[:500] or type(problem).__name__))
+        self._remember(Reload(started_s, seconds, error=foreign_text(str(problem))[:500] or type(problem).__name__))
 
     def refused(self, now_s: float, problem: BaseException, before: bool) -> None:
         """A load for which there is no room; said once (`before`: it was)."""

@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable
 
+from pyspark_lookup.base.errors import cause_of
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, Lock
 from pyspark_lookup.options.enums import ReloadStrategy
@@ -128,8 +129,8 @@ class Schedule(CacheReloadTrigger.Context):
         while (due := self._next_due()) is not None:
             try:
                 due.run()
-            except Exception:  # a custom trigger's; the schedule goes on
-                _log.exception("reload trigger of %s failed", self.name)
+            except Exception as problem:  # a custom trigger's; the schedule goes on
+                _log.error("reload trigger of %s failed", self.name, exc_info=cause_of(problem))
         with self._mutex:
             next_s = min((action.at_s for action in self._actions), default=math.inf)
         return min(max(next_s - self.context.clock.wall_s(), 0.0), _POLL_S)
@@ -141,9 +142,9 @@ class Schedule(CacheReloadTrigger.Context):
             self._made = True
             try:
                 self._trigger = self.make()
-            except Exception:
+            except Exception as problem:
                 self._broken = True
-                _log.exception("reload trigger of %s cannot be made", self.name)
+                _log.error("reload trigger of %s cannot be made", self.name, exc_info=cause_of(problem))
 
     def _open(self) -> bool:
         """Open the trigger; whether it works."""
@@ -152,9 +153,9 @@ class Schedule(CacheReloadTrigger.Context):
         try:
             if self._trigger is not None:
                 self._trigger.open(self)
-        except Exception:
+        except Exception as problem:
             self._broken = True  # said once; a table whose trigger is broken is not reloaded by this process
-            _log.exception("reload trigger of %s cannot be opened", self.name)
+            _log.error("reload trigger of %s cannot be opened", self.name, exc_info=cause_of(problem))
         return not self._broken
 
     def _clock_set_back(self) -> bool:
@@ -185,8 +186,8 @@ class Schedule(CacheReloadTrigger.Context):
         try:
             if self._trigger is not None:
                 self._trigger.close()
-        except Exception:  # a custom one's; the schedule is given up all the same
-            _log.exception("reload trigger of %s cannot be closed", self.name)
+        except Exception as problem:  # a custom one's; the schedule is given up all the same
+            _log.error("reload trigger of %s cannot be closed", self.name, exc_info=cause_of(problem))
         self._changed.set()
         if not running:
             self._release()

@@ -14,7 +14,8 @@ from pyspark_lookup.base.errors import (
     UfsPermissionError,
     UfsTimeoutError,
     UfsUnavailableError,
-    cause_of,
+    foreign_text,
+    raise_ours,
 )
 from pyspark_lookup.io.stores.store import Store
 from pyspark_lookup.options.conf_file import redact
@@ -50,7 +51,7 @@ def _translate(operation: Callable[..., Any]) -> Callable[..., Any]:
         except PysparkLookupError:
             raise
         except Exception as error:
-            raise our_error(error, path) from cause_of(error)
+            raise_ours(our_error(error, path), error)
 
     return call
 
@@ -65,7 +66,7 @@ def our_error(error: BaseException, url: str) -> BaseException:
     names = {base.__name__ for e in chain for base in type(e).__mro__}
     # fsspec's web client says FileNotFoundError for every failure; its cause says which.
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-    text = f"{url}: {redact('path', chain[missing])}"
+    text = f"{url}: {foreign_text(str(chain[missing]))}"
     timed_out = isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names)
     # 409: another conditional write of this key was under way.
     transient = status in (409, 429) or (status or 0) >= 500 or names & _LOST or error_code(error) in _TRANSIENT_CODES

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pyspark_lookup.base.credentials import without_url_credentials
 from pyspark_lookup.base.decoding import count_of, number_of, text_of, texts_of
-from pyspark_lookup.base.errors import without_credentials
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.options.enums import FileFormatName
@@ -131,7 +131,7 @@ class FileVersion:
     format: FileFormatName | None = dataclasses.field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        return f"FileVersion({without_credentials(self.url)!r}, {self.size}, {self.identity!r})"
+        return f"FileVersion({without_url_credentials(self.url)!r}, {self.size}, {self.identity!r})"
 
     @property
     def cacheable(self) -> bool:

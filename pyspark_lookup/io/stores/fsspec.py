@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 
 import fsspec
 
-from pyspark_lookup.base.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError, cause_of
+from pyspark_lookup.base.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError, raise_ours
 from pyspark_lookup.io.stores.error_mapping import read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import REMOTE_GRANULE_S, Count, Listing, is_entered
@@ -31,7 +31,7 @@ class FsspecStore:
             given = {**kind._get_kwargs_from_urls(path), **options}
             self._fs = kind(**{**given, "skip_instance_cache": True, "use_listings_cache": False})
         except (ValueError, TypeError, ImportError) as error:
-            raise OptionError(f"option path = {redact('path', path)!r}: {error}") from cause_of(error)
+            raise_ours(OptionError(f"option path = {redact('path', path)!r}: {error}"), error)
         self._protocol = protocol
         self._web = protocol in ("http", "https")
         self._now_s = now_s
@@ -115,7 +115,7 @@ class FsspecStore:
             try:
                 data = cast(bytes, self._fs.cat_file(name, start=offset, end=offset + length))
             except Exception as error:
-                raise read_error(error, file.url) from cause_of(error)
+                raise_ours(read_error(error, file.url), error)
             # A web server without range support sends the whole file.
             return data[offset : offset + length] if self._web and len(data) == file.size != length else data
 

@@ -18,7 +18,7 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
     UfsTimeoutError,
     UfsUnavailableError,
-    cause_of,
+    raise_ours,
 )
 from pyspark_lookup.io.stores.error_mapping import error_code, http_status, our_error, read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import FileVersion
@@ -120,7 +120,7 @@ class S3Store:
             if http_status(error) != 404 or error_code(error) == "NoSuchBucket":
                 raise
             shown = redact("path", f"s3://{bucket}/{prefix}")
-            raise UfsUnavailableError(f"{shown}: the answer is not one to a listing: {error}") from cause_of(error)
+            raise_ours(UfsUnavailableError(f"{shown}: the answer is not one to a listing: {error}"), error)
         # Of a body that is empty, or a gateway's page, the client makes a listing of nothing.
         odd = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
         if odd or not all(found["Key"].startswith(prefix) for found in page.get("Contents", [])):
@@ -217,7 +217,7 @@ class S3Store:
             try:
                 return cast(bytes, fsspec.asyn.sync(self._fs.loop, get, offset, length))
             except Exception as error:
-                raise read_error(error, file.url) from cause_of(error)
+                raise_ours(read_error(error, file.url), error)
 
         yield read
 
@@ -281,7 +281,7 @@ class S3Store:
                 return None
             if http_status(error) is None and isinstance(ours, UfsError) and not isinstance(ours, UfsTimeoutError):
                 ours = UfsUnavailableError(str(ours))  # no answer that could be understood
-            raise ours from cause_of(error)
+            raise_ours(ours, error)
         return self._version(bucket, key, len(data), found)
 
 

@@ -27,7 +27,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSchemaConversion
 
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, cause_of
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.iceberg.entries import Entry, Manifest
 
@@ -142,7 +142,7 @@ def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
     except NotSupportedError:
         raise
     except Exception as problem:
-        raise _damaged(location, "manifest list", problem) from cause_of(problem)
+        raise_ours(_damaged(location, "manifest list", problem), problem)
 
 
 def _manifest(row: dict[str, Any]) -> Manifest:
@@ -159,7 +159,7 @@ def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
     except NotSupportedError:
         raise
     except Exception as problem:
-        raise _damaged(manifest.location, "manifest", problem) from cause_of(problem)
+        raise_ours(_damaged(manifest.location, "manifest", problem), problem)
 
 
 def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:

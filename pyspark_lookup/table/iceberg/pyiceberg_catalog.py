@@ -17,7 +17,7 @@ from pyspark_lookup.base.errors import (
     NotSupportedError,
     OptionError,
     UfsNotFoundError,
-    cause_of,
+    raise_ours,
 )
 
 _OK = 200
@@ -57,13 +57,16 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
         catalog = load_catalog(name, **properties, **_OURS)
     except (ValueError, NotInstalledError, ImportError) as problem:
         if isinstance(problem, pydantic.ValidationError):
-            raise _unavailable(name, problem) from cause_of(problem)
-        raise OptionError(
-            f"option lookup.catalog = {name!r}: {problem}. Configure it in .pyiceberg.yaml, in the environment, or by "
-            "lookup.catalog.… (e.g. lookup.catalog.uri)"
-        ) from cause_of(problem)
+            raise_ours(_unavailable(name, problem), problem)
+        raise_ours(
+            OptionError(
+                f"option lookup.catalog = {name!r}: {problem}. Configure it in .pyiceberg.yaml, in the environment, or by "
+                "lookup.catalog.… (e.g. lookup.catalog.uri)"
+            ),
+            problem,
+        )
     except Exception as problem:
-        raise _unavailable(name, problem) from cause_of(problem)
+        raise_ours(_unavailable(name, problem), problem)
     session = getattr(catalog, "_session", None)
     if session is not None:  # of a REST catalog
         session.hooks["response"].append(_take_table)
@@ -90,11 +93,11 @@ def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, 
     except _PointerError as found:
         return found.location, found.metadata
     except _NOT_THERE as problem:
-        raise UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {problem}") from cause_of(problem)
+        raise_ours(UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {problem}"), problem)
     except NotInstalledError as problem:
-        raise OptionError(f"option lookup.catalog = {name!r}: {problem}") from cause_of(problem)
+        raise_ours(OptionError(f"option lookup.catalog = {name!r}: {problem}"), problem)
     except Exception as problem:
-        raise _unavailable(name, problem) from cause_of(problem)
+        raise_ours(_unavailable(name, problem), problem)
     raise _unavailable(name, ValueError("it sends no metadata"))
 
 

@@ -1,0 +1,107 @@
+"""Credentials in texts: which names have one as their value, how they are spelled, and the text without them."""
+
+from __future__ import annotations
+
+import re
+
+_HIDDEN = "[redacted]"
+_OF_KEYS = (
+    "access|account|api|auth|client|consumer|encrypt(?:ion)?|functions?|hmac|host|license|management|master|private|"
+    "secret|service|shared|signing|ssh|storage|subscription"
+)
+_NAME = (
+    r"(?:secret[\w.-]{0,40}|passw[\w.-]{0,40}|pass[._-]?phrase|pass[._-]?code|(?<![a-z])pass|pwd|tokens?|credentials?|signature|(?<![a-z])sig|"
+    rf"(?<![a-z])sas|(?:{_OF_KEYS})[._-]?(?:access[._-]?)?keys?|(?<![a-z])auth|authorization|authentication|cookies?|"
+    r"session[._-]?(?:id|key)|connection[._-]?string)"
+)
+_SUFFIX = r"(?:[._-]?(?:id|value|string|data|json|pem|hash|b64|base64|file|text|\d{1,3})|\.[\w.-]{1,60})?"
+_QUOTED = r"""\\*[bBrRuU]?(?P<{0}>\\*["'])(?:(?!(?P={0})(?!\w))(?:\\.|.))*(?:(?P={0})|$)"""
+_PLAIN = r"""[^\s&;"'<>]+(?:["'][^\s&;"'<>,)\]}}]+)*"""
+
+_PEM = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|$)", re.S)
+_USER = re.compile(
+    r"""(?i)\b([a-z][a-z0-9+.-]{0,30}://)((?:[^\s/:@?#"']*:(?!\d{1,5}[/?#])[^\s@<>"']*@(?:[^/?#\s@"']*@)*|[^/?#\s]+@))"""
+)
+_KEY_PAIR = re.compile(r"""(?i)\b((?:s3[an]?|gs|gcs|oss|cosn)://)([^\s/:@]*:[^\s@<>"']*@(?:[^/?#\s@"']*@)*)""")
+_BUCKET_USER = re.compile(r"(?i)(?:(?:s3[an]?|gs|gcs|oss|cosn)://[^/?#\s]*@|(?:abfss?|wasbs?)://[^/?#\s@]*:[^\s]*@)")
+_ORACLE = re.compile(r"(?i)(jdbc:oracle:\w+:)[^\s@/]+/[^\s@]+@")
+_PARAMETER = re.compile(
+    r"""(?i)([?&][^=&?\s"']{0,60}(?:signature|token|secret|sig|sas|credential|passw|pwd|key|auth)[^=&?\s"']{0,60}=)[^&\s"']+"""
+)
+_CONNECTION = re.compile(
+    rf"""(?i)((?:passw[\w.-]{0, 40}|pwd|secret|token|signature|(?:{_OF_KEYS})[._-]?(?:access[._-]?)?key)=)"""
+    rf"""(?:{_QUOTED.format("q")}|\{{(?:[^{{}}]|\}}\}})*\}}|[^\s&;,"'<>)]+(?:["'][^\s&;"'<>,)\]}}]+)*)""",
+    re.S,
+)
+_HEADER = re.compile(
+    rf"""(?i)((?:authorization|cookie)\\*["']?\s*[:=,]\s*)(?:{_QUOTED.format("q")}|[^"'\r\n]+)""", re.S
+)
+_SCHEME = re.compile(
+    r"(?i)\b(bearer\s+)(?!realm|auth|token|scope|error)[\w.~+/=-]+|\b(basic\s+)(?=[a-z]*[A-Z0-9+/=])(?!auth|realm)[A-Za-z0-9+/]{6,}=*"
+)
+_ASSIGNED = re.compile(
+    rf"""(?i)(?P<name>{_NAME}{_SUFFIX})(?P<sep>\\*["']?\s*(?:=>|->|:=|==?|:|>)\s*|\\*["']\s*,\s*|\s+(?:is\s+|was\s+)?(?=\\*["']))"""
+    rf"""(?:{_QUOTED.format("q")}|\{{(?:[^{{}}]|\}}\}})*\}}|\[[^\]]*\]|\([^)]*\)|(?<=[=:])[^\s;=&"'{{][^;=&"'\n]*(?=;)|{_PLAIN.replace("}}", "}")})""",
+    re.S,
+)
+_FLAG = re.compile(rf"(?i)(--[\w-]*?{_NAME}{_SUFFIX}\s+)(?!-)\S+")
+_FORMS = re.compile(
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\bgh[pousr]_\w{20,}|\bdapi[0-9a-f]{32}|\bAIza[\w-]{35}|\bxox[a-z]-[\w-]{10,}"
+)
+_MAY_HOLD = re.compile(
+    r"(?i)secret|pass|pwd|token|credential|sig|sas|key|auth|cookie|session|connection|bearer|basic|@|akia|asia|eyj|gh[pousr]_|dapi|aiza|xox"
+)
+_SECRET_OPTION = re.compile(
+    rf"(?i)secret|passw|pass[._-]?phrase|pwd|token|credential|signature|(^|[._-])(key|sas|auth|pass)$|(?:{_OF_KEYS})[_-]?key(?!ring)|(?:access|account|api|private|secret|shared)[.]key|connection_string"
+)
+_OWN = re.compile(r"lookup\.[\w.-]*$")
+
+
+def names_secret(name: str) -> bool:
+    """Whether an option of this name has a credential as its value."""
+    return _SECRET_OPTION.search(name) is not None
+
+
+def names_bucket_with_credentials(path: str) -> bool:
+    """Whether a URL has a user or a key before the name of a bucket, where no store takes any."""
+    return _KEY_PAIR.match(path) is not None or _BUCKET_USER.match(path) is not None
+
+
+def without_url_credentials(text: str) -> str:
+    """A path, or the value of another option, without the credentials of URLs and connection strings in it."""
+    return _CONNECTION.sub(rf"\1{_HIDDEN}", _without_parts(text)) if _MAY_HOLD.search(text) else text
+
+
+def without_credentials(text: str) -> str:
+    """A text of any origin without the credentials in it; what looks like one, but is none, may be hidden, too."""
+    if not _MAY_HOLD.search(text):
+        return text
+    text = _without_parts(_PEM.sub(_HIDDEN, text))
+    text = _HEADER.sub(rf"\1{_HIDDEN}", text)
+    text = _SCHEME.sub(lambda found: f"{found[1] or found[2]}{_HIDDEN}", text)
+    text = _ASSIGNED.sub(_without_value, text)
+    text = _FLAG.sub(rf"\1{_HIDDEN}", text)
+    return _FORMS.sub(_HIDDEN, text)
+
+
+def _without_parts(url: str) -> str:
+    url = _USER.sub(_without_user, _KEY_PAIR.sub(rf"\1{_HIDDEN}@", url))
+    return _PARAMETER.sub(rf"\1{_HIDDEN}", _ORACLE.sub(rf"\1{_HIDDEN}@", url))
+
+
+def _without_user(found: re.Match[str]) -> str:
+    scheme, user = found[1], found[2]
+    # Before the @ stands a container.
+    if scheme.lower() in ("abfs://", "abfss://", "wasb://", "wasbs://") and ":" not in user:
+        return found[0]
+    return f"{scheme}{_HIDDEN}@"
+
+
+def _without_value(found: re.Match[str]) -> str:
+    kept = found["name"] + found["sep"]
+    said = found[0][len(kept) :]
+    # `option lookup.storage.token: …` is a sentence of ours.
+    if _HIDDEN in said or (found["sep"].startswith(":") and _OWN.search(found.string, 0, found.start())):
+        return found[0]
+    quote = found["q"] or ""
+    return f"{kept}{quote}{_HIDDEN}{quote}"

@@ -1,0 +1,204 @@
+"""Text of others in ours: credentials of every spelling, and what a terminal obeys."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.base.credentials import without_credentials, without_url_credentials
+from pyspark_lookup.base.errors import (
+    LookupFunctionError,
+    OptionError,
+    PysparkLookupError,
+    cause_of,
+    foreign_text,
+    raise_ours,
+)
+from pyspark_lookup.base.log_events import log_event
+from pyspark_lookup.base.printable import printable
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.io.stores.error_mapping import our_error
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.providers.functions import KeyLookupFunction, LookupFunctionProvider
+
+SECRET = "SESAME42"
+NAMES = (
+    "password", "Password", "PASSWD", "pwd", "PGPASSWORD", "MYSQL_PWD", "db_pass", "passphrase", "private_key_passphrase",
+    "secret", "client_secret", "AZURE_CLIENT_SECRET", "aws_secret_access_key", "secretAccessKey", "fs.s3a.secret.key", "token",
+    "access_token", "refresh_token", "id_token", "sas_token", "aws_session_token", "X-Amz-Security-Token", "api_key", "apikey",
+    "x-api-key", "GOOGLE_API_KEY", "AccountKey", "account_key", "SharedAccessKey", "SharedAccessSignature", "accessKeyId",
+    "encryption_key", "x-functions-key", "Ocp-Apim-Subscription-Key", "private_key", "credential", "signature", "sig", "sas",
+    "ssl.keystore.password", "fs.azure.account.key.acct.dfs.core.windows.net", "fs.azure.sas.c.a.blob.core.windows.net",
+)  # fmt: skip
+FORMS = (
+    "{name}={secret}", "{name} = {secret}", "{name}: {secret}", "{name}:{secret}", "{name}='{secret}'", '{name}="{secret}"',
+    "{name}=b'{secret}'", "{name} => {secret}", '{{"{name}": "{secret}"}}', '{{"{name}":"{secret}"}}', "{{'{name}': '{secret}'}}",
+    "[('{name}', '{secret}')]", "?x=1&{name}={secret}&y=2", "UID=u;{name}={secret};Database=d", "{name}={{a;{secret}}}",
+    "{name}='a;{secret}'", "{name}=a/{secret}+b==;x", "<{name}>{secret}</{name}>", "{name}='a\\'{secret}'", "{name}='{secret}",
+)  # fmt: skip
+WHOLE = (
+    "Driver={{x}};UID=u;PWD=my {secret};Database=d", "PWD={{a}}}};{secret}}};UID=u", "jdbc:sqlserver://h;user=u;password={{x;{secret}}};",
+    "jdbc:oracle:thin:scott/{secret}@//h:1521/x", "jdbc:postgresql://h/d?user=u&password={secret}", "s3://AKIA:{secret}@b/x",
+    "s3://AKIA:a/{secret}@b/x", "s3a://AKIA:1/{secret}/c@b/x", "gs://k:{secret}@b", "postgresql://u:{secret}@h:5432/d",
+    "mongodb+srv://u:p%40/{secret}@c.mongodb.net/x", "redis://:{secret}@h:6379/0", "https://{secret}@github.com/x",
+    "https://a.blob.core.windows.net/c/b?sv=2020&sig={secret}%3D", "https://h/t?X-Amz-Credential={secret}%2F2026&X-Amz-Date=1",
+    "Authorization: Bearer {secret}", "'Authorization': 'Basic {secret}'", "Authorization: AWS4-HMAC-SHA256 Credential=A, Signature={secret}",
+    "Proxy-Authorization: Basic {secret}", "Cookie: sid={secret}; a=b", "rejected: Bearer {secret}", "wrong password '{secret}'",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n{secret}\n-----END RSA PRIVATE KEY-----\n", "-----BEGIN PRIVATE KEY-----\nMII{secret}",
+    "DefaultEndpointsProtocol=https;AccountName=a;AccountKey={secret}/a+b==;EndpointSuffix=core.windows.net",
+    'org.apache.kafka.PlainLoginModule required username="u" password="{secret}";', "run --password {secret} --host h",
+    "auth=('u', '{secret}')", "credentials={{'a': '{secret}'}}", "tokens: ['a', '{secret}']",
+)  # fmt: skip
+SPELLINGS = [form.format(name=name, secret=SECRET) for name in NAMES for form in FORMS]
+SPELLINGS += [form.format(secret=SECRET) for form in WHOLE]
+
+
+class OfDriverError(Exception):
+    """An error whose text is made of an attribute, as those of HTTP clients and drivers are."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(7)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"refused ({self.text})"
+
+
+def told(error: BaseException) -> Iterator[str]:
+    """All that an error tells, to whoever asks in whatever way."""
+    yield "".join(traceback.format_exception(error))
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is not None:
+            yield from (str(one), repr(one), repr(one.args))
+            pending += [one.__cause__, one.__context__]
+
+
+def test_credentials_of_every_spelling() -> None:
+    """Whatever their name and form, also within a `repr`, one of that, and JSON."""
+    within: tuple[Callable[[str], str], ...] = (
+        str, repr, lambda text: repr(ValueError(text)), lambda text: repr(repr(text)), lambda text: json.dumps({"m": text}),
+        lambda text: f"cannot connect: {text} (tried twice)",
+    )  # fmt: skip
+    assert [text for text in SPELLINGS for form in within if SECRET in without_credentials(form(text))] == []
+    shown = {without_credentials(text) for text in SPELLINGS}
+    assert all("[redacted]" in text for text in shown)
+    assert [text for text in shown if without_credentials(text) != text] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "provider a:b failed to look up key id = 13: ValueError('id = 13')", "lookup.keys = 'id'", "http://h:9/x@y", "hdfs://h:8020/x",
+        "option lookup.storage.token: local paths take no storage options", "abfss://container@account.dfs.core.windows.net/x",
+        "primary_key=5, partition_key: 7", "tokenCount=1", "password authentication failed for user 'bob'", 'Bearer realm="x"',
+        "s3://bucket/a:b@c/x", "SharedAccessKeyName=Root", "Basic authentication failed",
+    ],
+)  # fmt: skip
+def test_what_is_no_credential(text: str) -> None:
+    """Is told as it is."""
+    assert without_credentials(text) == text
+
+
+def test_long_texts_take_no_time() -> None:
+    """Of whatever they are made."""
+    started_s = time.process_time()
+    for part in (
+        "secret",
+        "a:",
+        "b@",
+        "token ",
+        "-----BEGIN PRIVATE KEY-----",
+        "auth.x",
+        "a-",
+        "?",
+        "password='\\",
+        "eyJ",
+        "s3://a:",
+    ):
+        without_credentials("password='" + part * (20_000 // len(part)) + "@key")
+    assert time.process_time() - started_s < 10
+
+
+def test_a_foreign_error_is_told_without_credentials() -> None:
+    """Neither an error of ours tells them, nor its cause, its context, or a log with its traceback; wherever they stand in a chain."""
+    for text in SPELLINGS[::7] + SPELLINGS[-len(WHOLE) :]:
+        try:
+            try:
+                raise OfDriverError(text)
+            except OfDriverError as first:
+                raise KeyError("unknown") from first
+        except KeyError as foreign:
+            with pytest.raises(PysparkLookupError) as caught:
+                raise_ours(our_error(ConnectionError(text), "s3://b/x"), foreign)
+            assert [one for one in told(caught.value) if SECRET in one] == []
+            stream = io.StringIO()
+            log = logging.Logger("x")
+            log.addHandler(logging.StreamHandler(stream))
+            log.error("failed", exc_info=cause_of(foreign))
+            log_event(log, logging.ERROR, "failed", error=repr(OfDriverError(text)))
+            assert SECRET not in stream.getvalue()
+            assert "OfDriverError" in stream.getvalue()
+
+
+class Telling(KeyLookupFunction):
+    """A lookup whose driver tells all it knows."""
+
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    text = ""
+
+    def lookup_key(self, key: Any) -> Any:
+        raise OfDriverError(self.text)
+
+
+def telling(context: Any) -> LookupFunctionProvider:
+    return LookupFunctionProvider(Telling(), Telling.schema)
+
+
+def test_a_driver_tells_no_credentials(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a provider, by all that its error has."""
+    options = {"lookup.provider": f"{__name__}:telling", "lookup.keys": "id", "lookup.max-retries": 0}
+    with LookupTable(None, {**options, "lookup.cache.dir": str(cache_dir)}) as table:
+        for text in SPELLINGS[-len(WHOLE) :]:
+            monkeypatch.setattr(Telling, "text", text)
+            with pytest.raises(LookupFunctionError, match="OfDriverError") as caught:
+                table.get(1)
+            assert [one for one in told(caught.value) if SECRET in one] == []
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://AKIA:{}@b/x", "s3a://AKIA:a/{}@b/x", "S3://{}@b/x", "gs://k:1/{}@b/x", "abfss://c:{}@a.dfs.core.windows.net/x"]
+)  # fmt: skip
+def test_a_bucket_takes_no_credentials(path: str) -> None:
+    """A path with a key before its bucket is refused before anybody is asked, and not shown."""
+    with pytest.raises(OptionError, match=r"\[redacted\]@.* holds a credential before the bucket's name") as caught:
+        LookupTable(path.format(SECRET))
+    assert SECRET not in str(caught.value)
+
+
+def test_a_container_is_no_credential() -> None:
+    """What stands before the @ of an Azure URL is part of the place."""
+    path = "abfss://container@account.dfs.core.windows.net/x"
+    assert without_url_credentials(path) == path
+    assert path in repr(LookupOptions.parse({"path": path}))
+
+
+TRICKS = "a\x1b[2J\r\nb\x9b1mc\u202ed\x00\x7f\u2028"
+
+
+def test_what_a_terminal_obeys_is_escaped() -> None:
+    """Escape sequences, line ends, C1 controls and changes of direction, in values, errors and logs; the rest stays."""
+    assert printable(TRICKS) == r"a\x1b[2J\r\nb\x9b1mc\u202ed\x00\x7f\u2028"
+    assert printable("Ærøskøbing 東京 🙂") == "Ærøskøbing 東京 🙂"
+    assert foreign_text("one\ntwo\x1b[1m") == "one\ntwo\\x1b[1m"
+    assert str(OptionError(f"bad {TRICKS}")).replace("\n", "").isprintable()
