@@ -1,7 +1,7 @@
 """A table of a PostgreSQL database as a lookup table, Arrow all the way.
 
     LookupTable(None, {
-        "lookup.provider": "examples.postgres_provider:provider",
+        "lookup.provider": "postgres_provider:provider",  # this file, copied to where your Python and Spark's workers import it
         "lookup.provider.uri": "postgresql://db.example.com/shop?user=reader&connect_timeout=5",
         "lookup.provider.table": "public.customers",
         "lookup.keys": "id",

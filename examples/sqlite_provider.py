@@ -1,7 +1,7 @@
 """A table of an SQLite database as a lookup table.
 
     LookupTable("/data/shop.db", {
-        "lookup.provider": "examples.sqlite_provider:provider",
+        "lookup.provider": "sqlite_provider:provider",  # this file, copied to where your Python and Spark's workers import it
         "lookup.provider.table": "customers",
         "lookup.keys": "id",
     })

@@ -150,7 +150,7 @@ def test_format_of() -> None:
         for name in names.split():
             assert format_of([f"s3://b.csv/d.orc/{name}", f"s3://b/{name}"]) is expected
     for name in ("data", "a.txt", "a.gz", "csv", "parquet.d", "a.csv.zip", ""):
-        with pytest.raises(OptionError, match=r"format of s3://b\.csv/.* is not told by its name: set lookup\.format"):
+        with pytest.raises(OptionError, match=r"name of s3://b\.csv/.* does not show its format: set lookup\.format"):
             format_of(["s3://b/a.csv", f"s3://b.csv/{name}"])
     with pytest.raises(OptionError, match=r"files of several formats: a\.csv, c\.parquet: .*lookup\.format"):
         format_of(["a.csv", "b.csv.gz", "c.parquet", "d.parquet"])

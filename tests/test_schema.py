@@ -373,5 +373,5 @@ def test_a_value_that_would_change_is_an_error(column: pa.Array, kind: pa.DataTy
     for array, into, name in wrapped(column, kind):
         with pytest.raises(SchemaError) as caught:
             cast_column(array, into, "c", "s3://b/part-1")
-        assert str(caught.value).startswith(f"column {name} of s3://b/part-1 cannot be read as {kind}: ")
+        assert str(caught.value).startswith(f"column {name} of s3://b/part-1 does not fit {kind}: ")
         assert isinstance(caught.value.__cause__, pa.ArrowException)

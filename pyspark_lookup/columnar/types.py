@@ -268,7 +268,7 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
             column = column.cast(pa.timestamp("us"))  # INT96: instants in UTC without saying so
         return cast_exactly(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
-        raise SchemaError(f"column {name!r} of {origin} cannot be read as {kind}: {problem}") from problem
+        raise SchemaError(f"column {name!r} of {origin} does not fit {kind}: {problem}") from problem
 
 
 def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schema, origin: str) -> pa.RecordBatch:

@@ -49,7 +49,7 @@ class KeyedRows:
         chosen, places = distinct_keys(held, held.hashes(SEED))
         counts = np.bincount(places[places >= 0], minlength=len(chosen))
         if len(counts) and counts.max() > 1:
-            raise self._twice(keys, int(chosen[np.argmax(counts > 1)]), "the new rows have it more than once")
+            raise self._twice(keys, int(chosen[np.argmax(counts > 1)]), "is in the new rows more than once")
 
     def without(self, keys: pa.Table, others: pa.Table) -> pa.Table:
         """The keys that are not among the others."""
@@ -64,7 +64,7 @@ class KeyedRows:
         if found.num_rows:
             held = Keys([one_array(keys.column(name)) for name in definition.keys])
             at = match_rows(found, definition.keys, held).keys[0]
-            raise self._twice(keys, int(at), "the table has it")
+            raise self._twice(keys, int(at), "is in the table already")
 
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
         """The live rows of those files that have one of the keys: these, `deletes.PATH` and `deletes.ROW`.
@@ -115,7 +115,7 @@ class KeyedRows:
         matches = match_rows(found, names, held)
         at, counts = np.unique(matches.keys, return_counts=True)
         if len(counts) and counts.max() > 1:
-            raise self._twice(rows, int(at[np.argmax(counts > 1)]), "the table has it more than once", names)
+            raise self._twice(rows, int(at[np.argmax(counts > 1)]), "is in the table more than once", names)
         places = np.full(rows.num_rows, -1, np.int64)
         places[matches.keys] = matches.rows
         indices = pa.array(places, mask=places < 0)
@@ -247,8 +247,8 @@ class KeyedRows:
     def _twice(self, keys: pa.Table, row: int, why: str, names: Sequence[str] | None = None) -> NonUniqueKeyError:
         key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in names or keys.column_names)
         return NonUniqueKeyError(
-            f"{key} and {why}, so nothing was written to {redact('path', self._table.url)}: write each key once "
-            "(lookup.write.unique-keys, or a write by key)"
+            f"nothing was written to {redact('path', self._table.url)}: the key {key} {why}. Write each key once (as a write by key "
+            "and lookup.write.unique-keys require)"
         )
 
 

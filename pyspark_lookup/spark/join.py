@@ -361,9 +361,9 @@ def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
                 f"{types}: keys of this type are not supported. Keys are numbers, text, binary, dates, times and booleans"
             )
         raise SchemaError(
-            f"{types}: they cannot be compared as they are. A cast changes values that are none of the other type (2.7 becomes 2, and "
-            "finds its rows): cast the DataFrame's column only if there are none, or read the table's in a type that has both, by "
-            "lookup.schema"
+            f"{types}: Spark has no type that holds the values of both. A cast may change values: 2.7 becomes 2, and finds the row of 2. "
+            "Cast the DataFrame's column only if it has no such values, or declare the table's column with lookup.schema in a type "
+            "that fits both"
         )
 
 

@@ -28,7 +28,7 @@ def format_of(urls: Sequence[str]) -> FileFormatName:
         kind = _EXTENSIONS.get("." + name.rsplit(".", 1)[-1]) if "." in name else None
         if kind is None:
             raise OptionError(
-                f"the format of {url} is not told by its name: set lookup.format (parquet, arrow, csv, json, orc)"
+                f"the name of {url} does not show its format: set lookup.format (parquet, arrow, csv, json, orc)"
             )
         found.setdefault(kind, url)
     if len(found) > 1:

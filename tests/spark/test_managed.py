@@ -64,7 +64,7 @@ def test_every_mode(spark: SparkSession, tmp_path: Path) -> None:
         write(spark.range(ids.start, ids.stop).withColumn("v", sf.lit(v)), path, options, mode)
         expected = {**(expected if mode == "append" else {}), **dict.fromkeys(ids, v)}
         check()
-    with pytest.raises(Exception, match=r"id = [01] and the new rows have it more than once"):
+    with pytest.raises(Exception, match=r"key id = [01] is in the new rows more than once"):
         write(spark.range(2).union(spark.range(2)).withColumn("v", sf.lit(2)), path, upsert)
     with pytest.raises(Exception, match="is for Spark's append mode"):
         write(spark.range(2), path, upsert, "overwrite")
