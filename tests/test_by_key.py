@@ -39,8 +39,10 @@ MODES_OF_WRITES = ["append", "append", "upsert", "upsert", "delete", "overwrite"
 writes = st.sampled_from(MODES_OF_WRITES).flatmap(
     lambda mode: st.tuples(st.just(mode), st.lists(keys, min_size=1, max_size=8, unique=mode == "upsert"))
 )
+_where = st.tuples(st.just("delete_where"), st.lists(keys, min_size=1, max_size=1))
+_steps = st.sampled_from(["write", "write", "begin", "commit", "compact", "compact"])
 steps = st.lists(
-    st.tuples(st.sampled_from(["write", "write", "begin", "commit", "compact", "compact"]), writes, st.booleans()),
+    st.tuples(_steps, st.one_of(writes, writes, writes, _where), st.booleans()),
     min_size=4,
     max_size=14,
 )

@@ -27,7 +27,15 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.held_table import HeldTable, find_again
 from pyspark_lookup.engine.metadata_tables import ViewTask, describe_table, view_batches
 from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.row_queries import forget_keys, key_names, rows_of_keys, rows_with, scan, table_of_keys
+from pyspark_lookup.engine.row_queries import (
+    forget_keys,
+    key_names,
+    naming,
+    rows_of_keys,
+    rows_with,
+    scan,
+    table_of_keys,
+)
 from pyspark_lookup.engine.rows import KeyMaker, Keys, Rows, keys_given, rows_given
 from pyspark_lookup.engine.runtime import Engine, Runtime, runtime
 from pyspark_lookup.engine.transaction import Transaction, WritingMode, check_no_batch, write_mode
@@ -214,16 +222,31 @@ class LookupTable:
         self._check_open()
         return Transaction(runtime().engine(self._options), self._options, runtime().clock)
 
-    def delete(self, keys: Keys) -> int:
-        """Remove the rows with those keys (as for `get_many`), as one commit; its log position.
+    def delete(self, keys: Keys | None = None, *, where: str | None = None) -> int:
+        """Remove the rows with those keys (as for `get_many`), or of which the predicate `where` is true, as one commit; its log position.
 
-        Where there is none, nothing is committed. Raises SchemaError for keys of other types, and as `upsert`.
+        `where`: SQL as in `lookup.where`, of all rows of the table, which need no keys. It deletes what others have committed before
+        it does, and nothing of what they commit later. Where there is no such row, nothing is committed. Raises SchemaError for
+        keys of other types, PredicateError, OptionError for both or neither, and as `upsert`.
         """
         self._check_open()
         check_no_batch(self._options, "a delete")
+        if (keys is None) == (where is None):
+            raise OptionError(
+                "arguments keys and where: give one, the keys or a predicate, such as where=\"state = 'NY'\""
+            )
         engine = runtime().engine(self._options)
-        with engine.committing(self._options) as writer:
-            return writer.delete(keys_given(keys, engine.keys_in_log(self._options)))
+        if where is None:
+            with engine.committing(self._options) as writer:
+                return writer.delete(keys_given(keys, engine.keys_in_log(self._options)))
+        check_argument("where", where, str, "a predicate, such as \"state = 'NY'\"")
+        if self._options.where is not None:
+            raise OptionError(
+                f"option lookup.where = {self._options.where!r} is for reads, and no limit to what delete(where=…) deletes: "
+                "delete by a table without it"
+            )
+        with naming("where"), engine.committing(self._options) as writer:
+            return writer.delete_where(where)
 
     def compact(self) -> int:
         """Compact small writes and deletes into files in the order of the keys; the log position after it.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.base.errors import OptionError, PredicateError, SchemaError
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
@@ -50,11 +51,22 @@ def scan(
         overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
     shown = planner.table_columns(found, options.override(overrides))
     # Parsed by itself: joined as text, its parentheses could leave lookup.where.
-    added = [] if predicate is None else [parse_where(predicate, all_columns((found.data, found.partitions)))]
+    everything = all_columns((found.data, found.partitions))
+    with naming("predicate"):
+        added = [] if predicate is None else [parse_where(predicate, everything)]
     plan = planner.plan_read(found, options, shown, clock, added)
     planner.plan_tasks(engine.reader, found, plan)
     batches = read_rows(engine.reader, plan, ReadTask(0, 1), None, found.version)
     return pa.Table.from_batches(list(batches), plan.projection.columns)
+
+
+@contextlib.contextmanager
+def naming(argument: str) -> Iterator[None]:
+    """Have the errors of a predicate name the argument that it was given as."""
+    try:
+        yield
+    except PredicateError as problem:
+        raise PredicateError(str(problem).replace("option lookup.where", f"argument {argument}", 1)) from None
 
 
 @dataclasses.dataclass

@@ -200,6 +200,8 @@ def _read_taken(parts: Sequence[_Changes]) -> Iterator[_Found]:
     for url, file in files.items():
         keys = [asked for _, _, asked in from_file[url]]
         few = sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
+        # What was deleted by a predicate need not have a key.
+        few = few and all(table.num_columns and not any(c.null_count for c in table.columns) for table in keys)
         # What was deleted before was left out already.
         whole = dataclasses.replace(file, deletes=())
         for at, batch in parts[0].read(whole, pa.concat_tables(keys) if few else None):

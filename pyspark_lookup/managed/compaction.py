@@ -156,7 +156,8 @@ class Compactor:
         found = self._rows.read_deleted_by(since.definition, marks)
         paths = pa.array([file.url.removeprefix(self._table.url + "/") for file in outside], pa.string())
         found = found.filter(pc.is_in(found.column(PATH), value_set=paths))
-        if any(found.column(name).null_count for name in since.definition.keys):
+        # Of a row without a key that was deleted by a predicate, the key is null, too.
+        if since.rekeyed_at and any(found.column(name).null_count for name in since.definition.keys):
             raise WriteConflictError(
                 f"{self._url}: the key columns have changed since some of its rows were replaced, and of those more is left "
                 "than can be compacted now: overwrite the table with its own rows, or give it its former keys and compact it first"

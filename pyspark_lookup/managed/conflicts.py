@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import WriteConflictError
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.table.deletes import PATH, ROW
-from pyspark_lookup.table.log import DataFile, Definition, TableState
+from pyspark_lookup.table.log import DataFile, Definition, TableState, WriteMode
 from pyspark_lookup.table.log_source import managed_version, version_of_file
 from pyspark_lookup.table.model import Table
 
@@ -28,6 +28,7 @@ class RowsByKey(Protocol):
     def without(self, keys: pa.Table, others: pa.Table) -> pa.Table: ...
     def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None: ...
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
+    def find_where(self, definition: Definition, where: str, files: Sequence[FileVersion]) -> pa.Table: ...
     def read_deleted_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def all_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def every(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
@@ -124,6 +125,19 @@ class ByKey(_Looking):
         fresh = self._fresh(state)
         self._looked.update(file.url for file in fresh)
         return self._rows.find(definition, self._keys, fresh) if fresh and self._keys is not None else None
+
+
+class Where(_Looking):
+    """Deletes the rows of which a predicate is true, whoever has committed them before this is."""
+
+    def __init__(self, rows: RowsByKey, table: Table, where: str) -> None:
+        super().__init__(rows, table)
+        self._where = where
+
+    def look(self, state: TableState, definition: Definition) -> pa.Table | None:
+        fresh = self._fresh(state)
+        self._looked.update(file.url for file in fresh)
+        return self._rows.find_where(definition, self._where, fresh) if fresh else None
 
 
 class Keeping:
@@ -249,7 +263,8 @@ class Both:
 class Rewriting:
     """Puts the rows of `replaces`, as they were at the state `since`, into `files`.
 
-    Rows of them that others have deleted since are deleted there, too. `kept`: what the replaced writes delete in other files.
+    Rows of them that others have deleted by key since are deleted there, too. What was deleted by a predicate, no key tells: then it is
+    to be done again. `kept`: what the replaced writes delete in other files.
     """
 
     added: Sequence[DataFile] = ()
@@ -281,6 +296,10 @@ class Rewriting:
         if not same:
             raise WriteConflictError(
                 f"table {state.table_id} was overwritten, compacted or given other keys as it was compacted: compact it again"
+            )
+        if any(state.writes[id_].mode is WriteMode.DELETE_WHERE for id_ in self._fresh(state)):
+            raise WriteConflictError(
+                f"rows of table {state.table_id} were deleted by a predicate as it was compacted: compact it again"
             )
 
     def is_due(self, state: TableState) -> bool:

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import DamagedFileError, NonUniqueKeyError
 from pyspark_lookup.columnar.key_rows import SEED, distinct_keys, match_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
-from pyspark_lookup.columnar.predicate import Among, And, ColumnStats, Compare, IsNull, Or, Predicate
+from pyspark_lookup.columnar.predicate import Among, And, ColumnStats, Compare, IsNull, Or, Predicate, columns_of
+from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.scan.contract import Files, PreparedScan, slices_of
+from pyspark_lookup.scan.contract import Files, PreparedScan, matching_rows, slices_of
 from pyspark_lookup.scan.open_file import Projection
 from pyspark_lookup.scan.table_scan import Prepared, Scan
 from pyspark_lookup.table.deletes import PATH, ROW, place_fields
@@ -78,6 +79,20 @@ class KeyedRows:
         for rows in self._place(definition, files, names, wanted):
             parts.append(self._matching(rows, names, arrays))
         fields = [definition.schema.field(name) for name in names]
+        return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
+
+    def find_where(self, definition: Definition, where: str, files: Sequence[FileVersion]) -> pa.Table:
+        """The live rows of those files of which a predicate is true, as `find` says them. Raises PredicateError."""
+        wanted = parse_where(where, definition.schema)
+        places = [*definition.keys, PATH, ROW]
+        names = [name for name in definition.schema.names if name in columns_of(wanted) or name in definition.keys]
+        parts = [
+            pa.Table.from_batches([rows]).select(places)
+            for part in self._place(definition, files, names, wanted)
+            for batch in part.to_batches()
+            if (rows := matching_rows(batch, wanted)) is not None
+        ]
+        fields = [definition.schema.field(name) for name in definition.keys]
         return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
 
     def all_of(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:

@@ -26,11 +26,12 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.columnar.ddl import columns_ddl
 from pyspark_lookup.columnar.keys import cast_keys, check_key_types
+from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.aborts import Aborts, append_unseen, nothing_written
-from pyspark_lookup.managed.conflicts import ByKey, Effect, Independent, Keeping, NewKeys, RowsByKey
+from pyspark_lookup.managed.conflicts import ByKey, Effect, Independent, Keeping, NewKeys, RowsByKey, Where
 from pyspark_lookup.managed.data_files import DataFiles
 from pyspark_lookup.managed.definitions import define, definition_with, kept_columns, match_definition
 from pyspark_lookup.managed.jobs import Job, directory_of, own_write
@@ -55,7 +56,12 @@ from pyspark_lookup.table.log.properties import parse_properties
 from pyspark_lookup.table.model import Table
 
 _log = logging.getLogger("pyspark_lookup.writing")
-_OF_ROWS = (WriteMode.APPEND, WriteMode.UPSERT, WriteMode.DELETE)  # without some they change nothing
+_OF_ROWS = (
+    WriteMode.APPEND,
+    WriteMode.UPSERT,
+    WriteMode.DELETE,
+    WriteMode.DELETE_WHERE,
+)  # without some they change nothing
 
 
 class TableWriter:
@@ -169,6 +175,10 @@ class TableWriter:
     def deletion(self, keys: pa.Table) -> Effect:
         """That the rows with those keys are deleted. `keys`: the key columns, in their types."""
         return ByKey(self._rows, self._table, lambda _: keys)
+
+    def deletion_where(self, where: str) -> Effect:
+        """That the rows of which a predicate is true are deleted."""
+        return Where(self._rows, self._table, where)
 
     def commit(
         self, job: Job, files: Sequence[DataFile], batch: Batch | None = None, effect: Effect | None = None
@@ -345,6 +355,17 @@ class TableWriter:
             return self.position_of(job, state)
         assert state is not None
         return state.newest
+
+    def delete_where(self, where: str) -> int:
+        """Commit that the rows of which a predicate is true are deleted; the log position after it. Raises PredicateError."""
+        state = self._log.latest()
+        if state is None:
+            raise UfsNotFoundError(f"{self._url} is no managed table")
+        parse_where(where, state.definition.schema)
+        job = self.begin(state.definition.schema, WriteMode.DELETE_WHERE)
+        done = self.commit(job, (), effect=self.deletion_where(where))
+        assert done is not None
+        return self.position_of(job, done)
 
     def alter(self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None) -> int:
         """Commit another definition of the table; the log position of that, or of the table if nothing changes.

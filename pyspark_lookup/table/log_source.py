@@ -155,7 +155,7 @@ def _row_of(change: Change, committed_at_s: float, write: TableWrite | None, gon
     return {
         "version": change.position,
         "committed_at": committed_at_s,
-        "operation": "create" if write is None else write.mode.value,
+        "operation": "create" if write is None else write.mode.value.partition("_")[0],
         "write_id": change.write_id,
         "files_added": 0 if write is None else None if gone else len(write.files),
         "rows_added": 0 if write is None else None if gone else write.rows,

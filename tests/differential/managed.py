@@ -89,7 +89,7 @@ class Managed:
         }
         table = LookupTable(str(self._path), options)
         match step.op:
-            case "append" | "upsert" | "delete" | "overwrite":
+            case "append" | "upsert" | "delete" | "delete_where" | "overwrite":
                 self._state = self._written(table, step.op, self._state, count, rng)
             case "transaction":
                 state = self._state
@@ -127,8 +127,18 @@ class Managed:
     def _key(self, row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in self._keys)
 
+    @staticmethod
+    def _where(new: list[Row]) -> tuple[str, Callable[[Row], bool]]:
+        """A predicate by which rows are deleted, and what it says of one."""
+        id_, v = new[0]["id"], new[0]["v"]
+        if v is None or v % 2:
+            return ("id IS NULL" if id_ is None else f"id = {id_}"), lambda row: row["id"] == id_
+        return f"v < {v - 3}", lambda row: row["v"] is not None and row["v"] < v - 3
+
     def _after(self, op: str, new: list[Row], order: int, before: list[tuple[Row, int]]) -> list[tuple[Row, int]]:
         """The rows after a write that is committed now and began at its place in the order."""
+        if op == "delete_where":
+            return [(row, of) for row, of in before if not self._where(new)[1](row)]
         # A row with a null in its key has none: nothing replaces or removes it.
         named = {key for row in new if None not in (key := self._key(row))} if op in ("upsert", "delete") else set()
         kept = [
@@ -149,6 +159,8 @@ class Managed:
                 table.write(rows, mode=op)
             case "upsert":
                 table.upsert(rows)
+            case "delete_where":
+                table.delete(where=self._where(new)[0])
             case "delete":
                 table.delete(rows.select(list(self._keys)))
         return self._after(op, new, self._order, before)
@@ -167,7 +179,7 @@ class Managed:
             rows = rows.select(list(self._keys))
         job = writer.begin(rows.schema, WriteMode(op))
         self._order += 1
-        found = [] if op == "delete" else writer.write(job, rows.to_batches(), "part")
+        found = [] if op in ("delete", "delete_where") else writer.write(job, rows.to_batches(), "part")
         self._opened.append(_Open(job, found, op, new, self._order))
 
     def _commit(self, options: dict[str, str], write: _Open) -> None:
@@ -176,6 +188,7 @@ class Managed:
         self._overwritten |= write.op == "overwrite"
         try:
             effect = writer.deletion(keys) if write.op == "delete" else None
+            effect = writer.deletion_where(self._where(write.rows)[0]) if write.op == "delete_where" else effect
             writer.commit(write.job, write.files, effect=effect)
         except WriteConflictError:
             if not self._overwritten:

@@ -38,14 +38,15 @@ _SEAL_BYTES = len(',"crc":"01234567"}')
 
 
 class WriteMode(enum.Enum):
-    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids or those of its keys, is
-    the same rows as some writes in other files, or changes the table's definition only (as in HIVE-21637 that takes a write id,
+    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids or those of its keys, deletes
+    those of its keys or those of which a predicate is true, is the same rows as some writes in other files, or changes the table's definition only (as in HIVE-21637 that takes a write id,
     so that a list of write ids says which definition it goes with)."""
 
     APPEND = "append"
     OVERWRITE = "overwrite"
     UPSERT = "upsert"
     DELETE = "delete"
+    DELETE_WHERE = "delete_where"
     COMPACT = "compact"
     ALTER = "alter"
 
