@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import NotSupportedError, SchemaError, VersionGoneError
+from pyspark_lookup.base.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.engine.transaction import WritingMode
 from pyspark_lookup.managed.change_feed import (
     CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
     LOG_POSITION,
     change_columns,
     changes_between,
@@ -230,3 +233,87 @@ def test_columns_of_that_name(site: Site) -> None:
     """A table that has a column _change_type cannot say its changes beside it."""
     with pytest.raises(SchemaError, match="_change_type"):
         change_columns(pa.schema([("_change_type", pa.int64())]))
+
+
+def batch_of(site: Site, **more: str) -> list[dict[str, Any]]:
+    """The changes between two versions, read at once."""
+    options = {f"lookup.{name.replace('_', '-')}": text for name, text in more.items()}
+    found: list[dict[str, Any]] = site.table(options, host="batch").scan().to_pylist()
+    return found
+
+
+def test_changes_between_two_versions(site: Site) -> None:
+    """Both versions included, they are what a stream gives; each with the time at which the store has its commit put, whatever
+    the writer's clock; without an end up to now, and none where there is none yet."""
+    site.resize(log_page=7)
+    table = site.created(OFF)
+    positions = [table.write(rows(1, 2))]
+    site.clock.tick(10**7)
+    positions += [table.upsert(rows(2, 3, name="b")), table.delete([1]), table.delete(where="id = 3"), table.compact()]
+    positions += [table.write(rows(7), "overwrite"), table.alter("more INT"), table.write(rows(8))]
+    times = {row["version"]: row["committed_at"] for row in table.versions()}
+    feed = feed_of(site)
+    for first, last in itertools.combinations_with_replacement([1, *positions], 2):
+        found = batch_of(site, changes_from=str(first), changes_to=str(last))
+        expected = feed.between(first - 1, last)
+        assert sorted(found, key=repr) == sorted(expected, key=repr)
+        assert all(first <= row[LOG_POSITION] <= last for row in found)
+        assert all(row[COMMIT_TIMESTAMP] == times[row[LOG_POSITION]] for row in found)
+    whole = batch_of(site, changes_from="1")
+    assert sorted(whole, key=repr) == sorted(feed.between(0, positions[-1]), key=repr)
+    assert told(batch_of(site, changes_from=str(positions[1]), changes_to=str(positions[1]))) == "2a< 2b> 3b+"
+    assert batch_of(site, changes_from=str(positions[-1] + 1)) == []
+    assert {row[COMMIT_TIMESTAMP] for row in feed.snapshot(feed.last)} == {times[positions[5]], times[positions[7]]}
+    some = site.table(
+        {"lookup.changes-from": "2", "lookup.columns": "name", "lookup.where": "id = 2", "lookup.view": "changes"}
+    )
+    assert some.schema.names == ["name", CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP]
+    found = some.scan(["_change_type", "name"], "_change_type <> 'insert'").to_pylist()
+    assert sorted(map(tuple, map(dict.values, found))) == [
+        ("delete", "b"),
+        ("update_postimage", "b"),
+        ("update_preimage", "a"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "told"),
+    [
+        ({"changes_from": "0"}, OptionError, r"lookup.changes-from = '0'"),
+        ({"changes_from": "99"}, VersionGoneError, r"lookup.changes-from = 99: the log of .* goes from 1 to \d+"),
+        ({"changes_from": "1", "changes_to": "99"}, VersionGoneError, r"lookup.changes-to = 99: the log"),
+        ({"changes_from": "4", "changes_to": "3"}, OptionError, r"lookup.changes-to = 3 is before lookup.changes-from = 4"),
+        ({"changes_to": "3"}, OptionError, r"lookup.changes-to = 3 needs lookup.changes-from"),
+        ({"changes_from": "1", "version": "1"}, OptionError, r"lookup.version and lookup.changes-from contradict"),
+        ({"changes_from": "1", "view": "data"}, OptionError, r"lookup.changes-from = 1 reads changes"),
+        ({"changes_from": "1", "path": "files"}, NotSupportedError, r"no managed table"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_changes_that_there_are_not(site: Site, given: dict[str, str], kind: type[Exception], told: str) -> None:
+    """They are refused by name, as are other uses of a table that reads changes."""
+    site.created(OFF).write(rows(1))
+    files = site.path.parent / "files"
+    files.mkdir()
+    pq.write_table(rows(1), files / "a.parquet")
+    with pytest.raises(kind, match=told):
+        if "path" in given:
+            site.table({"path": str(files), "lookup.changes-from": "1"}).scan()
+        batch_of(site, **given)
+    reader = site.table({"lookup.changes-from": "1", "lookup.keys": "id"})
+    for use in (lambda: reader.get(1), lambda: reader.get_many([1]), lambda: reader.write(rows(2))):
+        with pytest.raises(OptionError, match=r"option lookup.changes-from"):
+            use()
+
+
+def test_changes_that_were_trimmed(site: Site) -> None:
+    """They are gone by name, and it is said from where on they are known."""
+    site.resize(log_page=4)
+    table = site.created(OFF)
+    table.alter(properties={"lookup.log.retention": "0 s"})
+    for number in range(6):
+        last = table.write(rows(number), "overwrite")
+    table.vacuum("0 s", force=True)
+    with pytest.raises(VersionGoneError, match=r"versions from position \d+ on can be read|lookup.changes-from"):
+        batch_of(site, changes_from="2")
+    assert batch_of(site, changes_from=str(last + 1)) == []

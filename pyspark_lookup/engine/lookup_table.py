@@ -24,10 +24,12 @@ from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.changes import scan_changes
 from pyspark_lookup.engine.held_table import HeldTable, find_again
 from pyspark_lookup.engine.metadata_tables import ViewTask, describe_table, view_batches
 from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.row_queries import (
+    check_columns,
     forget_keys,
     key_names,
     naming,
@@ -40,6 +42,7 @@ from pyspark_lookup.engine.rows import KeyMaker, Keys, Rows, keys_given, rows_gi
 from pyspark_lookup.engine.runtime import Engine, Runtime, runtime
 from pyspark_lookup.engine.transaction import Transaction, WritingMode, check_no_batch, write_mode
 from pyspark_lookup.managed import batch_directory
+from pyspark_lookup.managed.change_feed import change_columns
 from pyspark_lookup.options.catalog import named_options
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
@@ -69,9 +72,9 @@ class LookupTable:
             given["path"] = path
         self._given = given
         self._options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
-        if self._options.view is not View.DATA:
+        if self._options.view is not View.DATA and self._options.changes_from is None:
             raise OptionError(
-                f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe() or metrics()"
+                f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe(), metrics() or lookup.changes-from"
             )
         self._asked = self._options.explicit  # for this use of the table
         refuse_in_reads(self._asked & {"lookup.metrics.tasks"})
@@ -110,10 +113,21 @@ class LookupTable:
 
         `columns`: names, in this order (default: all). `predicate`: SQL as in `lookup.where`, in
         addition to it. `valid_write_ids`: of a managed table, what is to be seen of it (as
-        `lookup.valid-write-ids`). Raises SchemaError, PredicateError, NotATableError, VersionGoneError or UfsError.
+        `lookup.valid-write-ids`). With `lookup.changes-from` the rows are changes, in any order. Raises SchemaError, PredicateError,
+        NotATableError, VersionGoneError or UfsError.
         """
+        if self._options.changes_from is not None and valid_write_ids is None:
+            return self._scan_changes(columns, predicate)
         with self._ask(valid_write_ids) as (held, _):
             return scan(held.engine, held.found, held.options, columns, predicate, runtime().clock)
+
+    def _scan_changes(self, columns: Sequence[str] | None, predicate: str | None) -> pa.Table:
+        self._check_open()
+        check_columns(columns)
+        engine = self._engine()
+        with engine.publish(), naming("predicate"):
+            shown = planner.table_columns(self._find(engine, self._options), self._options)
+            return scan_changes(engine, self._options, shown, columns, predicate)
 
     def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
         """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
@@ -154,6 +168,10 @@ class LookupTable:
         """What a question about the table's rows needs: its version, with its snapshot where that is at hand."""
         self._check_open()
         refuse_in_reads(self._asked & IDLE_IN_GETS)
+        if self._options.changes_from is not None:
+            raise OptionError(
+                "option lookup.changes-from reads changes, which have no keys and no list of write ids: use scan()"
+            )
         options, held = self._options, self._held
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
@@ -349,7 +367,8 @@ class LookupTable:
     def schema(self) -> pa.Schema:
         """The columns of the current version, as `scan` returns them. One metadata call in UFS mode."""
         self._check_open()
-        return planner.table_columns(self._find(runtime().engine(self._options), self._options), self._options)
+        found = planner.table_columns(self._find(runtime().engine(self._options), self._options), self._options)
+        return found if self._options.changes_from is None else change_columns(found)
 
     @property
     def keys(self) -> tuple[str, ...]:

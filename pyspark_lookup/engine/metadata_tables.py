@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.changes import read_share
 from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.managed.change_feed import ChangeTask
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -82,11 +84,14 @@ _FOOTERS_AT_MOST = 64
 
 @dataclasses.dataclass(frozen=True)
 class ViewTask:
-    """A task of a view. There is one, but of `metrics` as many as look for hosts; `nonce` is that of their plan."""
+    """A task of a view. There is one, but of `metrics` as many as look for hosts; `nonce` is that of their plan. Of `changes` there are
+    as many as shares of them, with `columns`."""
 
     view: View
     number: int = 0
     nonce: str = ""
+    changes: tuple[ChangeTask, ...] = ()
+    columns: pa.Schema | None = None
 
 
 def view_tasks(options: LookupOptions, nonce: str) -> list[ViewTask]:
@@ -107,7 +112,10 @@ def view_batches(
     token: Callable[[], bytes],
     execution: Execution | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a view, as one batch. `token` resolves the version of this execution."""
+    """The rows of a view, as one batch but for changes. `token` resolves the version of this execution."""
+    if task.columns is not None:
+        yield from read_share(engine, options, task.columns, task.changes)
+        return
     views = {View.FILES: _files, View.VERSIONS: _versions, View.METRICS: _metrics}
     if task.view is View.TOKEN:
         rows: list[dict[str, object]] = [{"version": token()}]

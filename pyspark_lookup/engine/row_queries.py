@@ -42,11 +42,7 @@ def scan(
 ) -> pa.Table:
     """The rows of a version of which `predicate` (as `lookup.where`) is true, with these columns (None: all)."""
     overrides: dict[str, str] = {}
-    if columns is not None:
-        named = isinstance(columns, Collection) and not isinstance(columns, str)
-        if not named or not columns or not all(isinstance(name, str) for name in columns):
-            example = [columns if isinstance(columns, str) and columns else "name"]
-            raise SchemaError(f"argument columns = {columns!r}: give a list of names, such as {example!r}")
+    check_columns(columns)
     if columns is not None:
         overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
     shown = planner.table_columns(found, options.override(overrides))
@@ -58,6 +54,16 @@ def scan(
     planner.plan_tasks(engine.reader, found, plan)
     batches = read_rows(engine.reader, plan, ReadTask(0, 1), None, found.version)
     return pa.Table.from_batches(list(batches), plan.projection.columns)
+
+
+def check_columns(columns: Sequence[str] | None) -> None:
+    """Raise SchemaError for what is no list of names."""
+    if columns is None:
+        return
+    named = isinstance(columns, Collection) and not isinstance(columns, str)
+    if not named or not columns or not all(isinstance(name, str) for name in columns):
+        example = [columns if isinstance(columns, str) and columns else "name"]
+        raise SchemaError(f"argument columns = {columns!r}: give a list of names, such as {example!r}")
 
 
 @contextlib.contextmanager

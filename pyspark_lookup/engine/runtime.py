@@ -98,8 +98,9 @@ class Engine:
             raise OptionError(
                 f"option path = {redact('path', options.path)!r}: a table is written by its name, without wildcards"
             )
-        if options.pinned is not None:
-            raise OptionError(f"option {next(iter(options.pins))} is for reads: a write takes none, remove it")
+        if options.pinned is not None or options.changes_from is not None:
+            given = next(iter(options.pins), "lookup.changes-from")
+            raise OptionError(f"option {given} is for reads: a write takes none, remove it")
         log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.resolver.host.raise_floor, table)
         return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes)

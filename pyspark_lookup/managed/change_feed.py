@@ -28,8 +28,11 @@ from pyspark_lookup.table.log import Change, Definition, NotificationLog, TableS
 from pyspark_lookup.table.log_source import managed_version, version_at, version_of_file
 from pyspark_lookup.table.model import Table, metadata_of
 
-CHANGE_TYPE, LOG_POSITION = "_change_type", "_log_position"
-"""The columns that say what became of a row (string), and which commit did it (int64, as `lookup.version`)."""
+CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP = "_change_type", "_log_position", "_commit_timestamp"
+CHANGE_COLUMNS = pa.schema(
+    [(CHANGE_TYPE, pa.string()), (LOG_POSITION, pa.int64()), (COMMIT_TIMESTAMP, pa.timestamp("us", "UTC"))]
+)
+"""What became of a row, which commit did it (as `lookup.version`), and when the store has that put (null: its log was trimmed)."""
 
 _PRUNED_BY = 10_000  # keys; with more hardly a unit is left out
 _INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "update_postimage"
@@ -41,6 +44,7 @@ class ChangeTask:
 
     `files`: they are in these, which know what of them counts. `marks`: of a write by key, what names the rows that it
     takes the place of; `others`: the files on the other side of an update. `keys`, `schema`: the table's, at that time and now.
+    `committed_at_s`: on the store's clock.
     """
 
     table: Table
@@ -51,6 +55,7 @@ class ChangeTask:
     schema: str
     marks: tuple[FileVersion, ...] = ()
     others: tuple[FileVersion, ...] = ()
+    committed_at_s: float | None = None
 
     @property
     def bytes(self) -> int:
@@ -60,12 +65,12 @@ class ChangeTask:
 
 def change_columns(columns: pa.Schema) -> pa.Schema:
     """The columns of changes of rows with these. Raises SchemaError where the table has columns of such names itself."""
-    for name in (CHANGE_TYPE, LOG_POSITION):
+    for name in CHANGE_COLUMNS.names:
         if name in columns.names:
             raise SchemaError(
                 f"column {name!r} of the table is one that its changes have: leave it out (lookup.columns)"
             )
-    return pa.schema([*columns, pa.field(CHANGE_TYPE, pa.string()), pa.field(LOG_POSITION, pa.int64())])
+    return pa.schema([*columns, *CHANGE_COLUMNS])
 
 
 # --- planning ---------------------------------------------------------------------------------------
@@ -81,8 +86,9 @@ def snapshot_of(table: Table, log: NotificationLog, state: TableState, position:
     earlier = log.pages.state_at(state, position)
     keys, schema = earlier.definition_at(position).keys, _schema(table, state)
     committed = (write for write in earlier.writes.values() if write.committed)
-    put_at = {f"{table.url}/{file.path}": write.ended_at for write in committed for file in write.files}
-    return [ChangeTask(table, put_at[file.url] or position, True, (file,), keys, schema) for file in version.files]
+    put_at = {f"{table.url}/{file.path}": write.ended_at or position for write in committed for file in write.files}
+    tasks = [ChangeTask(table, put_at[file.url], True, (file,), keys, schema) for file in version.files]
+    return _timed(log, tasks, 0)
 
 
 def cost(state: TableState, change: Change) -> tuple[int, int, int]:
@@ -107,11 +113,21 @@ def changes_between(
     are asked for.
     """
     schema = _schema(table, state)
+    tasks: list[ChangeTask] = []
     for part, change in log.pages.changes(state, after, until):
         write = part.writes[change.write_id] if change.write_id is not None else None
         if write is not None and write.mode is not WriteMode.COMPACT:
             gone = log.pages.is_vacuumed(state, write)
-            yield from _tasks(table, part, change.position, write, appends_only, schema, gone)
+            tasks += _tasks(table, part, change.position, write, appends_only, schema, gone)
+    yield from _timed(log, tasks, after)
+
+
+def _timed(log: NotificationLog, tasks: Sequence[ChangeTask], after: int) -> list[ChangeTask]:
+    """The tasks, of commits after a position, with the times of these."""
+    if not tasks:
+        return []
+    put_at_s = log.put_times(after, max(task.position for task in tasks) - after)
+    return [dataclasses.replace(task, committed_at_s=put_at_s.get(task.position)) for task in tasks]
 
 
 def _tasks(
@@ -120,8 +136,9 @@ def _tasks(
     where = redact("path", table.url)
     if gone:
         raise VersionGoneError(
-            f"{where}: what was changed at log position {position} was vacuumed before it was read. Begin anew with the "
-            "table as it is (a new checkpoint, lookup.stream.start = SNAPSHOT), and vacuum what is older than the slowest stream"
+            f"{where}: what was changed at log position {position} was vacuumed before it was read. A stream begins anew with the "
+            "table as it is (a new checkpoint, lookup.stream.start = SNAPSHOT), a batch with later changes (lookup.changes-from); "
+            "vacuum what is older than the slowest reader of changes"
         )
     removes = write.mode is WriteMode.OVERWRITE or bool(write.deletes)
     if removes and appends_only:
@@ -161,21 +178,26 @@ def _schema(table: Table, state: TableState) -> str:
 def read_changes(
     files: Files, tasks: Sequence[ChangeTask], columns: pa.Schema, wanted: Predicate | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of tasks of which `wanted` is true, with `columns`; of those the last two may be what `change_columns` adds.
+    """The rows of tasks of which `wanted` is true, with `columns`; of those the last ones may be what `change_columns` adds.
 
     What several commits have taken from one file is read together. A column that the table does not have is null. Raises
     SourceChangedError if a file is gone.
     """
-    shown = {name for name in columns.names if name not in (CHANGE_TYPE, LOG_POSITION)}
+    shown = {name for name in columns.names if name not in CHANGE_COLUMNS.names}
+    times = {task.position: None if task.committed_at_s is None else int(task.committed_at_s * 1e6) for task in tasks}
     tested = columns_of(wanted)
     needed = {*shown, *tested, *(key for task in tasks for key in task.keys)}
     parts = [_Changes(files, task, needed) for task in tasks]
     together = [part for part in parts if part.takes]
     alone = (found for part in parts if not part.takes for found in part.rows())
     for position, kinds, batch in itertools.chain(_read_taken(together), alone):
-        places = pa.repeat(pa.scalar(position, pa.int64()), batch.num_rows)
-        names = [*batch.schema.names, CHANGE_TYPE, LOG_POSITION]
-        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, places], names)
+        of_commit = (position, times[position])
+        beside = (
+            pa.repeat(pa.scalar(value, field.type), batch.num_rows)
+            for value, field in zip(of_commit, list(CHANGE_COLUMNS)[1:], strict=True)
+        )
+        names = [*batch.schema.names, *CHANGE_COLUMNS.names]
+        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, *beside], names)
         kept = matching_rows(rows, wanted)
         if kept is not None and kept.num_rows:
             held = dict(zip(kept.schema.names, kept.columns, strict=True))

@@ -98,6 +98,8 @@ class LookupOptions(
                 values[field.name] = _parse(field, text, f"option {key}", f" ({origin})")
                 if layer is not conf:
                     explicit.add(key)
+        if values.get("changes_from") is not None:
+            values.setdefault("view", View.CHANGES)
         values["storage"] = tuple(sorted(storage.items()))
         values["provider_options"] = tuple(sorted(named[PROVIDER].items()))
         values["catalog_properties"] = tuple(sorted(named[CATALOG].items()))
@@ -119,6 +121,7 @@ class LookupOptions(
         check_full_cache(self)
         if len(self.pins) > 1:
             raise OptionError(f"options {' and '.join(self.pins)} each name a version to read: give only one of them")
+        self._check_changes()
         cached = self.metadata_source is MetadataSource.CACHE
         if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL and self.provider is None:
             raise OptionError(
@@ -142,6 +145,27 @@ class LookupOptions(
             raise OptionError(
                 f"option lookup.view = {self.view.value!r} has columns of its own: "
                 "filter it in Spark instead of by lookup.where or lookup.columns"
+            )
+
+    def _check_changes(self) -> None:
+        if self.changes_from is None:
+            if self.changes_to is not None:
+                raise OptionError(
+                    f"option lookup.changes-to = {self.changes_to} needs lookup.changes-from, where changes begin"
+                )
+            return
+        if self.view is not View.CHANGES:
+            raise OptionError(
+                f"option lookup.changes-from = {self.changes_from} reads changes, and lookup.view = {self.view.value!r} something "
+                "else: leave one of them out"
+            )
+        if self.pins:
+            raise OptionError(
+                f"options {next(iter(self.pins))} and lookup.changes-from contradict each other: give one"
+            )
+        if self.changes_to is not None and self.changes_to < self.changes_from:
+            raise OptionError(
+                f"option lookup.changes-to = {self.changes_to} is before lookup.changes-from = {self.changes_from}: both are included"
             )
 
     @property

@@ -42,6 +42,7 @@ Pin = int | datetime.datetime | str | Ref
 _NUMBER = whole_number(
     0, 2**63 - 1, "a version of the table, as LookupTable.versions() lists them (of a managed table 1 or more)"
 )
+_CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.versions() lists them, 1 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ReadOptions:
         "lookup.view", choice(enums.View), enums.View.DATA,
         doc="What a read returns: the rows; the files of the current version; the versions this host knows; its "
             "counters; one row about the current version; the version as a SQL function takes it; or, of a managed "
-            "table, what its commits have changed (`readStream`).",
+            "table, what its commits have changed (`readStream`, or `lookup.changes-from`).",
     )
     metrics_tasks: int = option(
         "lookup.metrics.tasks", POSITIVE_COUNT, 32,
@@ -93,6 +94,14 @@ class ReadOptions:
     timestamp: datetime.datetime | None = option(
         "lookup.timestamp", Kind("ISO 8601 time", parse_instant), None,
         doc="... the version that was the current one at this time, such as `2026-03-01T12:00:00+01:00`; of UTC without a zone.",
+    )
+    changes_from: int | None = option(
+        "lookup.changes-from", Kind("version number", _CHANGES), None,
+        doc="Of a managed table: read what the commits from this one on have changed, it included, as `lookup.view=changes`.",
+    )
+    changes_to: int | None = option(
+        "lookup.changes-to", Kind("version number", _CHANGES), None, shown="the current version",
+        doc="... up to this commit, it included.",
     )
     valid_write_ids: str | None = option(
         "lookup.valid-write-ids", Kind("`table:5:2:2:4`", parse_write_ids), None,

@@ -15,22 +15,16 @@ from pyspark.sql.types import StructType
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, show, text_of
 from pyspark_lookup.base.errors import (
     DamagedFileError,
-    NotSupportedError,
     OptionError,
-    SchemaError,
     SourceChangedError,
     VersionGoneError,
 )
-from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import resolve_names, schema_of_text
+from pyspark_lookup.engine.changes import managed_state, read_share, shares
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.managed.change_feed import (
-    CHANGE_TYPE,
-    LOG_POSITION,
     ChangeTask,
     changes_between,
     cost,
-    read_changes,
     snapshot_of,
 )
 from pyspark_lookup.options.catalog import added_columns
@@ -55,9 +49,6 @@ from pyspark_lookup.table.log_source import version_at
 from pyspark_lookup.table.model import Table
 
 _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files", ReadMaxBytes: "max_bytes"}
-_TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
-_TASK_FILES = 64
-_TAKING_TASKS = 6
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReader:
@@ -65,6 +56,8 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
     parsed = stream_options(options, schema)
     if parsed.pinned is not None:
         raise OptionError(f"option {next(iter(parsed.pins))} is for batch reads: use lookup.stream.start")
+    if parsed.changes_from is not None:
+        raise OptionError("option lookup.changes-from is for batch reads: use lookup.stream.start")
     if parsed.view not in (View.DATA, View.CHANGES):
         raise OptionError(f"option lookup.view = {parsed.view.value!r} is for batch reads: use data or changes")
     for limit, name in zip(parsed.stream_limits, ("rows", "files", "bytes"), strict=True):
@@ -153,14 +146,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _state(self, *offsets: Mapping[str, Any]) -> TableState:
         """The log now, which must be the one that the offsets are of."""
         engine = runtime().engine(self._options)
-        resolver = engine.reader.resolver
-        state = resolver.log_of(self._options)
-        if state is None:
-            raise NotSupportedError(
-                f"{redact('path', self._options.path)} is no managed table (any more): only those, written by "
-                "format('lookupcache'), have a log of their changes"
-            )
-        self._table = resolver.managed(self._options)
+        state = managed_state(engine, self._options)
+        self._table = engine.reader.resolver.managed(self._options)
         for table_id, position in map(_position_of, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(
@@ -188,7 +175,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             rows_only = self._options.view is View.DATA
             tasks = list(changes_between(self._table, self._log(), state, after, until, rows_only))
-        return [InputPartition((self._options, self._columns, self._added, some)) for some in _shares(tasks)]
+        return [InputPartition((self._options, self._columns, self._added, some)) for some in shares(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(*partition.value)
@@ -219,23 +206,6 @@ def _exceeds(limit: ReadLimit | None, spent: Sequence[int]) -> bool:
     return name is not None and dict(zip(_LIMITS.values(), spent, strict=True))[name] > getattr(limit, name)
 
 
-def _shares(tasks: Sequence[ChangeTask]) -> Iterator[list[ChangeTask]]:
-    """The tasks in their order, some together: of rows that are taken away, which lie in the same files, and of others by bytes."""
-    taking = [task for task in tasks if task.marks and not task.added]
-    for start in range(0, len(taking), _TAKING_TASKS):
-        yield taking[start : start + _TAKING_TASKS]
-    share: list[ChangeTask] = []
-    for task in tasks:
-        if task.marks and not task.added:
-            continue
-        if share and (len(share) >= _TASK_FILES or sum(t.bytes for t in share) + task.bytes > _TASK_BYTES):
-            yield share
-            share = []
-        share.append(task)
-    if share:
-        yield share
-
-
 def _read(
     options: LookupOptions, columns: pa.Schema, added: Sequence[str], tasks: Sequence[ChangeTask]
 ) -> Iterator[pa.RecordBatch]:
@@ -243,16 +213,7 @@ def _read(
     options = options.on_host(session_options())
     engine = runtime().engine(options)
     try:
-        schema = schema_of_text(tasks[0].schema)
-        wanted = parse_where(options.where, schema) if options.where else None
-        # What changes add themselves comes last; what ALTER TABLE has added may be there by now.
-        known = {name.lower() for name in schema.names}
-        absent = {name for name in added if name.lower() not in known}
-        own = [name for name in columns.names if name not in (CHANGE_TYPE, LOG_POSITION, *absent)]
-        for name, spelled in zip(own, resolve_names(own, schema, "schema"), strict=True):
-            if name != spelled:
-                raise SchemaError(f"column {name!r} of the given schema is spelled {spelled!r} in the table")
-        yield from read_changes(engine.reader.versions.files, tasks, columns, wanted)
+        yield from read_share(engine, options, columns, tasks, added)
     except SourceChangedError as gone:
         raise VersionGoneError(
             f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"

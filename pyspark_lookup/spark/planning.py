@@ -24,6 +24,7 @@ from pyspark_lookup.columnar.ddl import columns_ddl
 from pyspark_lookup.columnar.predicate import IsNull, Predicate, StartsWith, negate
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.changes import plan_changes
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_schema, view_tasks
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import Found
@@ -274,9 +275,12 @@ class Planning:
         stored = _stored_options(own, schema)
         options = runtime().effective(LookupOptions.parse(own, stored, conf_file_options()))
         refuse_in_reads(given, options.view)
-        if options.view is View.CHANGES:
-            raise NotSupportedError("option lookup.view = 'changes': changes are read by spark.readStream")
-        for fixed in ("lookup.columns", "lookup.view"):
+        if options.view is View.CHANGES and options.changes_from is None:
+            raise NotSupportedError(
+                "option lookup.view = 'changes': changes are read by spark.readStream, and by a batch that says where they begin "
+                "(lookup.changes-from)"
+            )
+        for fixed in ("lookup.columns", "lookup.view", "lookup.changes-from"):
             if stored and fixed in own:
                 raise OptionError(
                     f"option {fixed} cannot change the columns of a catalog table in one read: use SELECT, or load(path)"
@@ -298,6 +302,11 @@ class Planning:
 
     def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
         """Each task with the plan it belongs to."""
+        if self.options.view is View.CHANGES:
+            engine = runtime().engine(self.options)
+            with engine.publish():
+                planned = plan_changes(engine, self.options)
+            return [(self.options, ViewTask(View.CHANGES, changes=part, columns=self.columns)) for part in planned]
         if self.options.view is not View.DATA:
             return [(self.options, task) for task in view_tasks(self.options, runtime().nonce())]
         engine = runtime().engine(self.options)

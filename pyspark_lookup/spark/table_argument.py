@@ -141,6 +141,8 @@ def look_up(
     refuse_in_reads(asked - {"lookup.on-error"}, as_of=as_of)
     stored, schema = _table(spark, table, given)
     merged = _absolute(merge_options(stored, given))
+    if any(key.lower() == "lookup.changes-from" for key in merged):
+        raise OptionError("option lookup.changes-from reads changes, in which nothing can be looked up: leave it out")
     own = {key.lower(): text for key, text in given.items()}.get("lookup.keys")
     if keys is None:
         keys = _stored_keys(spark, merged)

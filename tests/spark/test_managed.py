@@ -304,7 +304,7 @@ def test_a_running_stream_keeps_up(desk: Desk) -> None:
     batches: Batches = []
 
     def keep(batch: DataFrame, number: int) -> None:
-        batches.append(sorted(map(tuple, batch.collect())))
+        batches.append(sorted(map(tuple, batch.drop("_commit_timestamp").collect())))
 
     writer = desk.stream(CHANGES).writeStream.foreachBatch(keep)
     query = writer.option("checkpointLocation", str(desk.home / "c")).start()
@@ -381,6 +381,31 @@ def test_where_it_begins(desk: Desk) -> None:
         desk.run(checkpoint="latest")
 
 
+def test_changes_in_a_batch(desk: Desk) -> None:
+    """Between two versions they are what a stream gives, with the times of their commits; a plan stays at the version that it ends with."""
+    first = desk.table.write(rows(1, 2))
+    last = desk.table.upsert(rows(2, 3, name="b"))
+    times = {row["version"]: row["committed_at"] for row in desk.table.versions()}
+    found = load(desk.spark, desk.path, {"lookup.changes-from": first, "lookup.changes-to": last})
+    assert found.columns == ["id", "name", "_change_type", "_log_position", "_commit_timestamp"]
+    (streamed,) = desk.run({**CHANGES, "lookup.stream.start": str(first - 1)})
+    assert sorted(map(tuple, found.collect())) == streamed
+    open_end = load(desk.spark, desk.path, {**CHANGES, "lookup.changes-from": last}).filter("_change_type = 'insert'")
+    micros = found.selectExpr("_log_position", "unix_micros(_commit_timestamp)").distinct().collect()
+    assert {row[0]: row[1] for row in micros} == {at: int(times[at].timestamp() * 10**6 + 0.5) for at in (first, last)}
+    assert [row[:2] for row in open_end.collect()] == [(3, "b")]
+    for options, message in (
+        ({"lookup.changes-from": 99}, "lookup.changes-from = 99"),
+        ({"lookup.changes-from": 1, "lookup.version": 1}, "contradict each other"),
+    ):
+        with pytest.raises(Exception, match=message):
+            load(desk.spark, desk.path, options).collect()
+    with pytest.raises(Exception, match=r"lookup.changes-from is for batch reads: use lookup.stream.start"):
+        desk.run({"lookup.changes-from": "1"}, "refused")
+    with pytest.raises(Exception, match=r"lookup.changes-from"):
+        lookup_join(desk.spark.range(3), desk.path, "id", options={"lookup.changes-from": "1"}).collect()
+
+
 def test_columns_and_predicates(spark: SparkSession, s3: S3Server, tmp_path: Path) -> None:
     """lookup.columns and lookup.where are those of its rows; the columns of changes are beside them. On S3, too."""
     s3.client.create_bucket(Bucket="streamed")
@@ -399,6 +424,6 @@ def test_into_another_managed_table(desk: Desk) -> None:
     for number in range(3):
         desk.table.upsert(rows(number, number + 1, name=str(number)))
         stream = desk.stream(CHANGES).filter("_change_type IN ('insert', 'update_postimage')")
-        writer = stream.drop("_change_type", "_log_position").writeStream.format("lookupcache")
+        writer = stream.drop("_change_type", "_log_position", "_commit_timestamp").writeStream.format("lookupcache")
         run(writer.options(**{"lookup.keys": "id", "lookup.write.mode": "upsert"}), desk.home, copy)
     assert LookupTable(str(copy)).scan().sort_by("id") == desk.table.scan().sort_by("id")

@@ -203,9 +203,9 @@ class NotificationLog:
             raise UfsError(f"{redact('path', file.url)}: the store does not say when it was put")
         return file.modified_at_s
 
-    def put_times(self, after: int) -> dict[int, float]:
+    def put_times(self, after: int, at_most: int | None = None) -> dict[int, float]:
         """When each event after a position was put, on the store's clock, as far as it says: one LIST."""
-        listed = self._events.list_after(after)
+        listed = self._events.list_after(after, at_most)
         return {position: file.modified_at_s for position, file in listed if file.modified_at_s is not None}
 
     # --- what this host knows ---------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""Reads of what commits have changed in a managed table: of a stream's micro-batch, or between two versions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import NotSupportedError, SchemaError, VersionGoneError
+from pyspark_lookup.columnar.predicate import And, Predicate
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import resolve_names, schema_of_text
+from pyspark_lookup.engine.runtime import Engine
+from pyspark_lookup.managed.change_feed import (
+    CHANGE_COLUMNS,
+    ChangeTask,
+    change_columns,
+    changes_between,
+    read_changes,
+)
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.log import TableState
+
+_TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
+_TASK_FILES = 64
+_TAKING_TASKS = 6
+
+
+def managed_state(engine: Engine, options: LookupOptions) -> TableState:
+    """What the log of the table says now. Raises NotSupportedError for a table without one."""
+    state = engine.reader.resolver.log_of(options)
+    if state is None:
+        raise NotSupportedError(
+            f"{redact('path', options.path)} is no managed table (any more): only those, written by "
+            "format('lookupcache'), have a log of their changes"
+        )
+    return state
+
+
+def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTask, ...]]:
+    """What the commits from `lookup.changes-from` to `lookup.changes-to` have changed, both included, in shares for tasks.
+
+    Raises VersionGoneError for what the log does not have, or not any more.
+    """
+    state = managed_state(engine, options)
+    first, last = options.changes_from or 1, options.changes_to or state.newest
+    # Who has read all that there is asks for what follows it.
+    for key, bound, end in (("from", first, state.position + 1), ("to", last, state.position)):
+        if bound > end:
+            raise VersionGoneError(
+                f"option lookup.changes-{key} = {bound}: the log of {redact('path', options.path)} goes from 1 to {state.position}"
+            )
+    resolver = engine.reader.resolver
+    table = resolver.managed(options)
+    return list(shares(list(changes_between(table, resolver.log(table.url), state, first - 1, last, False))))
+
+
+def shares(tasks: Sequence[ChangeTask]) -> Iterator[tuple[ChangeTask, ...]]:
+    """The tasks in their order, some together: of rows that are taken away, which lie in the same files, and of others by bytes."""
+    taking = [task for task in tasks if task.marks and not task.added]
+    for start in range(0, len(taking), _TAKING_TASKS):
+        yield tuple(taking[start : start + _TAKING_TASKS])
+    share: list[ChangeTask] = []
+    for task in tasks:
+        if task.marks and not task.added:
+            continue
+        if share and (len(share) >= _TASK_FILES or sum(t.bytes for t in share) + task.bytes > _TASK_BYTES):
+            yield tuple(share)
+            share = []
+        share.append(task)
+    if share:
+        yield tuple(share)
+
+
+def read_share(
+    engine: Engine,
+    options: LookupOptions,
+    columns: pa.Schema,
+    tasks: Sequence[ChangeTask],
+    added: Sequence[str] = (),
+    also: Predicate | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The changes of some tasks of which `lookup.where` and `also` are true. `added`: columns that the table may lack."""
+    schema = schema_of_text(tasks[0].schema)
+    wanted = parse_where(options.where, schema) if options.where else None
+    if also is not None:
+        wanted = also if wanted is None else And((wanted, also))
+    # What changes add themselves comes last; what ALTER TABLE has added may be there by now.
+    known = {name.lower() for name in schema.names}
+    absent = {name for name in added if name.lower() not in known}
+    own = [name for name in columns.names if name not in CHANGE_COLUMNS.names and name not in absent]
+    for name, spelled in zip(own, resolve_names(own, schema, "schema"), strict=True):
+        if name != spelled:
+            raise SchemaError(f"column {name!r} of the given schema is spelled {spelled!r} in the table")
+    yield from read_changes(engine.reader.versions.files, tasks, columns, wanted)
+
+
+def scan_changes(
+    engine: Engine, options: LookupOptions, shown: pa.Schema, columns: Sequence[str] | None, predicate: str | None
+) -> pa.Table:
+    """The changes between two versions, with the columns `shown` and those of changes, or some of these."""
+    everything = change_columns(shown)
+    also = None if predicate is None else parse_where(predicate, everything)
+    chosen = everything
+    if columns is not None:
+        chosen = pa.schema([everything.field(name) for name in resolve_names(columns, everything, "columns")])
+    parts = (read_share(engine, options, chosen, share, also=also) for share in plan_changes(engine, options))
+    return pa.Table.from_batches([batch for part in parts for batch in part], chosen)
