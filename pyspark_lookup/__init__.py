@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark_lookup.base.errors import UfsPermissionError as UfsPermissionError
     from pyspark_lookup.base.errors import UfsTimeoutError as UfsTimeoutError
     from pyspark_lookup.base.errors import UfsUnavailableError as UfsUnavailableError
+    from pyspark_lookup.base.errors import UnreadableColumnError as UnreadableColumnError
     from pyspark_lookup.base.errors import VersionGoneError as VersionGoneError
     from pyspark_lookup.base.errors import WriteConflictError as WriteConflictError
     from pyspark_lookup.base.write_ids import RangeResponse as RangeResponse
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "base.errors": "CacheDirectoryError CacheFullError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError VersionGoneError WriteConflictError",
+    "base.errors": "CacheDirectoryError CacheFullError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError UnreadableColumnError VersionGoneError WriteConflictError",
     "base.write_ids": "RangeResponse ValidWriteIdList",
     "cache.lookup_cache": "CachedRows KeyLookupCache LookupCache",
     "cache.memory.default_cache": "DefaultLookupCache DefaultLookupCacheBuilder",

@@ -68,6 +68,14 @@ class SchemaError(PysparkLookupError, TypeError):
     """Columns or types do not fit: between files, or between planning and reading."""
 
 
+class NotSupportedError(PysparkLookupError, NotImplementedError):
+    """A feature this version does not have; the message says what to use."""
+
+
+class UnreadableColumnError(SchemaError, NotSupportedError):
+    """A column that is asked for, or that nothing leaves out, is of a type that cannot be read."""
+
+
 class NotATableError(PysparkLookupError, ValueError):
     """What the path holds is not a table of files in a readable state."""
 
@@ -122,10 +130,6 @@ class LookupTimeoutError(LookupFunctionError, TimeoutError):
 
 class DamagedFileError(PysparkLookupError, ValueError):
     """A data file cannot be parsed: the store's bytes, not the cache's, are bad."""
-
-
-class NotSupportedError(PysparkLookupError, NotImplementedError):
-    """A feature this version does not have; the message says what to use."""
 
 
 class CacheDirectoryError(PysparkLookupError, PermissionError):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import dataclasses
 import decimal
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.errors import SchemaError, UnreadableColumnError
 
 _UNSIGNED = {
     pa.uint8(): pa.int16(),
@@ -46,6 +47,14 @@ def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataTyp
 
     `nothing` is for columns that hold nulls only: string, as Spark infers it.
     """
+    if _is_deeper(kind, MOST_NESTED):
+        raise SchemaError(f"a type nested more than {MOST_NESTED} deep has no counterpart in Spark")
+    return _spark_type(kind, nothing)
+
+
+def _spark_type(kind: pa.DataType, nothing: pa.DataType) -> pa.DataType:
+    if (reason := unreadable(kind)) is not None:
+        raise SchemaError(reason)
     if isinstance(kind, pa.BaseExtensionType):
         return spark_type(kind.storage_type, nothing)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -72,10 +81,38 @@ def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataTyp
         return nothing
     shape, parts = parts_of(kind)
     if shape is not None:
-        return with_parts(kind, [spark_type(part, nothing) for part in parts])
+        return with_parts(kind, [_spark_type(part, nothing) for part in parts])
     if pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return kind
     raise SchemaError(f"type {kind} has no counterpart in Spark")
+
+
+def _is_deeper(kind: pa.DataType, depth: int) -> bool:
+    """Whether a type is nested deeper than that."""
+    level = [kind]
+    while level and depth >= 0:
+        level = [kind.field(number).type for kind in level for number in range(kind.num_fields)]
+        depth -= 1
+    return bool(level)
+
+
+def unreadable_type(reason: str) -> pa.DataType:
+    """The type that stands for one that cannot be read. `reason`: why, as `type time64[us] has no counterpart in Spark`."""
+    return pa.opaque(pa.null(), reason, __name__)
+
+
+def unreadable(kind: pa.DataType) -> str | None:
+    """Why a column of that type cannot be read; None if it can."""
+    return kind.type_name if isinstance(kind, pa.OpaqueType) and kind.vendor_name == __name__ else None
+
+
+def check_all_readable(schema: pa.Schema) -> None:
+    """Raise UnreadableColumnError naming the first column that cannot be read, why, and how to leave it out."""
+    for field in schema:
+        if (reason := unreadable(field.type)) is not None:
+            raise UnreadableColumnError(
+                f"{reason}: leave {field.name!r} out by lookup.columns, or by a schema without it (lookup.schema of files, .schema(…))"
+            )
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -110,23 +147,38 @@ def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
 
 
 def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
-    """One file's `schema` with every type as Spark takes it, all columns nullable, without metadata.
+    """A `schema` with every type as Spark takes it, all columns nullable, without metadata.
 
     A type of nulls only stays null: other files decide what it is. Raises SchemaError naming `origin`
     and the column for a type Spark lacks or a name given twice.
     """
-    fields = []
+    return _schema(schema, functools.partial(_refuse, origin))
+
+
+def _refuse(origin: str, problem: str) -> pa.DataType:
+    raise SchemaError(f"{origin}: {problem}")
+
+
+def lenient_schema(schema: pa.Schema, url: str = "") -> pa.Schema:
+    """The columns of a table, or of the file at `url`, as `spark_schema` has them; one that cannot be read is of an `unreadable_type`."""
+    return _schema(schema, lambda problem: unreadable_type(f"{problem} ({url})" if url else problem))
+
+
+def _schema(schema: pa.Schema, instead: Callable[[str], pa.DataType]) -> pa.Schema:
+    """`instead` gives the type of a column that cannot be read, or raises."""
+    fields: dict[str, pa.Field] = {}
     seen: dict[str, str] = {}
     for field in schema:
         try:
-            fields.append(pa.field(field.name, spark_type(field.type, nothing=pa.null()), nullable=True))
+            kind = spark_type(field.type, nothing=pa.null())
         except SchemaError as problem:
-            raise SchemaError(f"{origin}: column {field.name!r}: {problem}") from None
-        folded = field.name.lower()
-        if folded in seen:
-            raise SchemaError(f"{origin}: columns {seen[folded]!r} and {field.name!r} differ at most in letter case")
-        seen[folded] = field.name
-    return pa.schema(fields)
+            kind = field.type if unreadable(field.type) is not None else instead(f"column {field.name!r}: {problem}")
+        other = seen.setdefault(field.name.lower(), field.name)
+        if other != field.name or field.name in fields:
+            kind = instead(f"columns {other!r} and {field.name!r} differ at most in letter case")
+            fields[other] = pa.field(other, kind)
+        fields[field.name] = pa.field(field.name, kind)
+    return pa.schema(list(fields.values()))
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
@@ -189,10 +241,13 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     for origin, schema in schemas:
         for field in schema:
             known = columns.setdefault(field.name.lower(), _Column(field.name, field.type, origin))
-            if known.name != field.name:
+            if known.name != field.name and unreadable(field.type) is None:
                 raise SchemaError(
                     f"column {known.name!r} of {known.origin} is spelled {field.name!r} in {origin}: rewrite one of them"
                 )
+            if unreadable(known.type) is not None or unreadable(field.type) is not None:
+                known.type = field.type if unreadable(known.type) is None else known.type
+                continue
             united = _unite(known.type, field.type)
             if united is None:
                 raise SchemaError(
@@ -201,7 +256,9 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
                 )
             if united != known.type:
                 known.type, known.origin = united, origin
-    return pa.schema([pa.field(c.name, spark_type(c.type)) for c in columns.values()])
+    return pa.schema(
+        [pa.field(c.name, c.type if unreadable(c.type) is not None else spark_type(c.type)) for c in columns.values()]
+    )
 
 
 def _unite(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -224,6 +281,7 @@ def check_readable(
 
     `declared`: somebody has said its type, so that values are tried (`converts`). `misfit`: what says that one is none.
     """
+    check_all_readable(pa.schema([planned.with_type(found)]))
     value = f" ({misfit})" if misfit is not None else ""
     if declared and (misfit is not None or not converts(found, planned.type)):
         raise SchemaError(
@@ -240,13 +298,16 @@ def check_readable(
 def resolve_names(wanted: Sequence[str], schema: pa.Schema, option: str) -> list[str]:
     """The spelling of each wanted column in a schema, of Arrow or of Spark, ignoring letter case as Spark does.
 
-    Raises SchemaError naming the option and the table's columns for an unknown one.
+    Raises SchemaError naming the option and the table's columns for an unknown one, UnreadableColumnError for one that cannot be read.
     """
     spellings = {name.lower(): name for name in schema.names}
     for name in wanted:
         if name.lower() not in spellings:
             raise SchemaError(f"option {option}: the table has no column {name!r}; it has {', '.join(schema.names)}")
-    return [spellings[name.lower()] for name in wanted]
+    spelled = [spellings[name.lower()] for name in wanted]
+    if isinstance(schema, pa.Schema):
+        check_all_readable(pa.schema([schema.field(name) for name in spelled]))
+    return spelled
 
 
 def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> pa.Array:

@@ -19,7 +19,7 @@ from pyspark_lookup.cache.full.snapshot_scan import key_values
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import And, Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import check_readable, resolve_names
+from pyspark_lookup.columnar.types import check_all_readable, check_readable, resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
@@ -150,6 +150,7 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
             resolve_names((name,), everything, key)
     select_partitions(found.table, found.version, options)
     if options.columns is None:
+        check_all_readable(everything)
         return everything
     return pa.schema([everything.field(name) for name in resolve_names(options.columns, everything, "lookup.columns")])
 

@@ -12,7 +12,7 @@ from pyspark_lookup.cache.full.loader import Layout
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.columnar.types import resolve_names, unreadable
 from pyspark_lookup.engine.plan import ReadPlan
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
@@ -69,7 +69,7 @@ class VersionReader:
         everything = all_columns((data, partitions))
         keys = resolve_names(options.keys or (), everything, "lookup.keys")
         check_key_types([everything.field(name) for name in keys])
-        names = set(everything.names)
+        names = {field.name for field in everything if unreadable(field.type) is None}
         if options.columns is not None:
             names = {*keys, *resolve_names(options.columns, everything, "lookup.columns")}
             names |= columns_of(parse_where(options.where, everything)) if options.where else set()

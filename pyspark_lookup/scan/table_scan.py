@@ -15,7 +15,7 @@ from pyspark_lookup.base.errors import DamagedFileError, SchemaError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of, join_stats, may_match
-from pyspark_lookup.columnar.types import check_readable, merge_schemas, spark_schema, widens
+from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_schemas, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
 from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, mask_of, matching_rows, slices_of
@@ -421,7 +421,9 @@ def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.S
     for file in opened:
         schema = file.index.schema
         if file.index.inferred is not None:
-            schema = spark_schema(pa.schema([f.with_type(types[f.name.lower()]) for f in schema]), file.piece.file.url)
+            schema = lenient_schema(
+                pa.schema([f.with_type(types[f.name.lower()]) for f in schema]), file.piece.file.url
+            )
         yield file, schema
 
 

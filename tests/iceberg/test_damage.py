@@ -398,6 +398,11 @@ def test_types_that_are_not_known(rest: RestCatalog, tmp_path: Path, kind: str, 
             ids("ns.table", tmp_path / "cache", catalog={"type": "rest", "uri": rest.uri})
         else:
             ids(table.home, tmp_path / "cache")
+    named = ("ns.table", {"type": "rest", "uri": rest.uri}) if catalog else (table.home, None)
+    for mode in MODES:
+        reader = opened(named[0], tmp_path / "cache", mode, "id", named[1], columns="id, name")
+        assert sorted(reader.scan().column("id").to_pylist()) == ROWS
+        assert reader.get(9) == [{"id": 9, "name": "x"}]
 
 
 def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None:
@@ -423,6 +428,7 @@ def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None
     table.add_column("NAME", "string")
     with pytest.raises(NotSupportedError, match="letter case"):
         ids(table.home, tmp_path / "cache")
+    assert ids(table.home, tmp_path / "cache", columns="id") == ROWS
 
 
 def test_other_metadata_that_makes_no_sense(table: IcebergTable, tmp_path: Path) -> None:

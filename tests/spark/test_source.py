@@ -303,6 +303,8 @@ def test_types_that_only_spark_knows(spark: SparkSession, tmp_path: Path) -> Non
         spark.sql(f"SELECT 1 AS id, array({value}) AS v").write.parquet(str(tmp_path / kind))
         with pytest.raises(AnalysisException, match=f"column 'v' is of Spark's type {kind}"):
             load(spark, tmp_path / kind)
+        assert load(spark, tmp_path / kind, {"lookup.columns": "id"}).collect() == [(1,)]
+        assert spark.read.format("lookupcache").schema("id INT").load(str(tmp_path / kind)).collect() == [(1,)]
 
 
 # --- what a cache answers -------------------------------------------------------------------------

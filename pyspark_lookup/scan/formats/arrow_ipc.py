@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from pyspark_lookup.columnar.types import spark_schema
+from pyspark_lookup.columnar.types import lenient_schema
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 
@@ -31,7 +31,7 @@ class ArrowIndex(FileIndex):
         self._file = file
         self._dictionaries = dictionaries
         self._batches = batches
-        self.schema = spark_schema(schema, file.url)
+        self.schema = lenient_schema(schema, file.url)
         self.units = [Unit(number, offset + length // 2) for number, (offset, length) in enumerate(batches)]
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:

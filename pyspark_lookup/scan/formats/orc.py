@@ -11,7 +11,7 @@ import pyarrow.orc
 
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.calendars import Convert, convert_columns, gregorian_dates
-from pyspark_lookup.columnar.types import parts_of, spark_schema
+from pyspark_lookup.columnar.types import lenient_schema, parts_of, unreadable
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, RangesFile, Unit, reading
 from pyspark_lookup.scan.formats.orc_tail import OrcTail, read_tail
@@ -46,12 +46,12 @@ class OrcIndex(FileIndex):
                 for field, one in zip(typed, wanted, strict=False)
             ]
         )
-        self.schema = spark_schema(self._stored, file.url)
+        self.schema = lenient_schema(self._stored, file.url)
         self.units = [Unit(0, 0)]
         self._times = {field.name for field in self._raw if _has_times(field.type)}
         self._converts: dict[str, list[Convert | None]] = {}
         for raw, stored in zip(self._raw, self._stored, strict=True):
-            leaves = list(self._leaves(raw.type, stored.type))
+            leaves = list(self._leaves(raw.type, stored.type)) if unreadable(stored.type) is None else []
             if any(leaves):
                 self._converts[raw.name] = leaves
 

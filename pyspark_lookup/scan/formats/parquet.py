@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.calendars import Convert, bounds_of, convert_columns, gregorian_dates, gregorian_instants
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import parts_of, spark_schema, with_parts
+from pyspark_lookup.columnar.types import lenient_schema, parts_of, with_parts
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 from pyspark_lookup.scan.formats.spark_types import typed_fields
@@ -58,11 +58,9 @@ class ParquetIndex(FileIndex):
                 if any(converts):
                     self._converts[field.name] = converts
         fields = spark_fields(fields, metadata.metadata, file.url)
-        self.schema = spark_schema(pa.schema(fields), file.url)
-        flat = [not pa.types.is_nested(field.type) for field in self.schema]
-        self._flat = {
-            field.name for field, is_flat in zip(fields, flat, strict=True) if is_flat and _bounded(field.type)
-        }
+        self.schema = lenient_schema(pa.schema(fields), file.url)
+        flat = {field.name for field in self.schema if not pa.types.is_nested(field.type)}
+        self._flat = {field.name for field in fields if field.name in flat and _bounded(field.type)}
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
@@ -231,8 +229,8 @@ def _comparable(value: Any) -> Any:
 def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, url: str) -> list[pa.Field]:
     """The fields of a Parquet file in the types that Spark has written them as; those it says nothing of stay as they are.
 
-    A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. Raises SchemaError naming the
-    column for a type that a Python source cannot hand to Spark: VARIANT and year-month intervals.
+    A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. A VARIANT or a year-month interval
+    is an `unreadable_type`: a Python source cannot hand it to Spark.
     """
     return typed_fields(fields, _said(footer), url)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import NotSupportedError, SchemaError
-from pyspark_lookup.columnar.types import spark_schema
+from pyspark_lookup.columnar.types import lenient_schema
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName
 from pyspark_lookup.scan.formats.csv_text import CsvFile
@@ -94,7 +94,7 @@ class _TextIndex(FileIndex):
                     misfits[column] = str(problem)
             found = text.infer(column)
             self.inferred[column], kinds[column] = found, found.type()
-        self.schema = spark_schema(pa.schema([pa.field(column, kinds[column]) for column in text.names]), file.url)
+        self.schema = lenient_schema(pa.schema([pa.field(column, kinds[column]) for column in text.names]), file.url)
         self.units = [Unit(0, 0)]
         self._text, self._kinds, self._ranges = text, kinds, ranges
         self.misfits = misfits

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.decoding import show, text_of
 from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, unreadable_type
 from pyspark_lookup.io.stores import StoredColumn
 
 _PHYSICAL, _ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
@@ -31,29 +32,38 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 def arrow_schema(schema: Any) -> pa.Schema:
-    """The columns of a schema in the log. Raises NotSupportedError for a type that is unknown here, TypeError or ValueError for no schema."""
-    return pa.schema(
-        [pa.field(text_of(field["name"]), _type_of(field["type"], field["name"])) for field in schema["fields"]]
-    )
+    """The columns of a schema in the log; one of a type that is unknown here is of an `unreadable_type`. Raises TypeError or ValueError for no schema."""
+    columns = [(text_of(field["name"]), _type_or_reason(field["type"], field["name"])) for field in schema["fields"]]
+    return lenient_schema(pa.schema(columns))
 
 
-def _type_of(found: Any, column: str) -> pa.DataType:
+def _type_or_reason(found: Any, column: str) -> pa.DataType:
+    try:
+        return _type_of(found)
+    except NotSupportedError as problem:
+        return unreadable_type(f"column {column!r} is of {problem}, which cannot be read")
+
+
+def _type_of(found: Any, depth: int = 0) -> pa.DataType:
+    if depth > MOST_NESTED:
+        raise NotSupportedError(f"a type nested more than {MOST_NESTED} deep")
+    depth += 1
     if isinstance(found, str):
         if found in _TYPES:
             return _TYPES[found]
         decimal = _DECIMAL.fullmatch(found)
-        if decimal is not None:
+        if decimal is not None and len(decimal[1]) <= 2 and 0 < int(decimal[1]) <= 38 and len(decimal[2]) <= 2:
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
     elif isinstance(found, dict):
         kind = found.get("type")
         if kind == "struct":
             fields = found["fields"]
-            return pa.struct([pa.field(text_of(f["name"]), _type_of(f["type"], column)) for f in fields])
+            return pa.struct([pa.field(text_of(f["name"]), _type_of(f["type"], depth)) for f in fields])
         if kind == "array":
-            return pa.list_(pa.field("element", _type_of(found["elementType"], column)))
+            return pa.list_(pa.field("element", _type_of(found["elementType"], depth)))
         if kind == "map":
-            return pa.map_(_type_of(found["keyType"], column), pa.field("value", _type_of(found["valueType"], column)))
-    raise NotSupportedError(f"column {column!r} is of type {show(found)}, which cannot be read")
+            return pa.map_(_type_of(found["keyType"], depth), pa.field("value", _type_of(found["valueType"], depth)))
+    raise NotSupportedError(f"type {show(found)}")
 
 
 def stored_columns(schema: Any, mode: str) -> tuple[StoredColumn, ...]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.decoding import show, text_of, texts_of
 from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, unreadable_type
 from pyspark_lookup.io.stores import StoredColumn
 
 _TYPES = {
@@ -43,32 +44,40 @@ class Column:
 
 
 def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
-    """The columns of a schema, as Spark takes them. Raises NotSupportedError for a type that is not known here."""
-    folded: dict[str, str] = {}
-    for name in (text_of(field["name"]) for field in schema["fields"]):
-        if folded.setdefault(name.lower(), name) != name:
-            raise NotSupportedError(f"columns {folded[name.lower()]!r} and {name!r} differ in letter case only")
-    return pa.schema([pa.field(field["name"], _type_of(field["type"], field["name"])) for field in schema["fields"]])
+    """The columns of a schema, as Spark takes them; one of a type that is not known here is of an `unreadable_type`."""
+    names = [text_of(field["name"]) for field in schema["fields"]]
+    types = [_type_or_reason(field["type"], field["name"]) for field in schema["fields"]]
+    return lenient_schema(pa.schema(list(zip(names, types, strict=True))))
 
 
-def _type_of(found: Any, column: str) -> pa.DataType:
+def _type_or_reason(found: Any, column: str) -> pa.DataType:
+    try:
+        return _type_of(found)
+    except NotSupportedError as problem:
+        return unreadable_type(f"column {column!r} is of {problem}, which cannot be read")
+
+
+def _type_of(found: Any, depth: int = 0) -> pa.DataType:
+    if depth > MOST_NESTED:
+        raise NotSupportedError(f"a type nested more than {MOST_NESTED} deep")
+    depth += 1
     if isinstance(found, str):
         if found in _TYPES:
             return _TYPES[found]
         decimal = _DECIMAL.fullmatch(found)
-        if decimal is not None:
+        if decimal is not None and len(decimal[1]) <= 2 and 0 < int(decimal[1]) <= 38 and len(decimal[2]) <= 2:
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
         if _FIXED.fullmatch(found):
             return pa.binary()
     elif isinstance(found, dict):
         kind = found.get("type")
         if kind == "struct":
-            return pa.struct([pa.field(text_of(f["name"]), _type_of(f["type"], column)) for f in found["fields"]])
+            return pa.struct([pa.field(text_of(f["name"]), _type_of(f["type"], depth)) for f in found["fields"]])
         if kind == "list":
-            return pa.list_(pa.field("element", _type_of(found["element"], column)))
+            return pa.list_(pa.field("element", _type_of(found["element"], depth)))
         if kind == "map":
-            return pa.map_(_type_of(found["key"], column), pa.field("value", _type_of(found["value"], column)))
-    raise NotSupportedError(f"column {column!r} is of type {show(found)}, which cannot be read")
+            return pa.map_(_type_of(found["key"], depth), pa.field("value", _type_of(found["value"], depth)))
+    raise NotSupportedError(f"type {show(found)}")
 
 
 def stored_columns(schema: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> tuple[StoredColumn, ...]:
@@ -108,7 +117,7 @@ def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Itera
             yield from flat_columns(kind, names)
         elif isinstance(kind, str):
             try:
-                yield Column(int(field["id"]), names, kind, _type_of(kind, names[0]))
+                yield Column(int(field["id"]), names, kind, _type_of(kind))
             except NotSupportedError:
                 continue
 
