@@ -121,6 +121,19 @@ class LookupTable:
         with self._ask(valid_write_ids) as (held, _):
             return scan(held.engine, held.found, held.options, columns, predicate, runtime().clock)
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The rows of `scan()` as an Arrow C stream, for whatever takes one: polars, pandas, DuckDB, `pyarrow.table`.
+
+        `requested_schema`: types that the columns are cast to if all values fit; else they have their own, as the Arrow PyCapsule
+        interface allows. Raises ValueError for other columns, and as `scan`.
+        """
+        rows = self.scan()
+        if requested_schema is not None:
+            wanted = pa.Schema._import_from_c_capsule(requested_schema)
+            with contextlib.suppress(pa.ArrowException):
+                rows = rows.cast(wanted)
+        return rows.__arrow_c_stream__()
+
     def _scan_changes(self, columns: Sequence[str] | None, predicate: str | None) -> pa.Table:
         self._check_open()
         check_columns(columns)
