@@ -94,9 +94,9 @@ class Engine:
     def writer(self, options: LookupOptions) -> TableWriter:
         """Writes of the managed table at `options.path`, which need not be there yet. Raises OptionError for a glob."""
         url = self._ufs.url_of(options.path)
-        if is_glob(url):
+        if is_glob(url) and not self.reader.resolver.is_literal(url):
             raise OptionError(
-                f"option path = {redact('path', options.path)!r}: a table is written by its name, without wildcards"
+                f"option path = {redact('path', options.path)!r}: a new table has a name without wildcards (*, ?, [, {{)"
             )
         if options.pinned is not None or options.changes_from is not None:
             given = next(iter(options.pins), "lookup.changes-from")

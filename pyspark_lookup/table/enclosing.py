@@ -12,7 +12,7 @@ from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.glob import glob_root, is_glob
+from pyspark_lookup.table.glob import glob_root
 from pyspark_lookup.table.source import VersionSource
 
 _CONCURRENT_LISTS = 16
@@ -27,7 +27,7 @@ class EnclosingTables:
         self._markers = {marker: source for source in sources for marker in source.markers}
         self._checked: set[str] = set()
 
-    def check(self, url: str) -> None:
+    def check(self, url: str, glob: bool = False) -> None:
         """Raise TableFormatError if a directory above `url`, of a file, a directory or a glob, is a table.
 
         Costs a call for each directory above and each marker, the first time that this host sees the path. What may not be
@@ -38,7 +38,7 @@ class EnclosingTables:
             return
         disk = self._context.disk
         if disk is None or disk.get_record("place", key) is None:
-            places = [(directory, marker) for directory in _directories_above(url) for marker in self._markers]
+            places = [(directory, marker) for directory in _directories_above(url, glob) for marker in self._markers]
             with ThreadPoolExecutor(_CONCURRENT_LISTS) as pool:
                 answers = list(pool.map(lambda place: self._is_table(*place), places))
             enclosing = [place for place, is_table in zip(places, answers, strict=True) if is_table]
@@ -59,9 +59,9 @@ class EnclosingTables:
         return False
 
 
-def _directories_above(url: str) -> Iterator[str]:
+def _directories_above(url: str, glob: bool) -> Iterator[str]:
     """The directories that a path lies in, nearest first; of a local path also those that its links lead to."""
-    place = glob_root(url) if is_glob(url) else url  # a glob's listing shows tables from its root on
+    place = glob_root(url) if glob else url  # a glob's listing shows tables from its root on
     scheme, _, path = place.partition("://")
     paths = [path]
     if scheme == "file":

@@ -39,5 +39,6 @@ def format_of(urls: Sequence[str]) -> FileFormatName:
 
 
 def base_name(url: str) -> str:
-    """The last part of a URL, without its query, in lower case."""
-    return url.rsplit("/", 1)[-1].partition("?")[0].lower()
+    """The last part of a URL, in lower case; of a web URL without its query, which elsewhere is part of the name."""
+    path = url.partition("?")[0] if url.startswith(("http://", "https://")) else url
+    return path.rsplit("/", 1)[-1].lower()

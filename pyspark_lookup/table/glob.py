@@ -1,4 +1,4 @@
-"""Paths with wildcards, as Spark takes them: which files they match, and which directories lead there."""
+"""Paths with wildcards, as Spark takes them: which files they match, and which directories lead there. A backslash takes a wildcard's meaning."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def _components_match(found: Sequence[str], wanted: Sequence[str]) -> bool:
 @functools.lru_cache(maxsize=128)
 def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
     """The components of each pattern without braces that one with braces stands for."""
-    braces = re.search(r"\{([^{}]*)\}", pattern)
+    braces = re.search(r"(?<!\\)\{([^{}]*)\}", pattern)
     if braces is None:
-        return (tuple(pattern.replace("[^", "[!").split("/")),)
+        # To fnmatch a backslash is a letter like any other.
+        plain = re.sub(r"\\(.)", lambda escaped: f"[{escaped[1]}]" if escaped[1] in "*?[" else escaped[1], pattern)
+        return (tuple(plain.replace("[^", "[!").split("/")),)
     choices = (pattern[: braces.start()] + choice + pattern[braces.end() :] for choice in braces[1].split(","))
     return tuple(parts for choice in choices for parts in _alternatives(choice))

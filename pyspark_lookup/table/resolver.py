@@ -21,6 +21,7 @@ from pyspark_lookup.base.errors import (
     OptionError,
     UfsError,
     UfsNotFoundError,
+    UfsPermissionError,
 )
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import UNSET
@@ -59,6 +60,7 @@ class Resolver:
         self._ufs = ufs
         self._context = context
         self._served: dict[str, str] = {}
+        self._literal: dict[str, bool] = {}
         self.host = HostVersions(ufs, context, self._restore, self._has_commit)
         parts = SourceParts(ufs, blocks, self.host, context, self._kind_of, catalog)
         self._sources = [make(parts) for make in sources]
@@ -110,6 +112,9 @@ class Resolver:
                 status = self._ufs.list_status(url) if options.names_directory else self._ufs.get_status(url)
                 kind = self._kind_of(status)
             except UfsNotFoundError:
+                if self._literal.pop(url, False):  # it is gone, and what is left is a pattern
+                    self._literal[url] = False
+                    return self.discover(options, patient)
                 kind = self._vanished_kind(url, options)
                 if kind is None:
                     raise
@@ -119,7 +124,18 @@ class Resolver:
         return self.table_of(options, kind, version), version
 
     def _kind_of_url(self, url: str) -> str | None:
-        return next((kind for source in self._sources if (kind := source.kind_of_url(url)) is not None), None)
+        kind = next((kind for source in self._sources if (kind := source.kind_of_url(url)) is not None), None)
+        return None if kind == Kind.GLOB and self.is_literal(url) else kind
+
+    def is_literal(self, url: str) -> bool:
+        """Whether a path with wildcards is the very name of what is there, and so no pattern. Asked once (one call) in a process."""
+        if url not in self._literal:
+            try:
+                self._ufs.get_status(url)
+                self._literal[url] = True
+            except (UfsNotFoundError, UfsPermissionError):
+                self._literal[url] = False
+        return self._literal[url]
 
     def _kind_of(self, status: FileVersion | Listing) -> str:
         return next(kind for source in self._sources if (kind := source.kind_of(status)) is not None)
@@ -147,7 +163,7 @@ class Resolver:
                 f"{shown} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
             )
         table = self.table_of(options, Kind.MANAGED)
-        self._enclosing.check(table.url)
+        self._enclosing.check(table.url, table.kind == Kind.GLOB)
         return table
 
     def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:
@@ -405,7 +421,7 @@ class Resolver:
         """
         source = self.source(table)
         if not source.described:
-            self._enclosing.check(table.url)
+            self._enclosing.check(table.url, table.kind == Kind.GLOB)
         found = source.current(Question(table, started_s, status, gone, patient))
         if found.kept:
             return found.version

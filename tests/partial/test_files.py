@@ -172,7 +172,7 @@ def test_without_a_directory_that_is_whole(directory: Path, cache_dir: Path) -> 
     """Without a record of the seed by which processes share, a process caches for itself."""
     dim = Dim(directory, cache_dir)
     shutil.rmtree(cache_dir / "v1" / "records")
-    (cache_dir / "v1" / "records").touch()
+    (cache_dir / "v1" / "records").symlink_to("nowhere")
     assert len(dim.check({"id": [0, 500]})) == 2
     assert dim.grown(lambda: dim.get(0, 500), *COUNTERS) == (2, 0, 0, 0)
     assert list((cache_dir / "v1" / "snapshots").iterdir()) == []
