@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pyspark_lookup.base.threads import sleep
+
 
 def _steady_s() -> float:
     # CLOCK_BOOTTIME goes on while the machine is suspended, which an age must count.
@@ -30,5 +32,5 @@ class HostClock:
 
     wall_s: Callable[[], float] = time.time
     steady_s: Callable[[], float] = _steady_s
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = sleep
     boot: str = dataclasses.field(default_factory=_boot_id)

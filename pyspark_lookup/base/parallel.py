@@ -8,49 +8,80 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+from pyspark_lookup.base import threads as process_threads
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller. 0: by the caller."""
-    given: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
-    ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
+class _Workers(Generic[T, R]):
+    """Threads that make something of what they are given. Those of a caller that has left them end with the process."""
 
-    def work() -> None:
-        while (one := given.get()) is not None:
+    def __init__(self, do: Callable[[T], R], at_most: int) -> None:
+        self._do = do
+        self._given: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._ending = False
+        process_threads.ends_with_process(self)
+        with contextlib.suppress(RuntimeError):  # there are too many, or there is no address space for one more
+            for number in range(at_most):
+                self._threads.append(process_threads.start(f"lookupcache-build-{number}", self._work))
+
+    @property
+    def count(self) -> int:
+        return len(self._threads)
+
+    def give(self, item: T) -> concurrent.futures.Future[R]:
+        future: concurrent.futures.Future[R] = concurrent.futures.Future()
+        self._given.put((future, item))
+        return future
+
+    def _work(self) -> None:
+        while (one := self._given.get()) is not None:
             future, item = one
-            if future.set_running_or_notify_cancel():
+            if self._ending:
+                future.cancel()
+            elif future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(do(item))
+                    future.set_result(self._do(item))
                 except BaseException as problem:
                     future.set_exception(problem)
             del one, future, item
 
-    workers: list[threading.Thread] = []
+    def end(self) -> None:
+        """Begin nothing any more, and have the threads end."""
+        self._ending = True
+        for _ in self._threads:
+            self._given.put(None)
+
+    def wait(self) -> None:
+        """Wait until all threads have ended."""
+        for thread in self._threads:
+            thread.join()
+
+
+def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller. 0: by the caller."""
+    workers = _Workers(do, threads)
+    ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
     try:
-        with contextlib.suppress(RuntimeError):  # there are too many, or there is no address space for one more
-            for number in range(threads):
-                # A process that ends waits for the threads of an executor, and so for all that a provider scans; not for daemons.
-                worker = threading.Thread(target=work, name=f"lookupcache-build-{number}", daemon=True)
-                worker.start()
-                workers.append(worker)
-        if not workers:
-            yield from map(do, items)
+        if not workers.count:
+            for item in items:
+                process_threads.check()
+                yield do(item)
             return
         for item in items:
-            ahead.append(concurrent.futures.Future())
-            given.put((ahead[-1], item))
-            if len(ahead) > len(workers):
+            process_threads.check()
+            ahead.append(workers.give(item))
+            if len(ahead) > workers.count:
                 yield ahead.popleft().result()
         while ahead:
+            process_threads.check()
             yield ahead.popleft().result()
     finally:
         for future in ahead:
             future.cancel()
-        for _ in workers:
-            given.put(None)
-        for worker in workers:
-            worker.join()
+        workers.end()
+        workers.wait()

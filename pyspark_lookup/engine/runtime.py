@@ -24,6 +24,8 @@ from pyspark_lookup.base.errors import CacheDirectoryError, OptionError
 from pyspark_lookup.base.forks import ForkSafeLock
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.base.threads import end_all
+from pyspark_lookup.base.timer import Timer
 from pyspark_lookup.engine.apart import check_apart
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.block_cache import BlockCache
@@ -74,7 +76,8 @@ class Engine:
         """Put this process's counters where the host finds them; now and then the cache directory is swept, beside the caller."""
         self._publisher.publish()
         if self.disk is not None and self.disk.sweep_is_due():
-            self._context.start("lookupcache-sweep", self.disk.sweep)
+            with contextlib.suppress(RuntimeError):  # there are too many threads, or the process ends
+                self._context.start("lookupcache-sweep", self.disk.sweep)
 
     def let_go(self, held: tuple[Table, LookupOptions] | None, user: object) -> None:
         """Close what `user` was the last one to hold (`held`: its table, if it has read one), files of counters included."""
@@ -173,6 +176,7 @@ class Runtime:
         self._rng = rng
         self._sizes = sizes or WriteSizes()
         self._start = start
+        self._timer = Timer(start)
         self._lock = threading.RLock()  # what opens a store is foreign code, which may ask for a table
         self._stores: dict[str, Store] = {}
         self._catalogs: dict[tuple[str, tuple[tuple[str, str], ...]], Catalog] = {}
@@ -252,7 +256,7 @@ class Runtime:
         known = self._publishers.get(place)
         metrics = known.metrics if known else CacheMetricGroup()
         ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
-        context = HostContext(self._disk(options, metrics), metrics, self.clock, self._rng, self._start)
+        context = HostContext(self._disk(options, metrics), metrics, self.clock, self._rng, self._start, self._timer)
         if known is None:
             known = self._publishers[place] = Publisher(metrics, context.disk, label, redact("path", url), self.clock)
         known.application = self._application
@@ -351,6 +355,7 @@ def runtime() -> Runtime:
 
 @atexit.register
 def _at_exit() -> None:
+    end_all()  # what they count is published, too
     # A child that was forked, and has used nothing, inherits this.
     if _current is not None and _current.pid == os.getpid():
         _current.publish()

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import threading
 from collections.abc import Callable
 
+from pyspark_lookup.base import threads
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.base.timer import Timer
 from pyspark_lookup.io.disk import Disk
 
 Start = Callable[[str, Callable[[], None]], None]
 
 
 def in_thread(name: str, run: Callable[[], None]) -> None:
-    """Run a function in a daemon thread: a worker that ends does not wait for a reload."""
-    threading.Thread(target=run, name=name, daemon=True).start()
+    """Run a function in a thread that the end of the process ends. RuntimeError if there can be none."""
+    threads.start(name, run)
 
 
 @dataclasses.dataclass(frozen=True)
 class HostContext:
     """The cache directory (None: there is none), the counters, the clock and the randomness of one table reference.
 
-    `start`: runs a function beside its caller, under a name.
+    `start`: runs a function beside its caller, under a name. `timer`: what runs schedules, one for all that have none of their own (None:
+    each has one).
     """
 
     disk: Disk | None
@@ -31,3 +33,4 @@ class HostContext:
     clock: HostClock
     rng: random.Random
     start: Start = in_thread
+    timer: Timer | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import tenacity
@@ -23,6 +22,7 @@ from pyspark_lookup.base.errors import (
     UfsUnavailableError,
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.io.stores import FileVersion, Listing, Range, Store
 from pyspark_lookup.io.stores.own_files import is_own, whole_name
 from pyspark_lookup.options.conf_file import redact
@@ -129,8 +129,7 @@ class Ufs:
             if len(ranges) == 1 or at_once == 1:
                 return [get(part) for part in ranges]
             # Threads live for this call only: nothing may be left that a fork would tear.
-            with ThreadPoolExecutor(min(at_once, len(ranges))) as pool:
-                return list(pool.map(get, ranges))
+            return list(run_in_order(get, ranges, min(at_once, len(ranges))))
 
     def _check_unchanged(self, file: FileVersion) -> None:
         """Ask a store that cannot pin again, after the bytes: an identity never returns once it has
@@ -150,8 +149,7 @@ class Ufs:
         if len(jobs) <= 1:
             return [self.read_ranges(file, ranges) for file, ranges in jobs]
         files = min(_CONCURRENT_GETS, len(jobs))
-        with ThreadPoolExecutor(files) as pool:
-            return list(pool.map(lambda job: self.read_ranges(job[0], job[1], _CONCURRENT_GETS // files), jobs))
+        return list(run_in_order(lambda job: self.read_ranges(job[0], job[1], _CONCURRENT_GETS // files), jobs, files))
 
     def list_files(self, path: str, after: str = "", at_most: int | None = None) -> tuple[FileVersion, ...]:
         """The files that lie in a directory itself and whose names come after `after`, by name (one call per page).

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
+from pyspark_lookup.base import threads
+
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # how soon a thread notices that nobody takes what it makes
+_LOOK_S = 1.0  # how soon a thread notices that nobody takes what it makes, at the latest
 
 
 class CallTimeoutError(Exception):
@@ -51,8 +54,8 @@ def beside(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iter
         except BaseException as problem:  # a SystemExit would end the thread, and nobody would hear of it
             put(None, problem)
 
-    # A daemon: a call that hangs must not keep the process from ending.
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threads.start(name, run, foreign=True)
+    caller = _Caller(made, left)  # as long as somebody takes what is made
     try:
         while True:
             try:
@@ -61,11 +64,36 @@ def beside(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iter
                 raise CallTimeoutError from None
             if isinstance(problem, StopIteration):
                 return
+            if isinstance(problem, threads.ProcessEndsError):
+                raise problem
             if problem is not None:
                 raise CallFailedError(problem)
             yield cast(T, one)
     finally:
-        left.set()
+        caller.leave()
+
+
+class _Caller:
+    """Who takes what is made beside it, until it has enough or the process ends."""
+
+    def __init__(self, made: queue.Queue[Any], left: threading.Event) -> None:
+        self._made = made
+        self._left = left
+        threads.ends_with_process(self)
+
+    def leave(self) -> None:
+        self._left.set()
+        with contextlib.suppress(queue.Empty):  # the other thread may wait for room
+            self._made.get_nowait()
+
+    def end(self) -> None:
+        self._left.set()
+        while True:  # the other thread may put one more, but no two
+            with contextlib.suppress(queue.Full):
+                self._made.put_nowait((None, threads.ProcessEndsError()))
+                return
+            with contextlib.suppress(queue.Empty):
+                self._made.get_nowait()
 
 
 class Calls:
@@ -76,6 +104,7 @@ class Calls:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[concurrent.futures.Future[Any], asyncio.AbstractEventLoop] = {}  # calls that have not begun
+        threads.ends_with_process(self)
 
     def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
         """What `call()` returns. Raises CallFailedError, or CallTimeoutError after `timeout_s`.
@@ -130,11 +159,10 @@ class Calls:
     def _started(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
         loop.set_exception_handler(lambda loop, context: None)  # of a call that was given up: told already
-        # A daemon: a call that hangs must not keep the process from ending.
-        threading.Thread(target=_run_until_stopped, args=(loop,), name=self._name, daemon=True).start()
+        threads.start(self._name, functools.partial(_run_until_stopped, loop), foreign=True)
         return loop
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End the thread once its call has ended."""
         with self._lock:
             if self._loop is not None:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import tenacity
 
+from pyspark_lookup.base import threads
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import (
     LookupFunctionError,
@@ -61,7 +62,6 @@ class ProvidedTable:
         self._calls = Calls(f"lookupcache-provider-{self.name}")
         # Asked once per query, also by those that need no lookup: not behind the lookups of others.
         self._version_calls = Calls(f"lookupcache-version-{self.name}")
-        self._sleepers: concurrent.futures.ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
         self._opened: object = None  # the function that is
         self._made = MadeProvider(options)
@@ -246,9 +246,17 @@ class ProvidedTable:
             return await _awaited_of(call, *args)
 
         async def sleep(seconds: float) -> None:
-            if self._sleepers is None:  # as many as there may be calls, for they wait together
-                self._sleepers = concurrent.futures.ThreadPoolExecutor(self._options.async_capacity)
-            await asyncio.get_running_loop().run_in_executor(self._sleepers, self._clock.sleep, seconds)
+            slept: concurrent.futures.Future[None] = concurrent.futures.Future()
+            slept.set_running_or_notify_cancel()  # who gives the call up does not end it
+
+            def wait() -> None:  # in a thread of its own: all calls that failed wait together
+                try:
+                    self._clock.sleep(seconds)
+                finally:
+                    slept.set_result(None)
+
+            threads.start(f"lookupcache-retry-{self.name}", wait, foreign=True)
+            await asyncio.wrap_future(slept)
 
         retry = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._options.max_retries + 1 if retried else 1),
@@ -304,11 +312,8 @@ class ProvidedTable:
                 self._opened = None
                 with contextlib.suppress(PysparkLookupError):
                     self._run(lambda: _awaited_of(function.close), self._options.async_timeout_s, "close()")
-            self._calls.close()
-            self._version_calls.close()
-            if self._sleepers is not None:
-                self._sleepers.shutdown(wait=False)
-                self._sleepers = None
+            self._calls.end()
+            self._version_calls.end()
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, Any]], limit_s: float, what: str) -> Any:
         try:

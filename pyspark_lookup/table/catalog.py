@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
+from pyspark_lookup.base import threads
 from pyspark_lookup.base.errors import CatalogUnavailableError, OptionError
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class Catalog:
             except BaseException as problem:
                 done.set_exception(problem)
 
-        threading.Thread(target=run, name="lookupcache-catalog", daemon=True).start()
+        threads.start("lookupcache-catalog", run, foreign=True)
         try:
             return done.result(self._call_s)
         except concurrent.futures.TimeoutError:

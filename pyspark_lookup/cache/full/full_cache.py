@@ -28,6 +28,7 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
     foreign_text,
 )
+from pyspark_lookup.base.threads import check
 from pyspark_lookup.cache.full.load_log import LoadLog
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
 from pyspark_lookup.cache.full.loader import (
@@ -288,7 +289,7 @@ class FullCache:
                         self._load(None, False)
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
                     self._load(job.version, False)
-        except BaseException as problem:
+        except Exception as problem:
             if (job.tidy or job.compact) and not isinstance(problem, CacheFullError):  # nobody waits for it
                 _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
             raise
@@ -312,6 +313,7 @@ class FullCache:
             self._refuse(state, problem)
             raise
         except BaseException as problem:
+            check()  # a load that the end of the process ends has not failed: the next process makes it
             took_s, kept = clock.steady_s() - steady_s, len(state.versions)
             self._told.failed(started_s, took_s, problem, kept, state.failures)
             gone = isinstance(problem, UfsNotFoundError) and self.resolver.forget_kind(self.table)

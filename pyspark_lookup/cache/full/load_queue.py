@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from pyspark_lookup.base.errors import VersionGoneError
+from pyspark_lookup.base.threads import ProcessEndsError, is_ending
 from pyspark_lookup.io.context import Start
 from pyspark_lookup.table.model import TableVersion
 
@@ -84,16 +85,19 @@ class Jobs:
     def _work(self) -> None:
         while True:
             with self._mutex:
-                if not self._jobs and not self._closed:
+                closed = self._closed or is_ending()
+                if not self._jobs and not closed:
                     self._working = False
                     return
-                job = self._running = self._jobs[0] if not self._closed else None
+                job = self._running = self._jobs[0] if not closed else None
             if job is None:
                 self._stop(concurrent.futures.CancelledError())
                 return
-            problem = None
+            problem: BaseException | None = None
             try:
                 self._do(job)
+            except ProcessEndsError:
+                problem = concurrent.futures.CancelledError()
             except BaseException as raised:
                 problem = raised
             with self._mutex:

@@ -8,6 +8,7 @@ no worker lived happens as soon as one takes the schedule over.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import logging
 import math
@@ -15,6 +16,8 @@ import threading
 from collections.abc import Callable
 
 from pyspark_lookup.base.errors import cause_of
+from pyspark_lookup.base.threads import has_ended
+from pyspark_lookup.base.timer import Timer
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, Lock
 from pyspark_lookup.options.enums import ReloadStrategy
@@ -31,6 +34,7 @@ from pyspark_lookup.options.reload_trigger import (
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _CLOSE_WAIT_S = 1.0
+_BUSY_S = 0.2  # what is due waits so long where many reloads run
 _POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
 
 
@@ -73,26 +77,31 @@ class Schedule(CacheReloadTrigger.Context):
 
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
-        self._changed = threading.Event()
+        self._timer: Timer | None = None
+        self._given_up = threading.Event()  # after it was closed
         self._actions: list[_Action] = []
         self._put_off: concurrent.futures.Future[None] | None = None
         self._lease: Lock | None = None
-        self._thread: threading.Thread | None = None
         self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
         self._trigger: CacheReloadTrigger | None = None
         self._running = self._closed = self._broken = self._made = self._opened = False
 
     def ensure(self) -> None:
-        """Take part in the schedule from now on; the first call starts the loop."""
+        """Take part in the schedule from now on."""
         with self._mutex:
             if self._running or self._closed:
                 return
             self._running = True
+        self._make_trigger()
+        # What others have written may be slow: it keeps none but its own table waiting.
+        ours = self._trigger is None or isinstance(self._trigger, DueTrigger)
+        self._timer = (ours and self.context.timer) or Timer(self.context.start)
         try:
-            self.context.start(f"lookupcache-schedule-{self.name[:8]}", self._loop)
+            self._timer.run_soon(self._step)
         except RuntimeError as problem:  # there are too many threads; queries see to what is overdue
             self._running = False
-            _log.warning("the schedule of %s is not kept by this process: %s", self.name, problem)
+            if not has_ended():
+                _log.warning("the schedule of %s is not kept by this process: %s", self.name, problem)
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
         """When the reload after `last` is due, or was; infinity once this is closed, and for custom triggers, which do not say."""
@@ -127,6 +136,10 @@ class Schedule(CacheReloadTrigger.Context):
                 for action in self._actions:
                     action.at_s = -math.inf
         while (due := self._next_due()) is not None:
+            if self._timer is not None and not self._timer.has_room():
+                with self._mutex:
+                    self._actions.append(due)
+                return _BUSY_S
             try:
                 due.run()
             except Exception as problem:  # a custom trigger's; the schedule goes on
@@ -171,28 +184,36 @@ class Schedule(CacheReloadTrigger.Context):
             self._actions.remove(first)
             return first
 
-    def _loop(self) -> None:
-        self._thread = threading.current_thread()
-        while not self._closed:
-            self._changed.clear()
-            self._changed.wait(self.run_due())
-        self._release()
+    def _step(self) -> float | None:
+        """What the timer runs."""
+        if self._closed:
+            self._release()
+            self._given_up.set()
+            return None
+        return self.run_due()
+
+    def _wake(self) -> bool:
+        """Have the timer run it; whether it will."""
+        timer = self._timer
+        if timer is not None and self._running:
+            with contextlib.suppress(RuntimeError):
+                timer.run_soon(self._step)
+                return True
+        return False
 
     def close(self) -> None:
         """Close the trigger and give the schedule up."""
         with self._mutex:
             self._closed = True
-            running = self._running
         try:
             if self._trigger is not None:
                 self._trigger.close()
         except Exception as problem:  # a custom one's; the schedule is given up all the same
             _log.error("reload trigger of %s cannot be closed", self.name, exc_info=cause_of(problem))
-        self._changed.set()
-        if not running:
+        if not self._wake():
             self._release()
-        elif self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_WAIT_S)  # until it has given up its lock, unless a trigger keeps it
+        elif self._timer is not None and self._timer.is_waited_for:
+            self._given_up.wait(_CLOSE_WAIT_S)  # unless a trigger keeps it
 
     def _release(self) -> None:
         if self._lease is not None:
@@ -211,7 +232,7 @@ class Schedule(CacheReloadTrigger.Context):
         planned = _Action(at_s, action)
         with self._mutex:
             self._actions.append(planned)
-        self._changed.set()
+        self._wake()
 
         def cancel() -> None:
             with self._mutex:
@@ -227,7 +248,10 @@ class Schedule(CacheReloadTrigger.Context):
             free_s = self.blackout.postponed_s(now_s)
             if free_s > now_s:
                 return self._postpone(free_s)
-        return self.reload(isinstance(self._trigger, DueTrigger))
+        done = self.reload(isinstance(self._trigger, DueTrigger))
+        if self._timer is not None:
+            self._timer.begun(done)
+        return done
 
     def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:
         """The one reload at the end of a blackout, however often it comes due before."""

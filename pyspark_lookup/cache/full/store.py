@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import count_of, counts_of, name_of, number_of, text_of
+from pyspark_lookup.base.threads import check
 from pyspark_lookup.cache.full.loader import StoredLayer, open_layers
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.io.context import HostContext
@@ -291,6 +292,7 @@ class StoredSnapshots:
         """Hold the table's lock of this host; whether it was had within `wait_s`."""
         lock, until_s = None, self.context.clock.steady_s() + wait_s
         while lock is None:
+            check()
             left_s = max(until_s - self.context.clock.steady_s(), 0.0)
             lock = self.disk.acquire("reload", self.key, min(left_s, _LOCK_WAIT_S))
             if lock is None and left_s <= _LOCK_WAIT_S:

@@ -293,7 +293,10 @@ class SharedCache:
             finally:
                 self._merging = False
 
-        self.context.start(f"lookupcache-merge-{self.space[:8]}", merge)
+        try:
+            self.context.start(f"lookupcache-merge-{self.space[:8]}", merge)
+        except RuntimeError:  # there are too many threads, or the process ends
+            self._merging = False
 
     def _merge(self, fresh: Freshness) -> None:
         """Make one segment of the latest ones, or, to have room again, of all that is worth keeping."""

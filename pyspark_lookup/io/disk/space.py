@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Literal
 
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.base.threads import check
 from pyspark_lookup.io.disk.directory import (
     NEW_FILE,
     Directory,
@@ -162,6 +164,7 @@ class Space(Directory, abc.ABC):
     ) -> None:
         super().__init__(root, metrics, now_s, creates)
         self._max_bytes = max_bytes
+        self._turns = threading.Lock()
 
     def budget(self) -> int:
         """How many bytes the directory may take now."""
@@ -230,7 +233,8 @@ class Space(Directory, abc.ABC):
     @contextlib.contextmanager
     def _account(self) -> Iterator[Usage]:
         """The account, which nobody else changes meanwhile; written back at the end. OSError if it is not had soon."""
-        with self._lock("usage.lock"), self._open_account() as fd:
+        # Threads of this process take turns here: of many that poll for a file's lock one may poll in vain for long.
+        with self._turns, self._lock("usage.lock"), self._open_account() as fd:
             before = _parse(fd)
             usage = dataclasses.replace(before) if before is not None else self._count()
             yield usage
@@ -302,6 +306,7 @@ class Space(Directory, abc.ABC):
     def _walk(self, root: Path) -> Iterator[tuple[float, int, Path]]:
         """(last use, bytes on disk, path) of the files below a directory."""
         for directory, _, names in os.walk(root):
+            check()
             for name in names:
                 path = Path(directory) / name
                 with contextlib.suppress(OSError):

@@ -1,0 +1,226 @@
+"""Processes that end while threads of ours work beside them: with the exit code of their work, in time, and with nothing half done."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup.engine.lookup_table import LookupTable
+from tests.fuzzing import MORE
+from tests.workers import BOUND_S
+
+OPTIONS = {
+    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "50"},
+    "FULL": {"lookup.cache": "FULL"},
+    "CACHE": {
+        "lookup.cache": "FULL",
+        "lookup.metadata.source": "CACHE",
+        "lookup.full-cache.periodic-reload.interval": "1 h",
+    },
+}
+START = """
+    import os, sys, threading, time
+    import pyarrow as pa
+    from pyspark_lookup.base import threads
+    from pyspark_lookup.cache.full.loader import SnapshotLoader
+    from pyspark_lookup.cache.partial.host_cache import SharedCache
+    from pyspark_lookup.engine.lookup_table import LookupTable
+    from pyspark_lookup.providers.functions import *
+
+    begun = threading.Event()
+
+    def again_and_again(kind, name, after=0):
+        # The thread that calls it does so until it is ended.
+        method, calls = getattr(kind, name), []
+
+        def call(*args, **kwargs):
+            calls.append(1)
+            while len(calls) > after and isinstance(threading.current_thread(), threads._Thread):
+                begun.set()
+                method(*args, **kwargs)
+            return method(*args, **kwargs)
+
+        setattr(kind, name, call)
+
+    def open_table(mode):
+        return LookupTable(sys.argv[1] + "/t", {"lookup.keys": "id", "lookup.cache.dir": sys.argv[1] + "/cache", **OPTIONS[mode]})
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory with a table `t`."""
+    (tmp_path / "t").mkdir()
+    pq.write_table(
+        pa.table({"id": range(10_000), "v": range(10_000)}), tmp_path / "t" / "0.parquet", row_group_size=500
+    )
+    return tmp_path
+
+
+def run(script: str, *arguments: object) -> tuple[int, str]:
+    """(exit code, what it says) of a process of its own."""
+    text = f"OPTIONS = {OPTIONS!r}\n{textwrap.dedent(START)}\n{textwrap.dedent(script)}"
+    command = [sys.executable, "-c", text, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+MERGING = """
+    again_and_again(SharedCache, "_merge")
+    table = open_table("PARTIAL")
+    for start in range(0, 400, 40):
+        table.get_many([*range(start, start + 40)])
+"""
+LOADING = """
+    again_and_again(SnapshotLoader, "load")
+    table = open_table("FULL")
+    table._full().ask_reload()
+"""
+ENDS = {"returns": "", "closes": "table.close()", "exits": "sys.exit(3)"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("work", [MERGING, LOADING], ids=["merging", "loading"])
+def test_a_process_ends_while_a_thread_works(home: Path, work: str, end: str) -> None:
+    """Its exit code is its own, nothing is said, and what was half done is neither there nor on record as a failure."""
+    code, said = run(f"{work}\n    assert begun.wait(60)\n    {ENDS[end]}", home)
+    assert (code, said) == (3 if end == "exits" else 0, "")
+    assert os.listdir(home / "cache" / "v1" / "tmp") == []
+    for mode in ("FULL", "CACHE", "PARTIAL"):
+        options = {"lookup.keys": "id", "lookup.cache.dir": home / "cache", **OPTIONS[mode]}
+        with LookupTable(str(home / "t"), options) as table:
+            assert table.get(7) == [{"id": 7, "v": 7}]
+            assert table.metrics()["numLoadFailures"] == 0
+
+
+def test_what_hangs_keeps_no_process_from_ending(home: Path) -> None:
+    """A lookup, a scan and a version() that hang, with callers in threads beside: the process ends after a limit, and says who is late."""
+    code, said = run(
+        """
+        import logging
+        logging.basicConfig(level="INFO", format="%(message)s")
+        threads._FOREIGN_END_S = 1.5
+
+        class Hanging(LookupFunction):
+            def lookup(self, keys):
+                begun.set()
+                time.sleep(1000)
+
+        SCHEMA = pa.schema([("id", pa.int64())])
+
+        def make(context):
+            return LookupFunctionProvider(Hanging(), SCHEMA)
+
+        sys.modules["hanging"] = sys.modules["__main__"]
+        table = LookupTable(None, {"lookup.provider": "hanging:make", "lookup.keys": "id"})
+        threading.Thread(target=table.get, args=(7,), daemon=True).start()
+        assert begun.wait(60)
+        """,
+        home,
+    )
+    assert code == 0
+    assert said == "the process ends, although these have not ended in time: lookupcache-provider-hanging:make\n"
+
+
+def test_threads_of_a_user_outlive_the_main_one(home: Path) -> None:
+    """A thread that goes on after the main one has ended uses tables as before, those that need threads too."""
+    code, said = run(
+        """
+        def work():
+            threading.main_thread().join()
+            for mode in OPTIONS:
+                with open_table(mode) as table:
+                    assert table.get_many([*range(0, 10_000, 500)]).num_rows == 20
+            with LookupTable(sys.argv[1] + "/t", {"lookup.cache.dir": sys.argv[1] + "/other"}) as table:
+                assert table.scan().num_rows == 10_000
+
+            class Flaky(KeyLookupFunction):
+                schema, failed = pa.schema([("id", pa.int64())]), []
+
+                def lookup_key(self, key):
+                    if not self.failed:
+                        self.failed.append(key)
+                        raise OSError("once")
+                    return [key]
+
+            sys.modules["flaky"] = sys.modules["__main__"]
+            globals()["make"] = lambda context: LookupFunctionProvider(Flaky(), Flaky.schema)
+            with LookupTable(None, {"lookup.provider": "flaky:make", "lookup.keys": "id"}) as table:
+                assert table.get(7) == [{"id": 7}]
+            print("done")
+
+        threading.Thread(target=work).start()
+        """,
+        home,
+    )
+    assert (code, said) == (0, "done\n")
+
+
+def test_a_table_is_used_in_an_exit_handler(home: Path) -> None:
+    """What a user has registered for the end may use tables, whether it runs before our threads have ended or afterwards."""
+    code, said = run(
+        """
+        import atexit
+
+        def use():
+            for mode in OPTIONS:
+                with open_table(mode) as table:
+                    assert table.get_many([*range(0, 10_000, 500)]).num_rows == 20
+            print("used")
+
+        atexit.register(use)
+        atexit.register(threads.end_all)
+        atexit.register(use)
+        """,
+        home,
+    )
+    assert (code, said) == (0, "used\nused\n")
+
+
+def test_an_iterator_that_was_left(home: Path) -> None:
+    """Threads that work ahead of who takes what they make end with the process."""
+    code, said = run(
+        """
+        import mmap
+        from pyspark_lookup.base.parallel import run_in_order
+
+        def drop(number):
+            for _ in range(1000):
+                file = mmap.mmap(-1, 4096)
+                pa.py_buffer(memoryview(file))
+                del file
+            return number
+
+        left = run_in_order(drop, range(100), 4)
+        assert next(left) == 0
+        """,
+        home,
+    )
+    assert (code, said) == (0, "")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("work", ["PARTIAL", "CACHE"])
+def test_sixty_processes_end(home: Path, work: str) -> None:
+    """As users' do, at any moment of what goes on beside them."""
+    for number in range(60 * MORE):
+        script = f"""
+        import random
+        rng, table = random.Random({number}), open_table({work!r})
+        for _ in range(rng.randrange(1, 40)):
+            table.get_many([rng.randrange(10_000) for _ in range(40)])
+            if {work == "CACHE"}:
+                table._held.full.ask_reload()
+        if {number} % 2:
+            table.close()
+        """
+        pq.write_table(pa.table({"id": [20_000 + number], "v": [time.time_ns()]}), home / "t" / "1.parquet")
+        assert run(script, home) == (0, ""), number
