@@ -511,3 +511,8 @@ def test_indexes_in_memory_are_bounded_by_bytes(tmp_path: Path) -> None:
     held = [file for file in files if known.index(file) is not None]
     assert held == files[-len(held) :]
     assert 10 < len(held) <= 64 * MIB // index.memory_bytes
+    # A file that is in use stays, one that nobody has looked at for many reads does not: it may be gone from its table.
+    for _ in range(300):
+        known.begin_read()
+        assert known.index(files[-1]) is not None
+    assert [file for file in files if known.index(file) is not None] == files[-1:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
@@ -28,6 +29,7 @@ from pyspark_lookup.scan.stored_columns import column_as_planned, missing_column
 _INDEXES = 64 * 1024 * 1024  # bytes of memory, about
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept
 _VALUES = 4 * 1024 * 1024  # in all, 8 bytes each
+_READS_KEPT = 200  # after so many in which a file was not looked at, its index costs less to read again than to keep
 _ASKED_AT_MOST = 1000  # values; with more a file will have one of them
 _SEED = Seed(0x2545F4914F6CDD1D, 0x9E6C63D0876A9A47)
 
@@ -124,40 +126,57 @@ class OpenFile:
 
 
 class Latest(Generic[T]):
-    """What was used last, up to a total weight."""
+    """What was used last, up to a total weight, and in the last so many `rounds`."""
 
-    def __init__(self, at_most: int) -> None:
+    def __init__(self, at_most: int, rounds: float = math.inf) -> None:
         self._at_most = at_most
+        self._rounds = rounds
+        self._round = 0
         self._weight = 0
-        self._held: collections.OrderedDict[tuple[object, ...], tuple[T, int]] = collections.OrderedDict()
+        # (value, weight, round of the last use), the one that was used longest ago first.
+        self._held: collections.OrderedDict[tuple[object, ...], tuple[T, int, int]] = collections.OrderedDict()
         self._lock = threading.Lock()
+
+    def begin_round(self) -> None:
+        """Forget what was not used for long: of a table that changes, files that have gone."""
+        with self._lock:
+            self._round += 1
+            while self._held and self._round - next(iter(self._held.values()))[2] > self._rounds:
+                self._weight -= self._held.popitem(last=False)[1][1]
 
     def get(self, key: tuple[object, ...]) -> T | None:
         with self._lock:
             found = self._held.get(key)
             if found is None:
                 return None
+            if found[2] != self._round:
+                self._held[key] = found[0], found[1], self._round
             self._held.move_to_end(key)
             return found[0]
 
     def put(self, key: tuple[object, ...], value: T, weight: int) -> None:
         with self._lock:
-            self._weight += weight - self._held.pop(key, (value, 0))[1]
-            self._held[key] = value, weight
+            self._weight += weight - self._held.pop(key, (value, 0, 0))[1]
+            self._held[key] = value, weight, self._round
             while self._weight > self._at_most and len(self._held) > 1:
                 self._weight -= self._held.popitem(last=False)[1][1]
 
     def remove(self, key: tuple[object, ...]) -> None:
         with self._lock:
-            self._weight -= self._held.pop(key, (None, 0))[1]
+            self._weight -= self._held.pop(key, (None, 0, 0))[1]
 
 
 class KnownFiles:
     """What this process knows of files that never change."""
 
     def __init__(self) -> None:
-        self._indexes = Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES)
-        self._values = Latest[Numbers](_VALUES)
+        self._indexes = Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES, _READS_KEPT)
+        self._values = Latest[Numbers](_VALUES, _READS_KEPT)
+
+    def begin_read(self) -> None:
+        """Forget files that no read of late has looked at."""
+        self._indexes.begin_round()
+        self._values.begin_round()
 
     def index(self, file: FileVersion) -> tuple[FileIndex, tuple[Range, ...]] | None:
         """The file's index and what it was read from, if it was opened before."""

@@ -159,13 +159,13 @@ class Scan(TableScan):
         return self._by_value
 
     def _read_rows(self, table: Table, file: FileVersion, schema: pa.Schema) -> pa.Table:
-        prepared = self.prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([])))
+        prepared = self._prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([])))
         return pa.Table.from_batches(list(prepared.batches()), schema)
 
     def _place_rows(
         self, table: Table, file: FileVersion, schema: pa.Schema, wanted: Predicate | None
     ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        prepared = self.prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([]), wanted))
+        prepared = self._prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([]), wanted))
         return ((places, batch) for _, places, batch in prepared.place())
 
     # --- rows -------------------------------------------------------------------------------------
@@ -181,6 +181,16 @@ class Scan(TableScan):
 
         Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit the projection.
         """
+        self._known.begin_read()
+        return self._prepare(table, pieces, projection, columns_of_version)
+
+    def _prepare(
+        self,
+        table: Table,
+        pieces: Sequence[Slice],
+        projection: Projection,
+        columns_of_version: Callable[[], pa.Schema] | None = None,
+    ) -> Prepared:
         kept = self._prune_files(table, pieces, projection)
         opened = self._open(table, kept, projection)
         self._check_schema(opened, projection, columns_of_version)
