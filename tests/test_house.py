@@ -193,6 +193,18 @@ def test_a_child_inherits_no_lock() -> None:
     assert wrong == []
 
 
+def test_threads_are_started_in_one_place() -> None:
+    """Where they are made to end before the interpreter does. Pools of Python's refuse work once the main thread has ended."""
+    wrong = []
+    for name, tree in TREES.items():
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call | ast.ImportFrom)]
+        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        wrong += [
+            (name, one) for one in called if re.search(r"threading\.(Thread|Timer)$|PoolExecutor$|_thread\.start", one)
+        ]
+    assert wrong == []
+
+
 def python(script: str) -> str:
     """What a fresh interpreter prints that runs `script` with this package on its path."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT.parent), "PYTHONDONTWRITEBYTECODE": "1"}

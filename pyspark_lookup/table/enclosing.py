@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from pyspark_lookup.base.errors import TableFormatError, UfsNotFoundError, UfsPermissionError
+from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.ufs import Ufs
@@ -39,8 +39,7 @@ class EnclosingTables:
         disk = self._context.disk
         if disk is None or disk.get_record("place", key) is None:
             places = [(directory, marker) for directory in _directories_above(url, glob) for marker in self._markers]
-            with ThreadPoolExecutor(_CONCURRENT_LISTS) as pool:
-                answers = list(pool.map(lambda place: self._is_table(*place), places))
+            answers = run_in_order(lambda place: self._is_table(*place), places, min(_CONCURRENT_LISTS, len(places)))
             enclosing = [place for place, is_table in zip(places, answers, strict=True) if is_table]
             for directory, marker in enclosing:
                 kind = self._markers[marker].label
