@@ -65,7 +65,8 @@ def test_hybrid_days_keep_their_fields() -> None:
         ("Africa/Casablanca", -12219292800, 1820),
         ("America/Whitehorse", -12219267600, 7212),
         ("CET", -12219296400, 0),
-        ("+05:30", -14825827800, -864000),
+        ("GMT+5:30", -14825827800, -864000),
+        ("+05:30", -14825827800, -777600),  # `java.util` does not know it
         ("GMT-8", -12219264000, 0),
     ],
 )
@@ -76,7 +77,7 @@ def test_hybrid_instants(zone: str, seconds: int, difference: int) -> None:
 
 def test_an_unknown_zone_is_named() -> None:
     """It is of no use to guess where old times were written."""
-    with pytest.raises(SchemaError, match=r"zone 'Middle/Earth', .* install the Python package tzdata"):
+    with pytest.raises(SchemaError, match=r"zone 'Middle/Earth', .* install tzdata"):
         ZoneHistory.of("Middle/Earth")
     with pytest.raises(SchemaError, match=r"zone '\.\./etc/passwd'"):
         ZoneHistory.of("../etc/passwd")
@@ -298,10 +299,10 @@ def _field(name: str, kind: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
 def test_tails_of_orc(compression: str) -> None:
     """They are decompressed here as pyarrow does it; a long one, too."""
-    table = pa.table({f"column number {number:04}": [number] for number in range(3000)})
+    table = pa.table({f"column number {number:0400}": [number] for number in range(200)})
     out = io.BytesIO()
     orc.write_table(table, out, compression=compression)
     plain = io.BytesIO()
     orc.write_table(table, plain, compression="uncompressed")
     names = [bytes(read_tail(content.getvalue()).footer).count(b"column number ") for content in (out, plain)]
-    assert names == [3000, 3000]
+    assert names == [200, 200]

@@ -13,6 +13,7 @@ from pyarrow import orc
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.scan.formats.lzo import decompress_lzo
 from pyspark_lookup.scan.formats.orc_numbers import unsigned_numbers
 from tests.iceberg.common import opened
 from tests.iceberg.writing import IcebergTable
@@ -91,6 +92,27 @@ def test_runs_of_numbers(version: int, data: str, expected: list[int]) -> None:
     for end in range(len(stream)):
         with pytest.raises(ValueError, match="ends after 0 of"):
             unsigned_numbers(stream[:end], len(expected), version)
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (b"\x15abcd\x11\0\0", b"abcd"),
+        (b"\x14abc\x27\x08\0\x11\0\0", b"abc" * 4),  # a match that overlaps itself
+        (b"\0\1" + b"x" * 19 + b"\x27\x49\0y\x11\0\0", b"x" * 28 + b"y"),  # a long literal, and one behind a match
+        (b"\x15abcd\x20\0\1\x0c\0\x11\0\0", b"abcd" * 73 + b"a"),  # a long match
+        (b"\x15abcd\x4c\0\xe0\0\x11\0\0", b"abcdabc" + b"c" * 8),  # the short forms
+    ],
+)
+def test_lzo(block: bytes, expected: bytes) -> None:
+    """Each kind of instruction; a block that is cut, or longer than it may be, is none."""
+    assert decompress_lzo(memoryview(block), len(expected)) == expected
+    for end in range(len(block)):
+        with pytest.raises(ValueError, match="an LZO block"):
+            decompress_lzo(memoryview(block)[:end], len(expected))
+    if len(expected) > len(block):
+        with pytest.raises(ValueError, match="an LZO block"):
+            decompress_lzo(memoryview(block), len(expected) - 1)
 
 
 FAR = [
@@ -216,6 +238,16 @@ def test_time_zones_of_writers(tmp_path: Path, cache_dir: Path, zone: str, shift
     assert read("hive") == read("hive", schema="t TIMESTAMP_NTZ") == (pa.timestamp("us"), local)
     with pytest.raises(SchemaError, match=r"column 't' of .*new.orc is timestamp\[us, tz=UTC\] and cannot be read"):
         read("new", schema="t TIMESTAMP_NTZ")
+
+
+def test_an_unknown_time_zone(tmp_path: Path, cache_dir: Path) -> None:
+    """Its times are refused when they are read; other columns are not."""
+    table = pa.table({"n": [1], "t": pa.array([0], pa.timestamp("us"))})
+    (tmp_path / "a.orc").write_bytes(orc_file(table, zone="XYZ", spark=True))
+    options = {"lookup.cache.dir": str(cache_dir)}
+    with pytest.raises(SchemaError, match=r"times of the time zone 'XYZ', which this machine does not know"):
+        LookupTable(str(tmp_path / "a.orc"), options).scan()
+    assert LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": "n"}).scan().to_pylist() == [{"n": 1}]
 
 
 @pytest.mark.parametrize("calendar", [JULIAN, PROLEPTIC])

@@ -38,7 +38,8 @@ _FIRST_ZONES = -5364662400  # 1800-01-01: no zone has changed its offset before
 _STEP = 10 * _DAY  # no zone changed it twice within, then
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _STANDARD_SINCE = 1609459200  # 2021-01-01, when Spark's tables of these differences were made: standard time is the least of that year
-_OFFSET = re.compile(r"(?:UTC|GMT|UT|Etc/UTC)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?(\d{2}))?")
+_OFFSET = re.compile(r"GMT([+-])(\d{1,2})(?::?(\d{2}))?")
+_UTC = re.compile(r"Z|GMT|(?:UTC|UT)?(?:[+-].*)?")  # `java.util` knows no offset without GMT before it
 _SAME_BEFORE_1970 = {
     "Africa/Abidjan": "Africa/Accra Africa/Bamako Africa/Banjul Africa/Conakry Africa/Dakar Africa/Freetown Africa/Lome Africa/Nouakchott "
     "Africa/Ouagadougou Atlantic/Reykjavik Atlantic/St_Helena",
@@ -74,9 +75,9 @@ _SAME_BEFORE_1970 = {
     "Pacific/Pago_Pago": "Pacific/Midway",
     "Pacific/Port_Moresby": "Antarctica/DumontDUrville Pacific/Chuuk",
     "Pacific/Tarawa": "Pacific/Funafuti Pacific/Majuro Pacific/Wake Pacific/Wallis",
-    "+00:00": "WET",
-    "+01:00": "CET MET",
-    "+02:00": "EET",
+    "GMT+00:00": "WET",
+    "GMT+01:00": "CET MET",
+    "GMT+02:00": "EET",
 }
 """The zones that Spark's tables take from another, where some machines have a history of their own for them."""
 _ZONES = {name: zone for zone, names in _SAME_BEFORE_1970.items() for name in names.split()}
@@ -110,19 +111,15 @@ class ZoneHistory:
     @functools.lru_cache(maxsize=64)
     def of(cls, name: str) -> ZoneHistory:
         """The history of the zone that a file names. Raises SchemaError for one that is not known here."""
-        fixed = _OFFSET.fullmatch(_ZONES.get(name, name))
-        if fixed:
-            sign, hours, minutes, seconds = fixed.groups(default="0")
-            offset = (int(hours) * 3600 + int(minutes) * 60 + int(seconds)) * (-1 if sign == "-" else 1)
-            return cls(offset, [], [offset])
-        if name in ("Z", "UTC", "GMT", "UT"):
-            return cls(0, [], [0])
+        fixed = fixed_offset(_ZONES.get(name, name))
+        if fixed is not None:
+            return cls(fixed, [], [fixed])
         try:
             zone, merged = zoneinfo.ZoneInfo(name), zoneinfo.ZoneInfo(_ZONES.get(name, name))
         except (OSError, ValueError):  # ZoneInfoNotFoundError is a KeyError
-            raise _unknown(name) from None
+            raise unknown_zone(name) from None
         except zoneinfo.ZoneInfoNotFoundError:
-            raise _unknown(name) from None
+            raise unknown_zone(name) from None
         # Summer time is no standard time: in Morocco that of Ramadan is.
         standard = min(_offset_at(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
         return cls(standard, *_history(merged))
@@ -141,9 +138,20 @@ class ZoneHistory:
         return local
 
 
-def _unknown(name: str) -> SchemaError:
+def fixed_offset(name: str) -> int | None:
+    """The offset of a time zone that always has the same, in seconds; None: of any other."""
+    if _UTC.fullmatch(name):
+        return 0
+    fixed = _OFFSET.fullmatch(name)
+    if fixed is None:
+        return None
+    sign, hours, minutes = fixed.groups(default="0")
+    return (int(hours) * 3600 + int(minutes) * 60) * (-1 if sign == "-" else 1)
+
+
+def unknown_zone(name: str) -> SchemaError:
     return SchemaError(
-        f"a file has times of before 1900 in the time zone {name!r}, which this machine does not know: install the Python package tzdata"
+        f"a file has times of the time zone {name!r}, which this machine does not know: install tzdata, of the system and of Python"
     )
 
 

@@ -134,7 +134,7 @@ def test_all_times(spark: SparkSession, tmp_path: Path, zone: str) -> None:
             path = tmp_path / f"{mode}-{kind}"
             write_parquet(spark, frame(spark, values(f"{zone} {mode} {kind}", 2000)), path, zone, mode, kind)
             check(spark, path, "parquet", tmp_path / "cache")
-    for compression in ("zlib", "snappy", "lz4", "zstd", "none"):
+    for compression in ("zlib", "snappy", "lz4", "lzo", "zstd", "none"):
         path = tmp_path / compression
         frame(spark, values(f"{zone} {compression}", 2000)).write.option("compression", compression).orc(str(path))
         check(spark, path, "orc", tmp_path / "cache")

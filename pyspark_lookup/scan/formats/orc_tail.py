@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.io.stores import Range
+from pyspark_lookup.scan.formats.lzo import decompress_lzo
 from pyspark_lookup.scan.formats.model import Data, RangesFile
 from pyspark_lookup.scan.formats.orc_numbers import Numbers, unsigned_numbers
 
@@ -25,8 +26,8 @@ _SECONDARY = 5  # of the kinds of streams
 _VERSION_2 = (2, 3)  # of the kinds of encodings
 _LONGEST_NUMBER = 16  # bytes, more than any encoding takes for a fraction
 _ORIGINAL = 32 * 1024  # bytes of a chunk that is not compressed
-_CODECS = {2: "snappy", 4: "lz4_raw", 5: "zstd", 6: "brotli"}  # beside zlib, 1; pyarrow lacks LZO, 3
-_ZLIB = 1
+_CODECS = {2: "snappy", 4: "lz4_raw", 5: "zstd", 6: "brotli"}
+_ZLIB, _LZO = 1, 3
 _PROLEPTIC = 2
 _JAVA = 0
 _LARGEST_BLOCK = 1 << 23  # of which a length of 23 bits can tell
@@ -253,6 +254,8 @@ def _plain(data: memoryview, compression: int, block_size: int, at_most: int | N
 def _decompress(chunk: memoryview, compression: int, at_most: int) -> bytes:
     if compression == _ZLIB:
         return zlib.decompressobj(-15).decompress(chunk, at_most)
+    if compression == _LZO:
+        return decompress_lzo(chunk, at_most)
     codec = _CODECS.get(compression)
     if codec is None:
         raise ValueError(f"compression {compression} cannot be read")

@@ -9,7 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.columnar.calendars import LOCAL_MEAN_TIME_END, ZoneHistory, array_of, numbers_of
+from pyspark_lookup.columnar.calendars import (
+    LOCAL_MEAN_TIME_END,
+    ZoneHistory,
+    array_of,
+    fixed_offset,
+    numbers_of,
+    unknown_zone,
+)
 from pyspark_lookup.scan.formats.orc_numbers import Numbers
 from pyspark_lookup.scan.formats.orc_tail import OrcTail, Stripe
 
@@ -100,5 +107,11 @@ def _base(zone: str) -> int:
 
 def _shown(seconds: Numbers, zone: str) -> Numbers:
     """What a clock in a time zone shows at instants, as if it were UTC."""
-    instants = pa.array(seconds).cast(pa.timestamp("s", tz=zone))
-    return np.array(pc.local_timestamp(instants).cast(pa.int64()))
+    fixed = fixed_offset(zone)
+    if fixed is not None:
+        return seconds + fixed
+    try:
+        instants = pa.array(seconds).cast(pa.timestamp("s", tz=zone))
+        return np.array(pc.local_timestamp(instants).cast(pa.int64()))
+    except pa.ArrowInvalid:
+        raise unknown_zone(zone) from None
