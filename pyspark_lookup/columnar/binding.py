@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.errors import PredicateError
 from pyspark_lookup.columnar.predicate import Compare, Constant, In, IsNull, NullSafeEqual, Predicate
+from pyspark_lookup.columnar.types import collated_field
 
 
 def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
@@ -20,6 +21,7 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
     Raises PredicateError naming the column and both types if Spark would compare through a cast that
     depends on the session, or not at all.
     """
+    refuse_collated(field)
     if value is None:
         return Constant(None)
     kind = field.type
@@ -36,6 +38,15 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
                 return Constant(op.startswith("<") == (value > 0))
         return _bind_exact(field, op, decimal.Decimal(value), scale)
     return Compare(field.name, op, _coerce(field, value))
+
+
+def refuse_collated(field: pa.Field) -> None:
+    """Raise PredicateError for a column whose texts Spark compares by other rules than bytes."""
+    if collated_field(field) is not None:
+        raise PredicateError(
+            f"column {field.name!r} has a collation, by whose rules Spark compares its texts, and lookup.where compares bytes: filter it "
+            "by Spark's WHERE, or declare it as STRING in lookup.schema"
+        )
 
 
 def bind_null_safe(field: pa.Field, value: Any) -> Predicate:

@@ -27,6 +27,7 @@ from pyspark_lookup.columnar.binding import (
     digits_of,
     parse_date,
     parse_timestamp,
+    refuse_collated,
 )
 from pyspark_lookup.columnar.predicate import And, Constant, IsNull, Or, Predicate, StartsWith, negate
 from pyspark_lookup.columnar.types import resolve_names
@@ -141,6 +142,7 @@ class _Binder:
                 f"option lookup.where: {node.sql('spark')!r}: LIKE takes a prefix only, such as 'abc%'; "
                 "filter the rest in Spark"
             )
+        refuse_collated(field)
         return StartsWith(field.name, prefix)
 
     def column(self, node: exp.Expression) -> pa.Field:

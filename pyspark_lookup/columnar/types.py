@@ -11,8 +11,10 @@ import base64
 import dataclasses
 import decimal
 import functools
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +42,26 @@ _LISTS = (
     pa.types.is_large_list_view,
 )
 _INT_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+
+
+_COLLATED = b"spark.field"  # in the metadata of a column with collations: its field in Spark, as JSON
+
+
+def with_collations(field: pa.Field, in_spark: Mapping[str, Any]) -> pa.Field:
+    """A column, with Spark's field of it if texts in it are equal by rules of a collation: in this package texts are bytes."""
+    try:
+        text = json.dumps(dict(in_spark))
+    except RecursionError:
+        return field  # such a type is refused elsewhere
+    # Here every column may have nulls, whatever lies in it.
+    nullable = re.sub(r'"(nullable|containsNull|valueContainsNull)": false', r'"\1": true', text)
+    return field.with_metadata({_COLLATED: nullable}) if "__COLLATIONS" in text else field
+
+
+def collated_field(field: pa.Field) -> dict[str, Any] | None:
+    """Spark's field of a column with collations, as its JSON has it; None for others."""
+    text = (field.metadata or {}).get(_COLLATED)
+    return None if text is None else json.loads(text)
 
 
 def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataType:
@@ -177,7 +199,7 @@ def _schema(schema: pa.Schema, instead: Callable[[str], pa.DataType]) -> pa.Sche
         if other != field.name or field.name in fields:
             kind = instead(f"columns {other!r} and {field.name!r} differ at most in letter case")
             fields[other] = pa.field(other, kind)
-        fields[field.name] = pa.field(field.name, kind)
+        fields[field.name] = pa.field(field.name, kind, metadata=_collations(field))
     return pa.schema(list(fields.values()))
 
 
@@ -230,6 +252,7 @@ class _Column:
     name: str
     type: pa.DataType
     origin: str
+    metadata: dict[bytes, bytes] | None
 
 
 def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
@@ -240,7 +263,8 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     columns: dict[str, _Column] = {}
     for origin, schema in schemas:
         for field in schema:
-            known = columns.setdefault(field.name.lower(), _Column(field.name, field.type, origin))
+            column = _Column(field.name, field.type, origin, _collations(field))
+            known = columns.setdefault(field.name.lower(), column)
             if known.name != field.name and unreadable(field.type) is None:
                 raise SchemaError(
                     f"column {known.name!r} of {known.origin} is spelled {field.name!r} in {origin}: rewrite one of them"
@@ -257,8 +281,17 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
             if united != known.type:
                 known.type, known.origin = united, origin
     return pa.schema(
-        [pa.field(c.name, c.type if unreadable(c.type) is not None else spark_type(c.type)) for c in columns.values()]
+        [
+            pa.field(c.name, c.type if unreadable(c.type) is not None else spark_type(c.type), metadata=c.metadata)
+            for c in columns.values()
+        ]
     )
+
+
+def _collations(field: pa.Field) -> dict[bytes, bytes] | None:
+    """What there is to keep of a field's metadata."""
+    text = (field.metadata or {}).get(_COLLATED)
+    return None if text is None else {_COLLATED: text}
 
 
 def _unite(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

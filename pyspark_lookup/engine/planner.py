@@ -19,7 +19,7 @@ from pyspark_lookup.cache.full.snapshot_scan import key_values
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import And, Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import check_all_readable, check_readable, resolve_names
+from pyspark_lookup.columnar.types import check_all_readable, check_readable, collated_field, resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
@@ -140,7 +140,14 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
         raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
     if options.keys:
         keys = resolve_names(options.keys, everything, "lookup.keys")
-        check_key_types([everything.field(name) for name in keys])
+        fields = [everything.field(name) for name in keys]
+        check_key_types(fields)
+        collated = [field.name for field in fields if collated_field(field) is not None]
+        if collated:
+            raise SchemaError(
+                f"option lookup.keys: column {collated[0]!r} has a collation, by whose rules Spark compares its texts, and keys are compared "
+                f"by their bytes: declare it as plain text by lookup.schema, e.g. '{collated[0]} STRING, …'"
+            )
     if options.cache is CacheMode.FULL and options.provider is None:
         trigger_of(options)  # a custom one is a module that may not be there
     if options.where:

@@ -45,7 +45,7 @@ from pyspark_lookup.options.enums import FileFormatName, FilterPushdown, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
 from pyspark_lookup.options.read_write_options import BUILT, GIVEN, refuse_block_size, refuse_in_reads
-from pyspark_lookup.spark.types import arrow_schema, scopes_pushed_filters, struct_type
+from pyspark_lookup.spark.types import arrow_schema, is_collated, scopes_pushed_filters, struct_type
 from pyspark_lookup.table.executions import Build
 
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
@@ -167,7 +167,7 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
         field.metadata = {MARK_METADATA: f"{mark}:{field.name}"}
     # With a column of this type Spark aliases every column of an INSERT anew, so that what arrives with them is this
     # table's and not that of the rows' own columns; unless these are of the same length, so that each table has its own.
-    text = next((field for field in schema if isinstance(field.dataType, StringType)), None)
+    text = next((field for field in schema if field.dataType == StringType()), None)
     if text is not None:
         text.dataType = VarcharType(_LONGEST - 1 - int(mark[:7], 16))
     carrier = text or schema[0]
@@ -258,9 +258,11 @@ class Planning:
         added: Sequence[str],
         given: Collection[str],
         build: Build | None,
+        collated: Collection[str],
     ) -> None:
         self.options = options
         self.build = build
+        self._collated = collated
         self._given = given
         self.columns = columns
         self._declared = declared
@@ -293,11 +295,14 @@ class Planning:
             options = _declaring(options, columns)
         built = read.get(BUILT)
         build = None if built is None else Build(*json.loads(built))
-        return cls(options, columns, found, declared, added_columns(schema) if stored else (), given, build)
+        collated = [field.name for field in schema if is_collated(field.dataType)]
+        added = added_columns(schema) if stored else ()
+        return cls(options, columns, found, declared, added, given, build, collated)
 
     def push(self, filters: list[spark.Filter]) -> None:
         """Prune by those filters that mean the same here as in Spark."""
-        fields = {field.name: field for field in self.columns if field.name not in self._added}
+        others = {*self._added, *self._collated}
+        fields = {field.name: field for field in self.columns if field.name not in others}
         self._pushed = [p for f in filters if (p := predicate_of(f, fields)) is not None]
 
     def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:

@@ -28,7 +28,7 @@ from pyspark_lookup.options.parsing import option_text, parse_names
 from pyspark_lookup.options.read_write_options import BUILT, GIVEN, refuse_in_reads
 from pyspark_lookup.spark import planning
 from pyspark_lookup.spark.micro_batch import current_build
-from pyspark_lookup.spark.types import arrow_schema
+from pyspark_lookup.spark.types import arrow_schema, is_collated
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
 _FORMAT = "lookupcache"
@@ -168,6 +168,12 @@ def look_up(
         raise SchemaError(
             f"column {KEY_INDEX!r} of the table has the name by which answers say whose a row is: leave it out by columns=[…], or rename it"
         )
+    for name in (*spelled, *names):
+        if is_collated(schema[name].dataType):
+            raise SchemaError(
+                f"column {name!r} of the table is {schema[name].dataType.simpleString()}, and a lookup compares and returns plain text: leave it "
+                f"out by columns=[…], or declare it by options={{'lookup.schema': '{name} STRING, …'}}"
+            )
     chosen = tuple(StructField(name, schema[name].dataType) for name in names)
     wanted = LookupOptions.parse(merged, conf=conf_file_options())
     floor = _own_floor(wanted)

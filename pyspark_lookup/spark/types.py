@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyspark
 from pyspark.sql.pandas import types
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
-from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.base.errors import NotSupportedError, SchemaError
+from pyspark_lookup.columnar.types import collated_field
 
 SPARK = tuple(int(number) for number in pyspark.__version__.split(".")[:2])
 
@@ -45,8 +46,24 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def struct_type(schema: pa.Schema) -> StructType:
-    """Spark's types of Arrow columns; a timestamp without a zone has none there either."""
-    return types.from_arrow_schema(schema, prefer_timestamp_ntz=True)  # 4.1 has another default
+    """Spark's types of Arrow columns, with their collations; a timestamp without a zone has none there either."""
+    found = types.from_arrow_schema(schema, prefer_timestamp_ntz=True)  # 4.1 has another default
+    for field, column in zip(found, schema, strict=True):
+        collated = collated_field(column)
+        if collated is not None:
+            kind = StructField.fromJson(collated).dataType
+            if arrow_type(kind) != arrow_type(field.dataType):
+                raise SchemaError(
+                    f"column {column.name!r} has a collation, and is {column.type} where another file says {kind.simpleString()}: "
+                    "declare it by lookup.schema, or leave it out by lookup.columns"
+                )
+            field.dataType = kind
+    return found
+
+
+def is_collated(kind: DataType) -> bool:
+    """Whether texts of a type, or in it, are equal by rules of a collation."""
+    return "__COLLATIONS" in StructType([StructField("c", kind)]).json()
 
 
 def scopes_pushed_filters() -> bool:

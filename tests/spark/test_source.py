@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from pyspark_lookup import LookupTable, configure, lookup_join, warm
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.base.metrics import COUNTERS
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.spark.session import RECOMMENDED
@@ -249,6 +250,52 @@ def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) ->
     for place, message in tables.items():
         with pytest.raises(Exception, match=message):
             load(spark, tmp_path / place)
+
+
+def test_texts_with_a_collation(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Columns of Parquet and Delta tables, nested too, have the collation that Spark has written, and are filtered by it, also where filters
+    are pushed down; what this package compares itself is refused by name, or is plain text if somebody says so."""
+    columns = {"s": "'a' COLLATE UTF8_LCASE", "n": "named_struct('x', array('b' COLLATE UNICODE_CI))", "t": "'t'"}
+    rows = spark.sql(f"SELECT 1L AS id, {', '.join(f'{text} AS {column}' for column, text in columns.items())}")
+    rows.write.parquet(str(tmp_path / "dim"))
+    path = tmp_path / "dim"
+    for _ in range(2):  # as the files say, and as the host has it on record
+        read = load(spark, path)
+        assert read.schema == spark.read.parquet(str(path)).schema
+        assert read.filter("s = 'A' AND n.x[0] = 'B'").count() == 1
+    with conf(spark, "spark.sql.python.filterPushdown.enabled", "true"):
+        assert load(spark, path, {"lookup.filter-pushdown": "true"}).filter("s = 'A' AND t = 't'").count() == 1
+    spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
+    assert spark.sql(f"SELECT id FROM {name} WHERE s = 'A'").count() == 1
+    with pytest.raises(Exception, match=r"column 's' has a collation.*lookup\.where compares bytes"):
+        load(spark, path, {"lookup.where": "s = 'A'"})
+    with pytest.raises(Exception, match=r"option lookup\.keys: column 's' has a collation"):
+        load(spark, path, {"lookup.keys": "s"})
+    with pytest.raises(SchemaError, match=r"column 's' of the table is string collate UTF8_LCASE.*columns=\[…\]"):
+        lookup_join(spark.range(3), str(path), "id")
+    assert lookup_join(spark.range(3), str(path), "id", "inner", columns=["t"]).collect() == [(1, "t")]
+    plain = {"lookup.schema": "id LONG, s STRING, t STRING"}
+    assert lookup_join(spark.range(3), str(path), "id", "inner", options=plain).collect() == [(1, "a", "t")]
+    assert load(spark, path, {**plain, "lookup.where": "s = 'A'"}).count() == 0
+    log = path / "_delta_log"
+    log.mkdir()
+    (data,) = path.glob("*.parquet")
+    add = {
+        "path": data.name,
+        "size": data.stat().st_size,
+        "partitionValues": {},
+        "modificationTime": 0,
+        "dataChange": True,
+    }
+    metadata = {
+        "id": "m",
+        "format": {"provider": "parquet"},
+        "schemaString": rows.schema.json(),
+        "partitionColumns": [],
+    }
+    actions = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}, "metaData": metadata, "add": add}
+    (log / f"{0:020}.json").write_text("\n".join(json.dumps({key: action}) for key, action in actions.items()))
+    assert load(spark, path).filter("s = 'A' AND n.x[0] = 'B'").count() == 1
 
 
 def test_a_user_schema_prunes_columns(spark: SparkSession, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.calendars import Convert, bounds_of, convert_columns, gregorian_dates, gregorian_instants
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import lenient_schema, parts_of, with_parts
+from pyspark_lookup.columnar.types import lenient_schema, parts_of, with_collations, with_parts
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 from pyspark_lookup.scan.formats.spark_types import typed_fields
@@ -232,15 +232,17 @@ def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, u
     A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. A VARIANT or a year-month interval
     is an `unreadable_type`: a Python source cannot hand it to Spark.
     """
-    return typed_fields(fields, _said(footer), url)
+    said = _said(footer)
+    typed = typed_fields(fields, {name: field["type"] for name, field in said.items()}, url)
+    return [with_collations(field, said[field.name]) if field.name in said else field for field in typed]
 
 
 def _said(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
-    """Spark's types by column; none where it has written nothing, or nothing that is known."""
+    """Spark's fields by column; none where it has written nothing, or nothing that is known."""
     text = (footer or {}).get(_SPARK_SCHEMA, b"")
-    if b"interval" not in text and b"variant" not in text:
+    if not any(word in text for word in (b"interval", b"variant", b"__COLLATIONS")):
         return {}
     try:
-        return {field["name"]: field["type"] for field in json.loads(text)["fields"]}
+        return {field["name"]: field for field in json.loads(text)["fields"] if "type" in field}
     except (ValueError, KeyError, TypeError, RecursionError):  # of a writer that uses the key for something else
         return {}
