@@ -14,7 +14,17 @@ from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
+from pyspark.sql.types import (
+    ArrayType,
+    CharType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VarcharType,
+    VariantType,
+)
 from pyspark.storagelevel import StorageLevel
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
@@ -307,6 +317,14 @@ def _widen(field: StructField, theirs: DataType) -> Key:
 def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Key:
     """The key column of the DataFrame, in a type that the table's keys can be compared with."""
     field, theirs = _field(df, left, "on"), table.type_of(right)
+    if isinstance(field.dataType, CharType):
+        raise SchemaError(
+            f"key {left!r} is {field.dataType.simpleString()}, whose texts are padded with blanks to that length, and the table's are not: look "
+            f"up what they are without blanks, e.g. df.withColumn({left!r}, expr('CAST(rtrim({left}) AS STRING)'))"
+        )
+    if isinstance(field.dataType, VarcharType):  # text, with a limit
+        _check_key(left, StringType(), right, theirs)
+        return Key(field.name, StringType(), cast=True)
     _check_key(left, field.dataType, right, theirs)
     return _widen(field, theirs)
 

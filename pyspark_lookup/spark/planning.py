@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql import datasource as spark
-from pyspark.sql.types import StringType, StructType, VarcharType
+from pyspark.sql.types import CharType, StringType, StructType, VarcharType
 
 from pyspark_lookup.base.decoding import UNREADABLE, texts_of
 from pyspark_lookup.base.errors import NotSupportedError, OptionError, PredicateError
@@ -286,6 +286,12 @@ class Planning:
             if stored and fixed in own:
                 raise OptionError(
                     f"option {fixed} cannot change the columns of a catalog table in one read: use SELECT, or load(path)"
+                )
+        for field in schema:
+            if isinstance(field.dataType, (VarcharType, CharType)):
+                raise OptionError(
+                    f"spark.sql.preserveCharVarcharTypeInfo = 'true': column {field.name!r} is {field.dataType.simpleString()}, which Spark "
+                    "hands to no source in Python: set it to 'false', and the column is STRING"
                 )
         columns = arrow_schema(schema)
         if options.columns is not None and list(options.columns) != columns.names and found is None and not stored:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType, VarcharType
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.columnar.key_rows import KEY_INDEX
@@ -266,7 +266,13 @@ def _table(
         return {"path": table}, None
     if not spark.catalog.tableExists(table):
         raise OptionError(f"argument table = {table!r}: there is no such table; a path has a '/', e.g. './{table}'")
-    return named_options(spark, table)
+    own, schema = named_options(spark, table)
+    return own, None if schema is None else StructType([_plain_text(field) for field in schema])
+
+
+def _plain_text(field: StructField) -> StructField:
+    """A catalog table's column as its files have it: with `spark.sql.preserveCharVarcharTypeInfo` Spark shows the VARCHAR of `planning`."""
+    return StructField(field.name, StringType()) if isinstance(field.dataType, VarcharType) else field
 
 
 def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
