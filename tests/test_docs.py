@@ -102,6 +102,7 @@ def test_sql_examples_run(tmp_path: Path) -> None:
         "2 2",
         *("BOS NULL", "EWR Newark Liberty", "JFK Kennedy", "LGA LaGuardia"),
         *("EWR Newark NULL", "JFK Kennedy NULL"),
+        *("BOS", "LGA"),
         *("2026-03-01 2.50", "2026-06-01 2.75"),
     ]
 

@@ -105,6 +105,12 @@ def test_rows_of_a_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
     assert spark.sql(f"SELECT {name}('y').n").collect() == [(2,)]
     with pytest.raises(PythonException, match=r"several rows.*g = 'x'.*multi=True"):
         spark.sql(f"SELECT {name}('x').n").collect()
+    # Spark calls it for the rows of ELSE, too, so their keys are to be null.
+    each = "FROM VALUES ('x'), ('y') AS t(g)"
+    with pytest.raises(PythonException, match="several rows"):
+        spark.sql(f"SELECT CASE WHEN g = 'y' THEN {name}(g).n END AS n {each}").collect()
+    asked = spark.sql(f"SELECT {name}(CASE WHEN g = 'y' THEN g END).n AS n {each}")
+    assert asked.collect() == [(None,), (2,)]
     found = spark.sql(f"SELECT * FROM {name}_rows('x')").collect()
     assert [row.asDict() for row in found] == [{"g": "x", "n": 1, "w h": None}, {"g": "x", "n": 3, "w h": b"c"}]
     calls = Calls(path)

@@ -286,6 +286,35 @@ def test_data_frames(tables: Tables) -> None:
         assert tables.dim() == [(3, "c")]
         twin.writeTo("dim").overwrite(sf.lit(True))
         assert tables.dim() == [*ROWS, (9, "other")]
+        for replace in ("createOrReplace", "replace"):
+            with pytest.raises(Exception, match=UNKNOWN):
+                getattr(rows.writeTo("dim").using("lookupcache"), replace)()
+            # Spark has dropped the name before it asked; the rows are there.
+            assert not tables.spark.catalog.tableExists("dim")
+            tables.spark.sql(f"CREATE TABLE dim {catalog_options(path)}")
+            assert tables.dim() == [*ROWS, (9, "other")]
+
+
+def test_two_versions_in_one_statement(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Of a table and a view of its path with another version, each has its own, however often they are joined; and so have DataFrames of
+    a catalog table with other options."""
+    path = str(tmp_path / "dim")
+    table = LookupTable(path, {"lookup.keys": "id"})
+    for key in (1, 2):
+        table.write(pa.table({"id": [key]}))
+    first = table.versions()[1]["version"]
+    spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {name}_first {catalog_options(path, {'lookup.version': first})}")
+    statements = {
+        f"SELECT id FROM {name} EXCEPT SELECT id FROM {name}_first": [2],
+        f"SELECT a.id FROM {name} a LEFT ANTI JOIN {name}_first b ON a.id = b.id": [2],
+        f"SELECT id FROM {name} UNION ALL SELECT id FROM {name}_first": [1, 1, 2],
+        f"SELECT id FROM {name}_first UNION ALL SELECT id FROM {name}": [1, 1, 2],
+    }
+    for statement, ids in [*statements.items()] * 2:
+        assert sorted(row.id for row in spark.sql(statement).collect()) == ids
+    older = spark.read.option("lookup.version", first).table(name)
+    assert [row.id for row in spark.table(name).exceptAll(older).collect()] == [2]
 
 
 def judge(tables: Tables, expected: Expect, subject: str, run: Callable[[str], Any]) -> None:
