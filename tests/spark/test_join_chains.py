@@ -271,6 +271,17 @@ def test_a_stream_of_chains(spark: SparkSession, tmp_path: Path) -> None:
     assert first[str(paths[0])] != second[str(paths[0])] == third[str(paths[0])]
 
 
+def test_chains_that_meet(spark: SparkSession, tmp_path: Path) -> None:
+    """DataFrames that were looked up apart, in other tables beside one that they share: in a query on one host they read one version of it."""
+    one, two = (put(tmp_path / f"{table}.parquet", 1) for table in ("one", "two"))
+    facts, shown = spark.range(10), {"columns": ["version"], "options": FULL, "strategy": "cache"}
+    chain = lookup_join(lookup_join(facts, str(one), "id", **shown), str(two), "id", prefix="two_", **shown)
+    both = chain.select("version").union(lookup_join(facts, str(one), "id", **shown).select("version"))
+    for version in (1, 2, 3):
+        put(one, version)
+        assert [(row.version, row["count"]) for row in both.groupBy("version").count().collect()] == [(version, 20)]
+
+
 def test_chains_in_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:
     """A lookup that is built after a write sees it, also in one pass with a lookup that was built before."""
     path = put(tmp_path / "dim.parquet", 1)
