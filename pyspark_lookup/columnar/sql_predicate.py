@@ -30,11 +30,11 @@ from pyspark_lookup.columnar.binding import (
     refuse_collated,
 )
 from pyspark_lookup.columnar.predicate import And, Constant, IsNull, Or, Predicate, StartsWith, negate
+from pyspark_lookup.columnar.sql_strings import NUMBERED, take_strings
 from pyspark_lookup.columnar.types import resolve_names
 
 _COMPARE = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}  # sqlglot's node names
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_ESCAPES = "ntrb%_'\\"  # those that every sqlglot reads as Spark does
 _PLAIN = frozenset({"this", "expression", "expressions", "low", "high", "to", "is_string"})
 _OF_SELECT = frozenset({"expressions", "from", "from_", "where", "kind"})
 _INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
@@ -64,13 +64,9 @@ def parse_where(text: str, schema: pa.Schema) -> Predicate:
 
 
 def _parse_where(text: str, schema: pa.Schema) -> Predicate:
-    for escape in re.finditer(r"\\(.)", text, re.DOTALL):
-        if escape[1] not in _ESCAPES:
-            raise PredicateError(
-                f"option lookup.where = {text!r}: the escape {escape[0]!r} is not supported; write the character itself"
-            )
+    plain, strings = take_strings(text)  # sqlglot reads escapes in its own way
     try:
-        statements = sqlglot.parse(f"SELECT 1 FROM t WHERE ({text}\n)", dialect="spark")
+        statements = sqlglot.parse(f"SELECT 1 FROM t WHERE ({plain}\n)", dialect="spark")
     except SqlglotError as problem:
         raise PredicateError(f"option lookup.where = {text!r} does not parse: {str(problem).splitlines()[0]}") from None
     select = statements[0] if len(statements) == 1 else None
@@ -78,12 +74,13 @@ def _parse_where(text: str, schema: pa.Schema) -> Predicate:
     extra = {k for k, v in (select.args if select else {}).items() if v} - _OF_SELECT
     if where is None or extra or not isinstance(where.this, exp.Paren):
         raise PredicateError(f"option lookup.where = {text!r}: expected one predicate, without the word WHERE")
-    return _Binder(schema).predicate(where.this.this)
+    return _Binder(schema, strings).predicate(where.this.this)
 
 
 class _Binder:
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, strings: Sequence[str]) -> None:
         self._schema = schema
+        self._strings = strings
 
     def predicate(self, node: exp.Expression) -> Predicate:
         meant = self._predicate(node)
@@ -139,7 +136,7 @@ class _Binder:
         prefix = pattern[:-1] if isinstance(pattern, str) and pattern.endswith("%") else None
         if prefix is None or set(prefix) & set("%_\\"):
             raise PredicateError(
-                f"option lookup.where: {node.sql('spark')!r}: LIKE takes a prefix only, such as 'abc%'; "
+                f"option lookup.where: {self._shown(node)!r}: LIKE takes a prefix only, such as 'abc%'; "
                 "filter the rest in Spark"
             )
         refuse_collated(field)
@@ -171,7 +168,8 @@ class _Binder:
                 return -value
         if isinstance(node, exp.Literal):
             if node.is_string:
-                return str(node.this)
+                text = str(node.this)
+                return self._strings[int(text[1:])] if text.startswith(NUMBERED) else text
             if (number := _number(str(node.this))) is not None:
                 return number
         if isinstance(node, exp.HexString):
@@ -216,8 +214,12 @@ class _Binder:
 
     def _unsupported(self, node: exp.Expression) -> PredicateError:
         return PredicateError(
-            f"option lookup.where: {node.sql('spark')!r} is not supported; supported are {_SUPPORTED}"
+            f"option lookup.where: {self._shown(node)!r} is not supported; supported are {_SUPPORTED}"
         )
+
+    def _shown(self, node: exp.Expression) -> str:
+        literal = re.compile(rf"'{NUMBERED}(\d+)'")
+        return literal.sub(lambda found: "'" + self._strings[int(found[1])].replace("'", "''") + "'", node.sql("spark"))
 
 
 def _bare(node: exp.Expression) -> exp.Expression:
