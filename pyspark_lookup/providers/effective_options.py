@@ -32,7 +32,7 @@ def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOpti
         raise OptionError(f"option {min(idle)} has no meaning: provider {provided.name} {kind}; remove it")
     if not options.keys:
         raise OptionError(
-            f"option lookup.keys = {','.join(options.keys or ())!r}: provider {provided.name} has the columns {', '.join(provided.schema.names)}"
+            f"option lookup.keys is missing: name the columns by which provider {provided.name} is asked, of {', '.join(provided.schema.names)}"
         )
     if cache is CacheMode.PARTIAL:
         _check_partial(options, provided)

@@ -78,10 +78,15 @@ class ReturnedRows:
             try:
                 column = rows.column(field.name).combine_chunks()
                 arrays.append(cast_column(column, field.type, field.name, f"provider {self._name}"))
+                arrays[-1].validate(full=True)  # Arrow takes any bytes for text
             except SchemaError as problem:
                 raise LookupFunctionError(
                     f"provider {self._name}, {what}: column {field.name!r}: {problem}"
                 ) from problem
+            except pa.ArrowInvalid as problem:
+                says = "holds text that is no UTF-8: decode it, or declare the column as binary"
+                says = says if "UTF8" in str(problem) else f"is no valid {field.type}: {problem}"
+                raise LookupFunctionError(f"provider {self._name}, {what}: column {field.name!r} {says}") from problem
         return pa.Table.from_arrays(arrays, schema=columns)
 
 
