@@ -171,7 +171,7 @@ def test_the_overview_names_what_to_look_at(disk: Disk) -> None:
     held = []
     for n in range(100):
         counts = {"lookupTimeCount": 1, f"lookupTimeUpTo{300 if n in (7, 8) else 1}": 1}
-        counts |= {"numCachedBytes": 1000 * (n + 1)} if n % 10 == 0 else {}
+        counts |= {"numCachedBytes": 10**9 * (n + 1) if n < 90 else 1600} if n % 10 == 0 else {}
         held.append(counted(disk, f"s3://bucket/t{n:02}", numLoadFailures=3 if n == 42 else 0, **counts))
     text = report(disk, CLOCK)
     overview = text[text.index("<nav") : text.index("</ul>")]
@@ -179,8 +179,8 @@ def test_the_overview_names_what_to_look_at(disk: Disk) -> None:
     lines = {title: re.findall(r'href="#(t\d+)">s3://bucket/(t\d\d)</a> \((.*?)\)', line) for title, line in found}
     assert lines["Failing"] == [("t43", "t42", "3 loads failed")]
     assert [name for _, name, _ in lines["Slow"]] == ["t07", "t08"]
-    assert [(name, says) for _, name, says in lines["Large"]][:2] == [("t90", "91.0 kB"), ("t80", "81.0 kB")]
-    assert "and 5 more" in overview
+    assert [(name, says) for _, name, says in lines["Large"]][:2] == [("t80", "81.0 GB"), ("t70", "71.0 GB")]
+    assert "and 4 more" in overview
     assert len(lines["Large"]) == 5
     assert "<details open>" not in text
     assert all(f'id="t{n}"' in text for n in range(1, 101))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib.resources
 import math
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import jinja2
@@ -20,11 +20,11 @@ from pyspark_lookup.cli.hints import Hint, block_hit_rate, disk_hints, hints, hi
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import Reload, TableCounts, reloads_on, tables_on
 
-_TEMPLATE = Path(__file__).with_name("report.html.jinja")
+_TEMPLATE = importlib.resources.files("pyspark_lookup.cli").joinpath("report.html.jinja")  # also from a zip
 _SHOWN_RELOADS = 100
 _FIRST = 5  # tables in a line of the overview
 _UNFOLDED = 8  # with more tables each has to be opened to see all of it
-_STALE_S, _SLOW_MS = 60.0, 10.0
+_STALE_S, _SLOW_MS, _LARGE_BYTES = 60.0, 10.0, 256 * 2**20
 _WIDTH, _HEIGHT = 600.0, 90.0
 
 
@@ -111,7 +111,7 @@ def _overview(shown: Sequence[_Shown]) -> list[_Finding]:
         ("Failing", [(len(table.failing), table, table.failing) for table in shown if table.failing]),
         ("Stale", [(lag, table, f"{_duration(lag)} old") for table in shown if (lag := table.lag_s or 0) >= _STALE_S]),
         ("Slow", [(slow, table, _ms(slow)) for table in shown if (slow := table.slow_ms or 0) > _SLOW_MS]),
-        ("Large", [(size, table, _size(size)) for table in shown if (size := table.size) > 0]),
+        ("Large", [(size, table, _size(size)) for table in shown if (size := table.size) >= _LARGE_BYTES]),
     ]
     found = []
     for title, tables in ranked:

@@ -23,6 +23,7 @@ from pyspark_lookup.cli.output import (
     typed_keys,
 )
 from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.options.conf_file import redact
 
 
 def _of_table(command: Callable[..., Any], more: Mapping[str, str] = MappingProxyType({})) -> Callable[..., Any]:
@@ -40,7 +41,16 @@ def _of_table(command: Callable[..., Any], more: Mapping[str, str] = MappingProx
 @_of_table
 def describe(table: LookupTable, as_json: bool) -> None:
     """What the table is: columns, version, files, bytes, and of a managed one its log."""
-    show(table.describe(), as_json)
+    found = table.describe()
+    if not as_json:
+        shown = [key for key, value in found.items() if value not in (None, {}, [], ())]
+        if found["kind"] == "PROVIDER":  # seen as one file, of no size
+            shown = [key for key in shown if key not in ("files", "bytes")]
+        found = {key: bytes_text(found[key]) if key == "bytes" else found[key] for key in shown}
+        given = {key: redact(key, value) for key, value in table.given.items() if key != "path"}
+        found.pop("options")
+        found |= {"options": ", ".join(f"{key} = {value}" for key, value in given.items())} if given else {}
+    show(found, as_json)
 
 
 @click.command()

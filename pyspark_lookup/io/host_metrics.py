@@ -143,14 +143,20 @@ class TableCounts:
     by_application: Mapping[str, ApplicationCounts]
 
 
+_OF_QUESTIONS = {"ufsHeadCount", "ufsListCount", "ufsRetryCount"}
+
+
 def tables_on(disk: Disk, clock: HostClock) -> list[TableCounts]:
-    """What was counted of each table on this host, by URL."""
+    """What was counted of each table that was read or written on this host, by URL; not of paths where none was ever found."""
     found: dict[str, list[Counts]] = {}
     for counts in disk.counters(""):
         found.setdefault(counts.name.split("-", 1)[0], []).append(counts)
     tables = []
     for label, parts in found.items():
         total = _add(parts)
+        counted = {name for name in COUNTERS if total[name]}
+        if counted and counted <= _OF_QUESTIONS:
+            continue
         values = {**total, "reloadLag": _lag(total, clock)}
         named = sorted({name for part in parts for name in _applications(part)})
         url = str(parts[-1].about.get("url", ""))
