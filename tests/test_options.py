@@ -203,7 +203,7 @@ BAD_VALUES = [
         ("lookup.async.time-out", "did you mean lookup.async.timeout?"),
         ("Lookup.Formats", "did you mean lookup.format?"),
         ("pahts", "did you mean path?"),
-        ("header", "known are path, lookup.keys"),
+        ("header", "did you mean lookup.csv.header?"),
         *((f"lookup.storage.{name}", "lookup.storage.client_kwargs = '{") for name in ("", "a.verify", "a-b", "*")),
     ],
 )

@@ -10,6 +10,7 @@ from pyspark_lookup.base.errors import NotSupportedError, SchemaError, VersionGo
 from pyspark_lookup.columnar.predicate import And, Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names, schema_of_text
+from pyspark_lookup.engine.planner import planned_names
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.managed.change_feed import (
     CHANGE_COLUMNS,
@@ -90,7 +91,7 @@ def read_share(
     known = {name.lower() for name in schema.names}
     absent = {name for name in added if name.lower() not in known}
     own = [name for name in columns.names if name not in CHANGE_COLUMNS.names and name not in absent]
-    for name, spelled in zip(own, resolve_names(own, schema, "schema"), strict=True):
+    for name, spelled in zip(own, planned_names(own, schema, options.path), strict=True):
         if name != spelled:
             raise SchemaError(f"column {name!r} of the given schema is spelled {spelled!r} in the table")
     yield from read_changes(engine.reader.versions.files, tasks, columns, wanted)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +66,11 @@ class LookupTable:
     Raises OptionError for options that are unknown or contradict each other.
     """
 
-    def __init__(self, path: str | None, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, options: Mapping[str, Any] | None = None) -> None:
         check_argument("options", options, (Mapping, type(None)), "a dictionary, such as {'lookup.keys': 'id'}")
         given = {key: option_text(value) for key, value in (options or {}).items()}
         if path is not None:
-            given["path"] = path
+            given["path"] = option_text(path)
         self._given = given
         self._options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
         if self._options.view is not View.DATA and self._options.changes_from is None:

@@ -22,6 +22,7 @@ from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import check_all_readable, check_readable, collated_field, resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.table_reader import TableReader
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns, share_of
@@ -162,6 +163,24 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
     return pa.schema([everything.field(name) for name in resolve_names(options.columns, everything, "lookup.columns")])
 
 
+def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: bool = False) -> list[str]:
+    """How a table spells the columns that a query was planned with, or that somebody has `declared`. Raises SchemaError for one that
+    it does not have.
+    """
+    known = {name.lower() for name in columns.names}
+    lost = [name for name in names if name.lower() not in known]
+    if lost:
+        says = (
+            "of the schema that was given for it"
+            if declared
+            else "which it had when the query was planned: the table changed; plan again (make the DataFrame, view or stream anew)"
+        )
+        raise SchemaError(
+            f"{redact('path', url)} has no column {lost[0]!r} (it has {', '.join(columns.names)}), {says}"
+        )
+    return resolve_names(names, columns, "lookup.columns")
+
+
 def plan_read(
     found: Found,
     options: LookupOptions,
@@ -176,7 +195,7 @@ def plan_read(
     """
     declared = declared or found.table.declared is not None
     everything = found.columns
-    spelled = resolve_names(columns.names, everything, "schema")
+    spelled = planned_names(columns.names, everything, found.table.url, declared)
     for wanted, name in zip(columns, spelled, strict=True):
         check_readable(wanted, everything.field(name).type, found.table.url, declared)
         if wanted.name != name:

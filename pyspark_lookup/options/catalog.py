@@ -14,6 +14,7 @@ from pyspark_lookup.base.decoding import UNREADABLE, text_of
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import is_local
+from pyspark_lookup.options.parsing import parse_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,6 +107,10 @@ def _is_at(place: str, path: str, warehouse: str) -> bool:
 
 def absolute_path(path: str) -> str:
     """A path that other directories, as those of workers, understand."""
+    try:
+        path = parse_path(path)
+    except ValueError as problem:
+        raise OptionError(f"option path = {redact('path', path)!r}: expected {problem}") from None
     return path if "://" in path or path.startswith("file:") else os.path.abspath(path)
 
 

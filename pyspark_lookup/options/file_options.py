@@ -16,6 +16,7 @@ from pyspark_lookup.options.parsing import (
     option,
     parse_character,
     parse_encoding,
+    parse_path,
     parse_quote,
     parse_text,
 )
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class FileOptions:
     # fmt: off
     path: str = option(
-        "path", Kind("string", parse_text), "",
+        "path", Kind("string", parse_path), "",
         doc="File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`. Where an object and "
             "a directory have one name, `s3://bucket/name/` is the directory.",
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,8 +62,9 @@ class LookupOptions(
         read: Mapping[str, str],
         table: Mapping[str, str] | None = None,
         conf: Mapping[str, str] | None = None,
+        origin: str = "read option",
     ) -> LookupOptions:
-        """The options of a read of `table` (its stored options) under `conf` (a conf file's).
+        """The options of a read of `table` (its stored options) under `conf` (a conf file's). `origin`: what errors call `read`.
 
         Raises OptionError for an unknown key, a bad value, a contradiction, a credential outside
         the conf file, or a missing path.
@@ -69,14 +72,15 @@ class LookupOptions(
         check_argument("options", read, Mapping, "a dictionary, such as {'path': 's3://bucket/dim'}")
         for key in read:
             check_argument("options", key, str, "names of options, such as 'lookup.keys'")
-        layers = [(conf or {}, "conf file"), (table or {}, "table option"), (read, "read option")]
+        read = {key: os.fspath(text) if isinstance(text, os.PathLike) else text for key, text in read.items()}
+        layers = [(conf or {}, "conf file"), (table or {}, "table option"), (read, origin)]
         values: dict[str, Any] = {}
         storage: dict[str, Any] = {}
         named: dict[str, dict[str, str]] = {PROVIDER: {}, CATALOG: {}}
         explicit: set[str] = set()
         everything = {key.lower(): text for layer, _ in layers for key, text in layer.items()}
         local = "lookup.catalog" not in everything and is_local(everything.get("path", ""))
-        for layer, origin in layers:
+        for layer, named_so in layers:
             for key in _retract(layer):
                 values.pop(_FIELDS[key].name, None)
                 explicit.discard(key)
@@ -95,7 +99,7 @@ class LookupOptions(
                     continue
                 # A conf file may hold credentials, also under a key that is misspelled.
                 field = _field_of(key, "…" if layer is conf else text)
-                values[field.name] = _parse(field, text, f"option {key}", f" ({origin})")
+                values[field.name] = _parse(field, text, f"option {key}", f" ({named_so})")
                 if layer is not conf:
                     explicit.add(key)
         if values.get("changes_from") is not None:
@@ -267,15 +271,56 @@ def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
             f"filesystem, and JSON for a nested one, e.g. {STORAGE}client_kwargs = '{{\"verify\": false}}'"
         )
     if field is None:
-        near = difflib.get_close_matches(key, _FIELDS, 1, 0.6)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_FIELDS)}"
+        near = _meant(key)
+        hint = f"did you mean {' or '.join(near)}?" if near else "docs/options.md lists the options"
         raise OptionError(f"unknown option {key} = {redact(key, text)!r}: {hint}")
     return field
 
 
+_OF_PEERS = {
+    # Delta
+    "versionasof": "lookup.version", "timestampasof": "lookup.timestamp", "startingversion": "lookup.stream.start",
+    "startingtimestamp": "lookup.stream.start", "mergeschema": "lookup.write.merge-schema", "readchangefeed": "lookup.view",
+    "readchangedata": "lookup.view", "maxfilespertrigger": "lookup.stream.max-files-per-trigger",
+    "maxbytespertrigger": "lookup.stream.max-bytes-per-trigger", "maxrowspertrigger": "lookup.stream.max-rows-per-trigger",
+    "txnversion": "lookup.write.batch", "replacewhere": "lookup.write.mode",
+    # Iceberg
+    "snapshotid": "lookup.version", "asoftimestamp": "lookup.timestamp", "splitsize": "lookup.scan.split-size",
+    "streamfromtimestamp": "lookup.stream.start", "writeformat": "lookup.format",
+    # Spark
+    "delimiter": "lookup.csv.sep", "separator": "lookup.csv.sep", "charset": "lookup.csv.encoding", "nullvalue": "lookup.csv.null-value",
+    "inferschema": "lookup.csv.infer-schema", "basepath": "path", "pathglobfilter": "path", "recursivefilelookup": "path",
+    "location": "path", "mode": "lookup.write.mode", "condition": "lookup.where", "filter": "lookup.where", "predicate": "lookup.where",
+    "key": "lookup.keys", "primarykey": "lookup.keys", "primarykeys": "lookup.keys", "upsertkeys": "lookup.keys", "recordkeyfield": "lookup.keys",
+    # FLIP-221, and what Flink's connectors called it before
+    "cachemaxrows": "lookup.partial-cache.max-rows", "cachettl": "lookup.partial-cache.expire-after-write",
+    "lookupcachemaxrows": "lookup.partial-cache.max-rows", "lookupcachettl": "lookup.partial-cache.expire-after-write",
+    "lookupcachecachingmissingkey": "lookup.partial-cache.cache-missing-key", "lookupasync": "lookup.provider",
+    "ttl": "lookup.partial-cache.expire-after-write", "maxretries": "lookup.max-retries",
+}  # fmt: skip
+
+
+def _meant(key: str) -> list[str]:
+    """The options that an unknown one may stand for: those that end like it, its equals in peers, or those spelled nearly so."""
+    plain = re.sub(r"[^a-z0-9]", "", key)
+    known = {re.sub(r"[^a-z0-9]", "", name): name for name in _FIELDS if not name.endswith("*")}
+    if (same := known.get(plain) or known.get("lookup" + plain)) is not None:
+        return [same]
+    if (peer := _OF_PEERS.get(plain) or _OF_PEERS.get(plain.removeprefix("lookup"))) is not None:
+        return [peer]
+    ends = re.sub(r"[^a-z0-9]", "", key.removeprefix("lookup."))
+    named = [name for folded, name in known.items() if len(ends) > 2 and folded.endswith(ends)]
+    if 0 < len(named) <= 3:
+        return named
+    near = difflib.get_close_matches(key, _FIELDS, 1, 0.6) or difflib.get_close_matches(
+        f"lookup.{key}", _FIELDS, 1, 0.75
+    )
+    return near or named[:3]
+
+
 def is_local(path: str) -> bool:
     """Whether a path or URL names a file of this machine."""
-    return "://" not in path or path.startswith(("file:", "local:"))
+    return "://" not in path or path.lower().startswith(("file:", "local:"))
 
 
 def _retract(layer: Mapping[str, str]) -> set[str]:

@@ -9,6 +9,7 @@ import difflib
 import enum
 import importlib
 import numbers
+import os
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -100,6 +101,48 @@ def parse_text(text: str) -> str:
     if not text.strip():
         raise ValueError("some text")
     return text.strip()
+
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/*)(.*)", re.DOTALL)
+_REMOTE = [
+    "abfs",
+    "abfss",
+    "adl",
+    "dbfs",
+    "ftp",
+    "gcs",
+    "gs",
+    "hdfs",
+    "http",
+    "https",
+    "oss",
+    "s3",
+    "s3a",
+    "s3n",
+    "sftp",
+    "viewfs",
+    "wasb",
+    "wasbs",
+    "webhdfs",
+]
+_OF_FORMAT = re.compile(r"(\w+)\.`(.+)`", re.DOTALL)
+
+
+def parse_path(text: str) -> str:
+    """A path or URL; its scheme may be in capitals. Raises ValueError for what another program takes for one."""
+    path = parse_text(text)
+    if (of_format := _OF_FORMAT.fullmatch(path)) is not None:
+        raise ValueError(f"the path alone, {of_format[2]!r}: what is there says that it is {of_format[1]}")
+    found = _SCHEME.fullmatch(path)
+    if found is None:
+        return path
+    scheme, slashes, rest = found[1].lower(), found[2], found[3]
+    if scheme == "dbfs":
+        raise ValueError(f"the path at which Databricks mounts it, '/dbfs/{rest}'")
+    if scheme in _REMOTE and len(slashes) != 2:
+        place = f"<namenode>/{rest}" if scheme == "hdfs" else rest
+        raise ValueError(f"two slashes, '{scheme}://{place}'")
+    return f"{scheme}:{slashes}{rest}" if scheme in (*_REMOTE, "file", "local") or slashes == "//" else path
 
 
 def parse_character(text: str) -> str:
@@ -299,6 +342,8 @@ def option_text(value: Any) -> str:
     """An option value as Spark passes it: `True` is "true", a list of names is one text, a timedelta so many seconds."""
     if isinstance(value, datetime.timedelta):
         return f"{value / datetime.timedelta(seconds=1):f} s"
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
     if isinstance(value, (list, tuple)):
         return ",".join("`" + str(name).replace("`", "``") + "`" for name in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

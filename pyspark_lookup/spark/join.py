@@ -245,7 +245,7 @@ def _few(df: DataFrame, rows: int) -> str | None:
 
 
 def explain_lookup(df: DataFrame) -> str:
-    """How each lookup in a DataFrame's plan is carried out, and why: its table, strategy and cache. Also prints it.
+    """How each lookup in a DataFrame's plan is carried out, and why: its table, strategy and cache; a text of several lines, to `print`.
 
     Where a full cache is wanted one host is asked, by a job, whether it has room for a snapshot. Of lookups that this process
     has joined, the last 500 of them; there is none in what was built elsewhere.
@@ -261,9 +261,7 @@ def explain_lookup(df: DataFrame) -> str:
         if len(known) > 1:
             texts.append(f"  pass: its own ({apart})")
         told += texts
-    text = "\n".join(told) if told else "no lookup join in this DataFrame"
-    print(text)  # noqa: T201 - as DataFrame.explain does
-    return text
+    return "\n".join(told) if told else "no lookup join in this DataFrame"
 
 
 def _not_kept(spark: SparkSession, full: Mapping[str, str] | None) -> str:

@@ -58,7 +58,7 @@ def register_lookup(
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
     keys = [key] if isinstance(key, str) else list(key)
-    found = look_up(spark, table, keys, columns, options or {})
+    found = look_up(spark, table, keys, columns, options or {}, key_argument="key")
     if defaults_to_full(found):
         found = with_default_cache(found, found.facts().bytes)
     if not found.chosen:

@@ -129,10 +129,11 @@ def look_up(
     columns: Sequence[str] | None,
     options: Mapping[str, Any],
     as_of: bool = False,
+    key_argument: str = "on",
 ) -> LookedUp:
     """The table that a lookup names, with its columns as Spark sees them now.
 
-    `keys`: None for those that its options or its log name. `as_of`: of what is valid at a time. Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
+    `keys`: None for those that its options or its log name; `key_argument`: what the caller calls them. `as_of`: of what is valid at a time. Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
     """
     given = {key: option_text(value) for key, value in options.items()}
     asked = {key.lower() for key in given}
@@ -158,7 +159,7 @@ def look_up(
     if schema is None or of_files:
         found = _columns(spark, _without_cache(merged), of_files)
         schema = schema or found
-    spelled = tuple(_resolve(keys, schema, "on"))
+    spelled = tuple(_resolve(keys, schema, key_argument))
     merged["lookup.keys"] = ",".join(map(quote, _order(spelled, {**stored, **given})))
     if columns is None:
         shown_names = schema.names if kept is None else resolve_names(parsed.columns or (), schema, "lookup.columns")

@@ -61,7 +61,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
-    parsed = LookupOptions.parse(written_options(options, schema), conf=conf_file_options())
+    parsed = LookupOptions.parse(written_options(options, schema), conf=conf_file_options(), origin="write option")
     wrong = [key for key, given in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if given]
     wrong += ["lookup.columns"] if parsed.columns else []
     wrong += ["lookup.view"] if parsed.view is not View.DATA else []

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 import fsspec
 
 from pyspark_lookup.base.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError, raise_ours
-from pyspark_lookup.io.stores.error_mapping import read_error, translate_errors
+from pyspark_lookup.io.stores.error_mapping import our_error, read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import REMOTE_GRANULE_S, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
@@ -32,6 +32,13 @@ class FsspecStore:
             self._fs = kind(**{**given, "skip_instance_cache": True, "use_listings_cache": False})
         except (ValueError, TypeError, ImportError) as error:
             raise_ours(OptionError(f"option path = {redact('path', path)!r}: {error}"), error)
+        except OSError as error:
+            if "libjvm" not in str(error) and "libhdfs" not in str(error):
+                raise_ours(our_error(error, path), error)
+            raise OptionError(
+                f"option path = {redact('path', path)!r}: HDFS is read through Java and Hadoop's libhdfs, which were not found: set "
+                "JAVA_HOME (its libjvm), HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`)"
+            ) from None
         self._protocol = protocol
         self._web = protocol in ("http", "https")
         self._now_s = now_s
