@@ -75,7 +75,7 @@ def use(opened: Opened, number: int) -> None:
         lambda: (
             disk.replace_record("version", f"r{number}", number) or disk.get_record("version", f"r{number}") == number
         ),
-        lambda: disk.succeed_record("table", "t", disk.newest_number("table", "t"), number),
+        lambda: disk.succeed_record("table", "t", disk.newest_record("table", "t")[0], number),
         lambda: released(disk.create_claim("space", "group", b"x")) and disk.claims("space", "group") == [],
         lambda: released(disk.acquire("block", f"{number}", 0)),
         lambda: segment(opened, f"s{number}"),
@@ -124,6 +124,51 @@ def test_what_is_lost_is_made_again(tmp_path: Path, loss: str, mask: int) -> Non
             assert modes(root) == {0o700}
             assert {path.name for path in (root / "v1").iterdir()} >= {*INNER, MARKER}
     assert living.count("cacheFailureCount") == 0
+
+
+PLACES = {
+    "blocks": ("blocks", f"blocks/{key(5).path_key[:2]}", f"blocks/{key(5).path_key[:2]}/{key(5).path_key}"),
+    "records": ("records/version", "records/table~t", "records/segment"),
+    "others": ("locks", "tmp", "counters", "claims/space", f"snapshots/{'0' * 32}"),
+    "files": ("usage", "usage.lock", "swept", "evict.lock", "locks/block-000", f"snapshots/{'0' * 32}/n5.used"),
+}
+
+
+@pytest.mark.parametrize("what", ["a link", "a directory", "a pipe", "a hard link"])
+@pytest.mark.parametrize("places", PLACES)
+def test_what_lies_in_the_place_of_ours(tmp_path: Path, places: str, what: str) -> None:
+    """Links, directories, pipes and hard links at any level of the cache directory: nothing is put, changed or removed behind them."""
+    private, root = tmp_path / "private", tmp_path / "cache"
+    private.mkdir()
+    for place in PLACES[places]:
+        for name in ("letter", "0000000000000001", "k5", "r5", "0-1000"):
+            (private / name).write_bytes(b"dear")
+            os.utime(private / name, (1, 1))
+        before = found_in(private)
+        opened = Opened(root)
+        planted = root / "v1" / place
+        if planted.is_dir():
+            planted.rmdir()
+        planted.parent.mkdir(mode=0o700, exist_ok=True)
+        planted.unlink(missing_ok=True)
+        if what == "a link":
+            planted.symlink_to(private)
+        elif what == "a directory":
+            planted.mkdir()
+            os.link(private / "letter", planted / "letter")
+        elif what == "a pipe":
+            os.mkfifo(planted)
+        else:
+            os.link(private / "letter", planted)
+        with contextlib.suppress(OSError, AssertionError):  # what cannot be had; it is counted, or told
+            use(opened, 5)
+        for act in (opened.disk.sweep, lambda disk=opened.disk: disk.check(repair=True), opened.disk.clear):
+            opened.clock.tick(100 * 86400)
+            with contextlib.suppress(OSError):
+                act()
+        assert found_in(private) == before, place
+        assert {path.stat().st_mtime for path in private.iterdir()} == {1}, place
+        shutil.rmtree(root)
 
 
 RACE = """

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import socket
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -168,3 +172,118 @@ def test_objects_of_others_below_a_write_stay(s3: S3Server) -> None:
 
 class UniqueError(Exception):
     """Raised by a test."""
+
+
+# --- at each step ---------------------------------------------------------------------------------------
+
+STEPS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir", "os.listdir"}
+_attack: list[Callable[[], None]] = []
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    if _attack and event in STEPS:
+        _attack[-1]()
+
+
+@contextlib.contextmanager
+def at_step(number: int, attack: Callable[[], None]) -> Iterator[list[int]]:
+    """Run `attack` ahead of the step with that number in the block; [how many steps are left until then]."""
+    if not _hooked:  # a hook stays for good
+        sys.addaudithook(_audit)
+        _hooked.append(True)
+    left, me = [number], threading.get_ident()
+
+    def step() -> None:
+        if threading.get_ident() == me:
+            left[0] -= 1
+            if left[0] == 0:
+                _attack.clear()
+                attack()
+
+    _attack[:] = [step]
+    try:
+        yield left
+    finally:
+        _attack.clear()
+
+
+_hooked: list[bool] = []
+
+
+@pytest.mark.parametrize(
+    ("operation", "stride"),
+    [
+        ("append", 7),
+        *(pytest.param(one, 1, marks=pytest.mark.nightly) for one in ("append", "abort", "delete", "overwrite")),
+    ],
+)
+def test_a_link_that_comes_at_any_step(site: Site, tmp_path: Path, operation: str, stride: int) -> None:
+    """Somebody puts a link to a private directory in the place of a write's between any two steps of the write: nothing gets there,
+    nor goes from there."""
+    private = tmp_path / "private"
+    private.mkdir()
+    for name in OTHERS:
+        (private / name).write_bytes(b"precious")
+    before = contents(private)
+    site.created(OFF).write(rows(1, 2))
+    step = 1
+    while True:
+        directory = site.path / f"write-{site.state().high_watermark + 1:020d}"
+
+        def attack(directory: Path = directory) -> None:
+            for file in directory.glob("*") if directory.exists() else ():
+                (private / file.name).write_bytes(b"precious")  # the names that the write has given, too
+                before[file.name] = b"precious"
+            with contextlib.suppress(FileNotFoundError):
+                directory.rename(f"{directory}.moved")
+            directory.symlink_to(private)
+
+        with at_step(step, attack) as left, contextlib.suppress(UfsError):
+            OPERATIONS[operation](site)
+        assert contents(private) == before, step
+        if left[0] > 0:
+            break
+        shutil.rmtree(f"{directory}.moved", ignore_errors=True)
+        step += stride
+        site.restart()
+        site.table(OFF).write(rows(1, 2), "overwrite")
+    assert step > 20
+
+
+# --- another user ---------------------------------------------------------------------------------------
+
+
+def as_user(uid: int, act: Callable[[], None]) -> None:
+    """Do something as another user, in a process of its own."""
+    child = os.fork()
+    if not child:
+        code = 1
+        with contextlib.suppress(BaseException):
+            os.setgid(uid)
+            os.setuid(uid)
+            act()
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become others")
+@pytest.mark.parametrize("operation", ["append", "upsert", "abort"])
+def test_another_user_who_may_write_to_the_directory(site: Site, tmp_path: Path, operation: str) -> None:
+    """Links that they put in the place of writes to come lead none of ours to a private directory."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "notes.txt").write_bytes(b"precious")
+    for above in (tmp_path, *tmp_path.parents):
+        if above.stat().st_uid == os.geteuid() and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o011)
+    site.created(OFF).write(rows(1, 2))
+    site.path.chmod(0o777)
+    next_ = site.state().high_watermark + 1
+    as_user(
+        12345, lambda: [(site.path / f"write-{n:020d}").symlink_to(private) for n in range(next_, next_ + 3)] and None
+    )
+    with pytest.raises(UfsError, match="is a link or a file in the place of a directory"):
+        OPERATIONS[operation](site)
+    assert contents(private) == {"notes.txt": b"precious"}
+    assert ids_of(site.table(host="look").scan()) == [1, 2]

@@ -144,7 +144,14 @@ class Directory:
 
     def _open(self, path: Path, flags: int) -> int:
         with self._at(path, bool(flags & os.O_CREAT)) as (directory, name):
-            return open_file(name, flags, directory)
+            fd = open_file(name, flags, directory)
+            status = os.fstat(fd)
+            if flags & os.O_CREAT and not (is_own_file(status) and status.st_nlink <= 1):
+                # What is written in place is not to be somebody's file by another name.
+                os.close(fd)
+                self._remove(path)
+                fd = open_file(name, flags, directory)
+            return fd
 
     def counting(self: Self, metrics: CacheMetricGroup) -> Self:
         """This directory, opened and checked already, counting into another group."""

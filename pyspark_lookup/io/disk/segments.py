@@ -262,8 +262,8 @@ class Segments(Records):
         try:
             path = self._place("snapshots", table, f"{name}{_NUMBERS}")
             with self._use(path, os.O_RDWR | (os.O_CREAT if create else 0)) as fd:
-                if not is_own_file(os.fstat(fd)):
-                    raise OSError(errno.EPERM, "no file of this user's", str(path))
+                if not is_own_file(os.fstat(fd)) or os.fstat(fd).st_nlink > 1:
+                    raise OSError(errno.EPERM, "no file of this user's alone", str(path))
                 self.take("segments", max(on_disk(size) - on_disk(os.fstat(fd).st_size), 0))
                 # On a disk that is full, writing to a mapped hole would kill the process.
                 os.posix_fallocate(fd, 0, size)
