@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from pyarrow import orc
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.scan.formats import RangesFile
 from pyspark_lookup.scan.formats.lzo import decompress_lzo
+from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.scan.formats.orc_numbers import unsigned_numbers
 from tests.iceberg.common import opened
 from tests.iceberg.writing import IcebergTable
@@ -298,3 +302,25 @@ def test_types_that_spark_says(tmp_path: Path, cache_dir: Path) -> None:
     )
     for more in ({}, {"lookup.schema": f"{declared}, m MAP<STRING, INTERVAL DAY TO SECOND>"}):
         assert LookupTable(str(tmp_path / "a.orc"), {**options, **more}).scan().to_pylist() == expected
+
+
+@pytest.mark.parametrize("said", ["time(6)", "interval year to month"])
+def test_types_that_no_python_source_has(tmp_path: Path, cache_dir: Path, said: str) -> None:
+    """They are numbers in ORC, and none of what was written: such a column refuses itself, also as a part of another."""
+    kind = pa.int64() if said.startswith("time") else pa.int32()
+    part = pa.field("x", kind, metadata={"spark.sql.catalyst.type": said})
+    schema = pa.schema([pa.field("n", pa.int64()), part, pa.field("s", pa.struct([part]))])
+    orc.write_table(pa.table([[1], [2], [{"x": 3}]], schema), tmp_path / "a.orc")
+    options = {"lookup.cache.dir": str(cache_dir)}
+    for name in ("x", "s"):
+        with pytest.raises(SchemaError, match=f"column '{name}' is of Spark's type {re.escape(said)}"):
+            LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": f"n, {name}"}).scan()
+    assert LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": "n"}).scan().to_pylist() == [{"n": 1}]
+
+
+def test_rows_without_columns(tmp_path: Path) -> None:
+    """They are counted, though the first column has times that are far away."""
+    (tmp_path / "a.orc").write_bytes(content := orc_file(times_table(1, 100).drop("n")))
+    index = OrcIndex(FileVersion("file:///a.orc", len(content), "1"), content, [])
+    source = RangesFile(len(content), {}, lambda part: b"")
+    assert sum(batch.num_rows for batch in index.batches(index.units[0], [], source)) == 100

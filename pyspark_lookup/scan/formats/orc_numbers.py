@@ -34,11 +34,15 @@ def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
         if byte < 128:
-            # Arrow's writer has negative fractions before 1970, as numbers of 64 bits.
-            value &= (1 << 64) - 1
-            return value - (1 << 64) if value >> 63 else value, at
+            return _signed(value), at
         if shift >= 70:
             raise ValueError("a number without an end")
+
+
+def _signed(value: int) -> int:
+    """A number of 64 bits as a signed one: Arrow's writer has negative fractions before 1970."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
 
 
 def _run_of_version_1(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
@@ -61,7 +65,7 @@ def _run_of_version_2(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
     kind, code = first >> 6, (first >> 1) & 31
     if kind == 0:  # short repeat: "3 bits: bytes of the value - 1, 3 bits: count - 3"
         size = ((first >> 3) & 7) + 1
-        return np.full((first & 7) + 3, _big_endian(data, at + 1, size), np.int64), at + 1 + size
+        return np.full((first & 7) + 3, _signed(_big_endian(data, at + 1, size)), np.int64), at + 1 + size
     length = ((first & 1) << 8 | data[at + 1]) + 1
     at += 2
     if kind == 1:
@@ -91,7 +95,7 @@ def _patched(data: bytes | memoryview, at: int, length: int, width: int) -> tupl
     place = 0
     for entry in entries.tolist():
         place += (entry & ((1 << entry_width) - 1)) >> patch_width
-        values[place] |= (entry & ((1 << patch_width) - 1)) << width
+        values[place] |= _signed((entry & ((1 << patch_width) - 1)) << width)
     return base + values, at
 
 

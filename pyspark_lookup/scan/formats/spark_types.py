@@ -14,7 +14,7 @@ from pyspark_lookup.columnar.types import unreadable_type
 def typed_fields(fields: Sequence[pa.Field], said: Mapping[str, Any], url: str) -> list[pa.Field]:
     """Fields in the types that are `said` of them by name, as in Spark's own JSON; those of which nothing is said stay as they are.
 
-    A VARIANT or a year-month interval is an `unreadable_type`: a Python source cannot hand it to Spark.
+    A VARIANT, a TIME or a year-month interval is an `unreadable_type`: a Python source cannot hand it to Spark.
     """
     return [field if field.name not in said else _field(field, said[field.name], url) for field in fields]
 
@@ -33,6 +33,8 @@ def _typed(kind: pa.DataType, said: Any) -> pa.DataType:
             raise NotSupportedError(
                 f"Spark's type {said}, which no Python source can read: write it as {instead} instead"
             )
+        if said.startswith("time(") and pa.types.is_int64(kind):  # in ORC
+            raise NotSupportedError(f"Spark's type {said}, which no Python source can read: write it as text instead")
         if said == "timestamp_ntz" and pa.types.is_int64(kind):  # in ORC
             return pa.timestamp("us")
         return pa.duration("us") if said.startswith("interval ") and pa.types.is_int64(kind) else kind
