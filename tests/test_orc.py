@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import io
 import random
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from pyspark_lookup.scan.formats import RangesFile
 from pyspark_lookup.scan.formats.lzo import decompress_lzo
 from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.scan.formats.orc_numbers import unsigned_numbers
+from pyspark_lookup.scan.formats.orc_tail import read_tail
 from tests.iceberg.common import opened
 from tests.iceberg.writing import IcebergTable
 from tests.orc_files import JULIAN, PROLEPTIC, orc_file
@@ -324,3 +328,24 @@ def test_rows_without_columns(tmp_path: Path) -> None:
     index = OrcIndex(FileVersion("file:///a.orc", len(content), "1"), content, [])
     source = RangesFile(len(content), {}, lambda part: b"")
     assert sum(batch.num_rows for batch in index.batches(index.units[0], [], source)) == 100
+
+
+def test_damaged_tails() -> None:
+    """What is read here and not by pyarrow is damaged, or says something else; nothing else comes of it."""
+    contents = []
+    for compression in ("uncompressed", "zlib", "lz4", "zstd"):
+        out = io.BytesIO()
+        orc.write_table(times_table(3, 200), out, compression=compression)
+        contents.append(out.getvalue())
+    rng = random.Random(5)
+    for _ in range(100):
+        content = bytearray(rng.choice(contents))
+        for _ in range(rng.choice([1, 1, 3, 10])):
+            content[-1 - min(int(rng.expovariate(0.005)), len(content) - 1)] = rng.choice([0, 255, rng.randrange(256)])
+        with contextlib.suppress(ValueError, OSError, zlib.error):
+            tail = read_tail(bytes(content))
+            assert tail.hybrid in (True, False)
+            tail.with_seconds()
+            for stripe in tail.stripes:
+                assert isinstance(stripe.time_zone, str)
+                tail.fractions(stripe, 2, 150)

@@ -170,7 +170,7 @@ class OrcTail:
         for stream in _parts(stripe.footer, _STREAMS):
             kind, of, length = (_number(stream, field) for field in (1, 2, 3))
             if kind == _SECONDARY and of == column:
-                encoding = _number(_parts(stripe.footer, _ENCODINGS)[column], 1)
+                encoding = sum(_number(one, 1) for one in _parts(stripe.footer, _ENCODINGS)[column : column + 1])
                 data = self._plain(self.content[at : at + length], _LONGEST_NUMBER * count + 1024)
                 packed = unsigned_numbers(data, count, 2 if encoding in _VERSION_2 else 1)
                 # "The low three bits: how many zeros are left out, less one".
@@ -186,9 +186,9 @@ class OrcTail:
         """The file with all times as numbers: their seconds since 2015, of the writer's time zone. No year is too far for these."""
         footer = b""
         for number, wire, value in fields_of(self.footer):
-            if number == _TYPES:
+            if number == _TYPES and wire == _BYTES:
                 value = b"".join(
-                    _encoded(field, kind, _LONG if field == 1 and of in _TIMESTAMPS else of)
+                    _encoded(field, kind, _LONG if (field, kind) == (1, _VARINT) and of in _TIMESTAMPS else of)
                     for field, kind, of in fields_of(value)
                 )
             footer += _encoded(number, wire, value)
@@ -196,7 +196,7 @@ class OrcTail:
             parts = [footer[at : at + _ORIGINAL] for at in range(0, len(footer), _ORIGINAL)]
             footer = b"".join((len(part) << 1 | 1).to_bytes(3, "little") + part for part in parts)
         postscript = b"".join(
-            _encoded(number, wire, len(footer) if number == _FOOTER_LENGTH else value)
+            _encoded(number, wire, len(footer) if (number, wire) == (_FOOTER_LENGTH, _VARINT) else value)
             for number, wire, value in fields_of(self.content[self.end : -1])
         )
         tail = footer + postscript + bytes([len(postscript)])
@@ -261,7 +261,10 @@ def _decompress(chunk: memoryview, compression: int, at_most: int) -> bytes:
         raise ValueError(f"compression {compression} cannot be read")
     if codec in ("zstd", "brotli"):  # whose chunks end where they say so
         return bytes(pa.CompressedInputStream(pa.BufferReader(chunk), codec).read(at_most))
-    length = _varint(chunk, 0)[0] if codec == "snappy" else _lz4_length(chunk)
+    try:
+        length = _varint(chunk, 0)[0] if codec == "snappy" else _lz4_length(chunk)
+    except IndexError:
+        raise ValueError("a chunk that ends too soon") from None
     if length > at_most:
         raise ValueError(f"a chunk of {length} bytes, of at most {at_most}")
     return bytes(pa.Codec(codec).decompress(chunk, length, asbytes=True))
