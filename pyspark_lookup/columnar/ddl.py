@@ -8,6 +8,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from pyspark_lookup.base.decoding import UNREADABLE, show
+from pyspark_lookup.columnar.types import MOST_NESTED, is_deeper
 
 _TYPES = {
     "BOOLEAN": pa.bool_(),
@@ -53,7 +54,10 @@ def parse_columns(text: str) -> pa.Schema:
             raise ValueError(f"a name and a type of each column; {show(column.sql(dialect='spark'))} says more")
         if column.name.lower() in fields:
             raise ValueError(f"each column once; {show(column.name)} is named twice")
-        fields[column.name.lower()] = pa.field(column.name, _type_of(column.kind))
+        kind = _type_of(column.kind)
+        if is_deeper(kind, MOST_NESTED):
+            raise ValueError(f"types nested {MOST_NESTED} deep at most; that of {show(column.name)} is deeper")
+        fields[column.name.lower()] = pa.field(column.name, kind)
     if not fields:
         raise ValueError(_EXPECTED)
     return pa.schema(list(fields.values()))

@@ -69,7 +69,7 @@ def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataTyp
 
     `nothing` is for columns that hold nulls only: string, as Spark infers it.
     """
-    if _is_deeper(kind, MOST_NESTED):
+    if is_deeper(kind, MOST_NESTED):
         raise SchemaError(f"a type nested more than {MOST_NESTED} deep has no counterpart in Spark")
     return _spark_type(kind, nothing)
 
@@ -109,7 +109,7 @@ def _spark_type(kind: pa.DataType, nothing: pa.DataType) -> pa.DataType:
     raise SchemaError(f"type {kind} has no counterpart in Spark")
 
 
-def _is_deeper(kind: pa.DataType, depth: int) -> bool:
+def is_deeper(kind: pa.DataType, depth: int) -> bool:
     """Whether a type is nested deeper than that."""
     level = [kind]
     while level and depth >= 0:
@@ -244,7 +244,8 @@ def is_source(held: pa.Schema, wanted: pa.Schema) -> bool:
 
     Of the columns that both have each type has to widen to the other's; what was text for want of a value is none.
     """
-    return all(widens(held.field(f.name).type, f.type) for f in wanted if f.name in held.names)
+    names = {*held.names}
+    return all(widens(held.field(f.name).type, f.type) for f in wanted if f.name in names)
 
 
 @dataclasses.dataclass

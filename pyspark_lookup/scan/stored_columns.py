@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, list_of_entries, offsets_of, parts_of, spark_type
 from pyspark_lookup.io.stores import FileVersion, StoredColumn
@@ -29,6 +30,9 @@ _DESCRIBED_BETTER = {
     (pa.int32(), pa.int8()),
 }
 """The types that files have, and those by which the table's metadata describes such columns."""
+_FEW = 16
+_wide: dict[int, tuple[Sequence[StoredColumn], dict[str, StoredColumn]]] = {}
+"""Columns by name, of the tables with many that were read last; by the identity of the tuple, for its hash takes as long as a search."""
 _HYPHENS = (8, 13, 18, 23)
 
 
@@ -51,13 +55,13 @@ def find_names(
         folded = {name.lower(): name for name in index.schema.names}
         return {name: folded[name.lower()] for name in planned.names if name.lower() in folded}
     columns = {column.name: column for column in file.columns}
-    fields = list(index.stored_schema)
+    fields = _Fields(index.stored_schema)
     by_place = file.format is not FileFormatName.ORC
     found = {}
     for name in planned.names:
-        place = _find(fields, columns[name], by_place) if name in columns else None
+        place = fields.find(columns[name], by_place) if name in columns else None
         if place is not None:
-            found[name] = fields[place].name
+            found[name] = fields.all[place].name
     return found
 
 
@@ -137,35 +141,56 @@ def _value_of(text: str, kind: pa.DataType) -> object:
 
 def _column(columns: Sequence[StoredColumn], name: str) -> StoredColumn:
     """The column of that name; one of which nothing is said has it in files, too."""
-    return next((column for column in columns if column.name == name), StoredColumn(name, name, None))
+    if len(columns) <= _FEW:
+        return next((column for column in columns if column.name == name), StoredColumn(name, name, None))
+    known = _wide.get(id(columns))
+    if known is None or known[0] is not columns:
+        known = columns, {column.name: column for column in reversed(columns)}
+        if len(_wide) > _FEW:
+            _wide.clear()
+        _wide[id(columns)] = known
+    return known[1].get(name) or StoredColumn(name, name, None)
 
 
 def _id_of(field: pa.Field) -> bytes | None:
     return next((found for key in _FIELD_IDS if (found := (field.metadata or {}).get(key)) is not None), None)
 
 
-def _find(fields: Sequence[pa.Field], column: StoredColumn, by_place: bool = False) -> int | None:
-    """Where a column is among fields of a file, or of a struct there; None: it is not there. `by_place`: of such as nothing else is said of."""
-    if column.field_id is None:
-        named = {field.name.lower(): place for place, field in enumerate(fields)}
-        return named.get(column.stored.lower())
-    ids = [_id_of(field) for field in fields]
-    if any(one is not None for one in ids):
-        wanted = b"%d" % column.field_id
-        return ids.index(wanted) if wanted in ids else None
-    if column.names is None and by_place:
-        return column.field_id - 1 if 0 < column.field_id <= len(fields) else None
-    names = (column.stored,) if column.names is None else column.names
-    return next((place for place, field in enumerate(fields) if field.name in names), None)
+class _Fields:
+    """The fields of a file, or of a struct there, by what tells them apart."""
+
+    def __init__(self, fields: Iterable[pa.Field]) -> None:
+        self.all = list(fields)
+        self._folded = {field.name.lower(): place for place, field in enumerate(self.all)}
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """The first of each name."""
+        return {field.name: place for place, field in reversed(list(enumerate(self.all)))}
+
+    @cached_property
+    def _by_id(self) -> dict[bytes | None, int]:
+        return {_id_of(field): place for place, field in reversed(list(enumerate(self.all)))}
+
+    def find(self, column: StoredColumn, by_place: bool = False) -> int | None:
+        """The place of a column; None: it is not there. `by_place`: of such as nothing else is said of."""
+        if column.field_id is None:
+            return self._folded.get(column.stored.lower())
+        if any(one is not None for one in self._by_id):
+            return self._by_id.get(b"%d" % column.field_id)
+        if column.names is None and by_place:
+            return column.field_id - 1 if 0 < column.field_id <= len(self.all) else None
+        names = (column.stored,) if column.names is None else column.names
+        return min((self._places[name] for name in names if name in self._places), default=None)
 
 
 def _type(found: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.DataType:
     parts = column.parts
     if pa.types.is_struct(planned) and pa.types.is_struct(found):
-        fields, kinds = list(found), []
+        fields, kinds, places = list(found), [], _Fields(found)
         for field in planned:
             own = _column(parts, field.name)
-            place = _find(fields, own)
+            place = places.find(own)
             kinds.append(pa.null() if place is None else _type(fields[place].type, field.type, own))
         return pa.struct([pa.field(field.name, kind) for field, kind in zip(planned, kinds, strict=True)])
     if pa.types.is_list(planned) and parts_of(found)[0] == "list":
@@ -180,10 +205,11 @@ def _type(found: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.
 
 def _array(column: pa.Array, planned: pa.DataType, of: StoredColumn, name: str, origin: str) -> pa.Array:
     if pa.types.is_struct(planned) and pa.types.is_struct(column.type):
+        places = _Fields(column.type)
         held, children = column.flatten(), []  # which applies the parent's nulls and offset to the children
         for field in planned:
             own = _column(of.parts, field.name)
-            place = _find(list(column.type), own)
+            place = places.find(own)
             if place is None:
                 children.append(_repeat(_default(own, field.type), field.type, len(column)))
             else:

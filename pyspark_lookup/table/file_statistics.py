@@ -26,7 +26,7 @@ def statistics_to_text(files: Sequence[FileVersion], schema: pa.Schema) -> str |
         "rows": pa.array(counts, pa.int64()),
     }
     names = dict.fromkeys(name for one in every if one is not None for name in one.bounds)
-    for name in (name for name in names if name in schema.names):
+    for name in (name for name in names if schema.get_field_index(name) >= 0):
         bounds = [None if one is None else one.bounds.get(name) for one in every]
         kind = schema.field(name).type
         try:
@@ -75,7 +75,7 @@ class _Bounds(Mapping[str, ColumnStats]):
         self._row = row
 
     def __getitem__(self, name: str) -> ColumnStats:
-        if f"low:{name}" not in self._table.column_names:
+        if self._table.schema.get_field_index(f"low:{name}") < 0:
             raise KeyError(name)
         nulls, rows, buckets, bucket = (self._value(part, name) for part in _PARTS)
         if rows is None:

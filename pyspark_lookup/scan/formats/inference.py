@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +17,7 @@ from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import decimal_of_text, widens
 
 _INTEGER = r"^(0|-?[1-9]\d*)$"
+_SHORT_INTEGER = r"^(0|-?[1-9]\d{0,14})$"
 _FRACTION = r"^-?(0|[1-9]\d*)\.\d+$"
 _SHORTEST = r"\.(0|\d*[1-9])$"  # without a zero that says nothing
 _NEGATIVE_ZERO = r"^-0\.0+$"
@@ -27,6 +29,9 @@ _BOOLEANS = {
     f"boolean {word('true')}": pa.array([word(text) for text in ("true", "false")])
     for word in (str, str.upper, str.capitalize)
 }  # by how they are spelled
+_NO_TEXT = re.compile(
+    r"-?\d|-?Infinity|NaN|[tT]rue|TRUE|[fF]alse|FALSE", re.ASCII
+)  # how each value begins, of columns of other types
 _SURE_DIGITS = 15  # so many a double keeps
 EXACT_INTEGER = 2**53
 MANY_DIGITS = 99  # digits after the point: more than a decimal has
@@ -164,6 +169,8 @@ def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
         texts = pc.replace_substring_regex(texts, r"^(-?\d+\.\d+?)0+$", r"\1")
     if not len(texts):
         return _EMPTY if empty else NOTHING
+    if _NO_TEXT.match(texts[0].as_py()) is None:
+        return TEXT
     if (number := infer_numbers(texts)) is not None:
         return Inferred("number", number)
     if _all(pc.is_in(texts, value_set=pa.array(_SPECIAL))):
@@ -186,6 +193,8 @@ def infer_times(texts: pa.Array) -> Inferred:
 
 def infer_numbers(texts: pa.Array) -> Number | None:
     """What is known of texts (none null) as numbers; None if one is none, or is not written as a number is."""
+    if _matches(texts, _SHORT_INTEGER):
+        return Number(pc.max(pc.utf8_length(pc.utf8_ltrim(texts, "-"))).as_py(), (0, 0), True, False, True, True)
     integers = pc.match_substring_regex(texts, _INTEGER)
     fractions = pc.match_substring_regex(texts, _FRACTION)
     special = pc.is_in(texts, value_set=pa.array(_SPECIAL))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import bisect
 import contextlib
 import dataclasses
 import io
@@ -31,7 +32,12 @@ class RangesFile(io.RawIOBase):
 
     def __init__(self, size: int, ranges: Mapping[Range, Data], fetch: Callable[[Range], Data]) -> None:
         self._size = size
-        self._ranges = sorted((offset, length, data) for (offset, length), data in ranges.items())
+        self._starts: list[int] = []
+        self._parts: list[tuple[int, Data]] = []  # with the end of each
+        for (offset, length), data in sorted(ranges.items(), key=lambda item: (item[0][0], -item[0][1])):
+            if not self._parts or offset + length > self._parts[-1][0]:  # else one before holds it
+                self._starts.append(offset)
+                self._parts.append((offset + length, data))
         self._fetch = fetch
         self._at = 0
 
@@ -72,16 +78,13 @@ class RangesFile(io.RawIOBase):
 
     def _part(self, start: int, wanted: int) -> Data:
         """The longest piece from `start` that one range holds; else up to the next range, fetched."""
-        best: Data = b""
-        following = start + wanted
-        for offset, length, data in self._ranges:
-            if offset <= start < offset + length:
-                piece = memoryview(data)[start - offset : start - offset + wanted]
-                if len(piece) > len(best):
-                    best = piece
-            elif offset > start:
-                following = min(following, offset)
-        return best or self._fetch((start, following - start))
+        place = bisect.bisect_right(self._starts, start)
+        if place:
+            (end, data), offset = self._parts[place - 1], self._starts[place - 1]
+            if start < end and (piece := memoryview(data)[start - offset : start - offset + wanted]):
+                return piece
+        following = min([start + wanted, *self._starts[place : place + 1]])
+        return self._fetch((start, following - start))
 
 
 @dataclasses.dataclass(frozen=True)

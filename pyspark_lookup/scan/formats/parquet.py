@@ -25,6 +25,7 @@ from pyspark_lookup.scan.formats.spark_types import typed_fields
 
 _DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured for 63 kB of 300 columns
 _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make a batch of few rows
+_WIDE, _TOGETHER = 256, 4 * 1024 * 1024  # columns, bytes: of so many that are so small each costs more than it saves
 _INDEX_BYTES = 24  # of a row, for its key and its place in the file
 _SPARK = b"org.apache.spark."
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"  # Spark keeps its own schema in the footer, as JSON
@@ -62,6 +63,7 @@ class ParquetIndex(FileIndex):
         flat = {field.name for field in self.schema if not pa.types.is_nested(field.type)}
         self._flat = {field.name for field in fields if field.name in flat and _bounded(field.type)}
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
+        self._together: dict[int, list[Range]] = {}  # row groups that are read whole
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
     @cached_property
@@ -73,6 +75,10 @@ class ParquetIndex(FileIndex):
         spans = inside(self._file, "parquet", [_chunk_range(group.column(leaf)) for leaf in range(group.num_columns)])
         if not spans:
             return 0
+        if len(spans) > _WIDE:
+            start, end = min(offset for offset, _ in spans), max(offset + length for offset, length in spans)
+            if end - start <= _TOGETHER:
+                self._together[number] = [(start, end - start)]
         return (min(offset for offset, _ in spans) + max(offset + length for offset, length in spans)) // 2
 
     def stats(self, unit: Unit, column: str) -> ColumnStats | None:
@@ -110,6 +116,8 @@ class ParquetIndex(FileIndex):
         return bounds_of(convert(stored))
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
+        if (whole := self._together.get(unit.number)) is not None:
+            return whole
         group = self._metadata.row_group(unit.number)
         return [_chunk_range(group.column(leaf)) for name in columns for leaf in self._leaves[name]]
 
