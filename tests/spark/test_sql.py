@@ -311,7 +311,7 @@ def test_two_versions_in_one_statement(spark: SparkSession, tmp_path: Path, name
         f"SELECT id FROM {name} UNION ALL SELECT id FROM {name}_first": [1, 1, 2],
         f"SELECT id FROM {name}_first UNION ALL SELECT id FROM {name}": [1, 1, 2],
     }
-    for statement, ids in [*statements.items()] * 2:
+    for statement, ids in statements.items():
         assert sorted(row.id for row in spark.sql(statement).collect()) == ids
     older = spark.read.option("lookup.version", first).table(name)
     assert [row.id for row in spark.table(name).exceptAll(older).collect()] == [2]
