@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import LookupTable, UfsNotFoundError
+from pyspark_lookup import LookupTable, NotSupportedError, UfsNotFoundError
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.table.iceberg.locations import Locations
 from pyspark_lookup.table.iceberg.source import IcebergSource
 from tests.delta.test_calls import counting
 from tests.iceberg.common import MODES, opened, rows_of, sql_catalog
@@ -697,3 +698,25 @@ def test_a_table_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(UfsNotFoundError):
         reader.scan()
     assert not os.path.exists(table.home)
+
+
+@pytest.mark.parametrize(
+    ("root", "written"),
+    [
+        ("s3://bucket/t", "file:///etc/m.avro"),
+        ("s3://bucket/t", "file:/etc/m.avro"),
+        ("s3://bucket/t", "/etc/m.avro"),
+        ("s3://bucket/t", "hdfs://name/m.avro"),
+        ("file:///data/t", "s3://bucket/m.avro"),
+        ("gs://bucket/t", "s3a://bucket/m.avro"),
+    ],
+)
+def test_a_file_of_another_store(root: str, written: str) -> None:
+    """It is refused, and named, before any store is asked."""
+    with pytest.raises(NotSupportedError, match=rf"^{root}: its metadata names {written}, a file of another store$"):
+        Locations(root, root).url_of(written)
+
+
+@pytest.mark.parametrize("written", ["s3a://bucket/t/m.avro", "s3n://other/m.avro", "s3://bucket/x"])
+def test_a_file_of_the_same_store(written: str) -> None:
+    assert Locations("s3://bucket/t", "s3://bucket/t").url_of(written).startswith("s3://")

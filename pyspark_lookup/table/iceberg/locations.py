@@ -5,6 +5,9 @@ from __future__ import annotations
 import posixpath
 import re
 
+from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.options.conf_file import redact
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
 _PATHS = ("", "file", "hdfs", "viewfs")  # of which it is the path that tells files apart
 _S3 = ("s3a", "s3n")
@@ -24,6 +27,11 @@ def authority_of(location: str) -> str:
     """What comes before the path in a location: scheme and authority, or nothing."""
     found = _SCHEME.match(location)
     return found[0] if found else ""
+
+
+def _scheme_of(url: str) -> str:
+    scheme = url.partition("://")[0].lower() if "://" in url else "file"
+    return "s3" if scheme in _S3 else scheme
 
 
 class Locations:
@@ -46,7 +54,17 @@ class Locations:
         )
 
     def url_of(self, written: str) -> str:
-        """The URL of a file. Raises ValueError for a relative path of which nobody knows where it begins."""
+        """The URL of a file. Raises ValueError for a relative path of which nobody knows where it begins, NotSupportedError for a file of
+        another store than the table's."""
+        url = self._url_of(written)
+        theirs, own = (_scheme_of(each) for each in (url, self.root))
+        if theirs != own and not {theirs, own} <= {"hdfs", "viewfs"}:
+            raise NotSupportedError(
+                f"{redact('path', self.root)}: its metadata names {redact('path', written)}, a file of another store"
+            )
+        return url
+
+    def _url_of(self, written: str) -> str:
         plain = plain_location(written)
         if plain == self._own or plain.startswith(self._own + "/"):
             return self.root + plain[len(self._own) :]
