@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,9 @@ from deltalake import write_deltalake
 from pyarrow import feather, orc
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import without_credentials
+from pyspark_lookup.base.errors import NotSupportedError, without_credentials
+from pyspark_lookup.scan.formats import whole_file
+from pyspark_lookup.table import file_names
 
 
 @pytest.mark.parametrize(
@@ -64,3 +69,55 @@ def test_time_by_the_number_of_columns(tmp_path: Path, form: str) -> None:
         seconds[count] = time.process_time() - start
     assert seconds[6000] < 8 * seconds[1500] + 1
     assert seconds[6000] < 20
+
+
+# --- bombs ----------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> pa.Table:
+    return LookupTable(str(path), {"lookup.cache.dir": str(path.parent / "cache")}).scan()
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_text_that_is_larger_than_can_be_read(
+    tmp_path: Path, form: str, suffix: str, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused by name, before it is in memory; what is well compressed but no larger is read, in several members, too."""
+    monkeypatch.setattr(file_names, "TEXT_AT_MOST", 8 * 2**20)
+    monkeypatch.setattr(file_names, "_DOUBTFUL_BYTES", 2**20)
+    row = b"1,2\n" if form == "csv" else b'{"v": 1}\n'
+    path = tmp_path / "t" / f"a.{form}{suffix}"
+    path.parent.mkdir()
+    head = b"id,v\n" if form == "csv" else b""
+    member = compress(row * 2**17)
+    path.write_bytes(compress(head) + member * 4)
+    assert _read(path.parent).num_rows == 2**19
+    path.write_bytes(compress(head) + member * 20)
+    with pytest.raises(NotSupportedError, match=rf"a\.{form}\{suffix}: it holds more than 8388608 bytes of text"):
+        _read(path.parent)
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_text_for_which_there_is_no_memory(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_file, "_LARGE", 10)
+    monkeypatch.setattr(whole_file, "_free_bytes", lambda: 100)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / f"a.{form}").write_bytes(b"v\n" * 50 if form == "csv" else b'{"v": 1}\n' * 12)
+    with pytest.raises(NotSupportedError, match=rf"a\.{form} holds .* and 100 bytes of memory are free"):
+        _read(tmp_path / "t")
+
+
+@pytest.mark.nightly
+def test_a_bomb(tmp_path: Path) -> None:
+    """Two GiB in less than 10 MB."""
+    (tmp_path / "t").mkdir()
+    with (tmp_path / "t" / "a.csv.gz").open("wb") as file:
+        file.write(gzip.compress(b"id,v\n"))
+        member = gzip.compress(b"1,2\n" * 2**24)
+        for _ in range(33):
+            file.write(member)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(NotSupportedError, match=r"a\.csv\.gz: it holds more than"):
+        _read(tmp_path / "t")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB

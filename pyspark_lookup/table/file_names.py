@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
+import io
 from collections.abc import Callable, Mapping, Sequence
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.errors import NotSupportedError, OptionError
 from pyspark_lookup.options.enums import FileFormatName
 
 _EXTENSIONS = {
@@ -15,7 +17,37 @@ _EXTENSIONS = {
     ".csv": FileFormatName.CSV, ".json": FileFormatName.JSON, ".jsonl": FileFormatName.JSON,
     ".ndjson": FileFormatName.JSON, ".orc": FileFormatName.ORC,
 }  # fmt: skip
-DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress}
+TEXT_AT_MOST = 2**31 - 2  # bytes of a text file, decompressed
+_PART = 1024 * 1024
+_DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50  # what may be a bomb is first counted
+
+
+def _decompress(opened: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
+    """The content. Raises NotSupportedError for more than can be read, before there is so much in memory."""
+    doubtful = max(_DOUBTFUL_BYTES, _DOUBTFUL_RATIO * len(content))
+    parts: list[bytes] = []
+    size = 0
+    with opened(io.BytesIO(content)) as file:
+        while part := file.read(_PART):
+            size += len(part)
+            if size > TEXT_AT_MOST:
+                raise NotSupportedError(
+                    f"it holds more than {TEXT_AT_MOST} bytes of text, which are read as one piece: split it, or write parquet"
+                )
+            if size <= doubtful:
+                parts.append(part)
+            else:
+                parts.clear()
+    if size <= doubtful:
+        return b"".join(parts)
+    with opened(io.BytesIO(content)) as file:
+        return file.read()
+
+
+DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
+    ".gz": functools.partial(_decompress, lambda file: gzip.GzipFile(fileobj=file)),
+    ".bz2": functools.partial(_decompress, bz2.BZ2File),
+}
 
 
 def format_of(urls: Sequence[str]) -> FileFormatName:

@@ -130,6 +130,8 @@ def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
     sep, quote = options.sep.encode(), re.escape(options.quote.encode())
     blank = b"[" + b"".join(b"\\x%02x" % code for code in range(33) if code not in b"\r\n" + sep) + b"]"
     content = content[re.match(rb"(?:" + blank + rb"*[\r\n])*", content).end() :]  # type: ignore[union-attr]
+    if not any(re.search(line_end + blank, content) for line_end in (b"\n", b"\r")):
+        return content  # by two searches that are ten times as fast
     of_blanks = rb"(?<=[\r\n])" + blank + rb"+(?=[\r\n])"
     if re.search(of_blanks, content) is None or not quote:
         return re.sub(of_blanks, b"", content)

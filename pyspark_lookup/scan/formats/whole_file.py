@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -15,7 +19,9 @@ from pyspark_lookup.scan.formats.inference import fits
 from pyspark_lookup.scan.formats.json_text import JsonFile
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, reading
 from pyspark_lookup.scan.formats.orc import OrcIndex
-from pyspark_lookup.table.file_names import DECOMPRESS, base_name
+from pyspark_lookup.table.file_names import DECOMPRESS, TEXT_AT_MOST, base_name
+
+_LARGE, _COPIES = 64 * 1024 * 1024, 3  # bytes of a text from which on memory counts; how much of it is taken to read it
 
 
 class WholeFileFormat:
@@ -46,13 +52,21 @@ class WholeFileFormat:
         with reading(file, self._name.value):
             for suffix, decompress in DECOMPRESS.items():
                 if base_name(file.url).endswith(suffix):
-                    content = decompress(content)
+                    try:
+                        content = decompress(content)
+                    except NotSupportedError as problem:
+                        raise NotSupportedError(f"{file.url}: {problem}") from None
             if self._name is FileFormatName.ORC:
                 return OrcIndex(file, content, self.first_ranges(file), self._declared)
-            if len(content) >= 2**31 - 1:
+            if len(content) > TEXT_AT_MOST:
                 raise NotSupportedError(
                     f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece of up to "
                     "2 GiB: split it, or write parquet"
+                )
+            if len(content) > _LARGE and (free := _free_bytes()) < len(content) * _COPIES:
+                raise NotSupportedError(
+                    f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece, and {free} bytes of memory "
+                    "are free: split it, or write parquet"
                 )
             text: CsvFile | JsonFile
             if self._name is FileFormatName.JSON:
@@ -60,6 +74,18 @@ class WholeFileFormat:
             else:
                 text = CsvFile(content, self._csv, file.url, self._declared.names if self._declared else None)
             return _TextIndex(file, text, planned, self._declared is not None, self.first_ranges(file))
+
+
+def _free_bytes() -> int:
+    """What this process may still take of memory, about."""
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return free
+        return min(free, limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+    return sys.maxsize
 
 
 class _TextIndex(FileIndex):
