@@ -68,9 +68,19 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
     """
     schema = spark.table(name).schema
     stored = table_options(schema)
+    kind = spark.catalog.getTable(name).tableType
+    if kind in ("TEMPORARY", "VIEW"):
+        plan = str(spark.sql(f"EXPLAIN EXTENDED SELECT * FROM {name}").collect()[0][0])
+        whole = plan.partition("== Optimized Logical Plan ==\n")[2].startswith("RelationV2")
+        if not (stored and whole):
+            raise OptionError(
+                f"{name} is a view, which has no rows by key: look its table up, with lookup.where and columns=[…] in place of the "
+                f"view's query, or write its rows to a managed table, df.write.format('lookupcache').save(path), and look that up"
+            )
     if not stored:
         raise OptionError(
-            f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
+            f"table {name} is not of the format lookupcache: give the path of its files, or CREATE TABLE … USING lookupcache OPTIONS "
+            "(path '…') with that path; of an Iceberg table its name with lookup.catalog"
         )
     # Where Spark has put a table that another catalog knows, nothing is.
     place = _location(spark, name) if "path" in stored and "lookup.catalog" not in stored else None

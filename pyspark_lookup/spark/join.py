@@ -127,7 +127,7 @@ def lookup_join(
     from one version of the table, the newest at its start (design: Alluxio's get_meta once per query).
 
     `table`: a path (has a `/`), a catalog table's name, or a `LookupTable`; None with `lookup.provider`. `on`: a column, a list
-    of columns equal on both sides, or a dict `{column of df: column of table}`; without it the table's own keys
+    of columns equal on both sides, or a dict `{column of df: column of table}` (`s.id` is a field of a struct); without it the table's own keys
     (`lookup.keys`, of its options or its log), which `df` then has columns of. `how`: `left`, `inner`, or `left_semi` and `left_anti` for the rows that
     have, or do not have, a match. `columns`: of the table, in that order (default: all but its keys). `prefix`: put before their names. A key with
     several rows gives as many; one with a null has no match.
@@ -168,9 +168,13 @@ def lookup_join(
     lookup = ChainedLookup(
         choice.cached, tuple(keys), names, kind, validity, current_build(df.sparkSession), why=choice.why
     )
+    chain, others = _chain_of(df), _broadcasts_of(df)
+    roots = {key.path[0].lower() for key in keys if len(key.path) > 1}
+    if roots & {name.lower() for one in (*chain.lookups, *others.lookups) for name in one.names}:
+        # A pass hands columns on, not what is in them.
+        chain, others = Chain(df, "a key lies in a column that an earlier lookup has found"), _Broadcasts(df)
     if not choice.broadcast:
-        return _pass(_chain_of(df), lookup)
-    others = _broadcasts_of(df)
+        return _pass(chain, lookup)
     if choice.rows is not None and (few := _few(others.base, others.rows + choice.rows)) is not None:
         # The earlier ones join the pass: it costs little more for them.
         joining = (dataclasses.replace(one, why=few) for one in (*others.lookups, lookup))
@@ -295,9 +299,22 @@ def _pairs(on: Any) -> list[tuple[str, str]]:
     return pairs
 
 
-def _field(df: DataFrame, name: str, argument: str) -> StructField:
-    """The column of the DataFrame that an argument names."""
-    fields = [field for field in df.schema.fields if field.name.lower() == name.lower()]
+def _within(fields: Sequence[StructField], name: str) -> list[tuple[StructField, ...]]:
+    """The columns of a name, each as the structs that lead to it, itself last: `s.id` is the field `id` of `s`, if no column is called so."""
+    found = [(field,) for field in fields if field.name.lower() == name.lower()]
+    if found:
+        return list(found)
+    return [
+        (field, *inner)
+        for field in fields
+        if isinstance(field.dataType, StructType) and name.lower().startswith(f"{field.name.lower()}.")
+        for inner in _within(field.dataType.fields, name[len(field.name) + 1 :])
+    ]
+
+
+def _field(df: DataFrame, name: str, argument: str) -> tuple[StructField, ...]:
+    """The column of the DataFrame that an argument names, after the structs that it is in."""
+    fields = _within(df.schema.fields, name)
     if not fields:
         raise SchemaError(f"argument {argument}: the DataFrame has no column {name!r}; it has {', '.join(df.columns)}")
     if len(fields) > 1:
@@ -305,16 +322,18 @@ def _field(df: DataFrame, name: str, argument: str) -> StructField:
     return fields[0]
 
 
-def _widen(field: StructField, theirs: DataType) -> Key:
+def _widen(path: tuple[StructField, ...], theirs: DataType) -> Key:
     """A column of the DataFrame in a type of the table that has all its values, if it is one."""
+    field, names = path[-1], tuple(field.name for field in path)
     mine, other = arrow_type(field.dataType), arrow_type(theirs)
     wider = mine != other and widens(mine, other)
-    return Key(field.name, theirs if wider else field.dataType, wider)
+    return Key(names, theirs if wider else field.dataType, wider)
 
 
 def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Key:
     """The key column of the DataFrame, in a type that the table's keys can be compared with."""
-    field, theirs = _field(df, left, "on"), table.type_of(right)
+    path, theirs = _field(df, left, "on"), table.type_of(right)
+    field = path[-1]
     if isinstance(field.dataType, CharType):
         raise SchemaError(
             f"key {left!r} is {field.dataType.simpleString()}, whose texts are padded with blanks to that length, and the table's are not: look "
@@ -322,9 +341,9 @@ def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Key:
         )
     if isinstance(field.dataType, VarcharType):  # text, with a limit
         _check_key(left, StringType(), right, theirs)
-        return Key(field.name, StringType(), cast=True)
+        return Key(tuple(field.name for field in path), StringType(), cast=True)
     _check_key(left, field.dataType, right, theirs)
-    return _widen(field, theirs)
+    return _widen(path, theirs)
 
 
 def _validity(table: LookedUp) -> tuple[str, str | None]:
@@ -347,7 +366,8 @@ def _validity(table: LookedUp) -> tuple[str, str | None]:
 
 def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str | None]) -> Key:
     """The column of the DataFrame with the time, in the type of the table's."""
-    field, theirs = _field(df, as_of, "as_of"), table.type_of(validity[0])
+    path, theirs = _field(df, as_of, "as_of"), table.type_of(validity[0])
+    field = path[-1]
     mine, other = arrow_type(field.dataType), arrow_type(theirs)
     ordered = (pa.types.is_temporal, pa.types.is_integer, pa.types.is_decimal)
     if not any(test(other) for test in ordered) or not widens(mine, other):
@@ -355,7 +375,7 @@ def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str |
             f"argument as_of: {as_of!r} is {field.dataType.simpleString()}, the table's {validity[0]!r} is "
             f"{theirs.simpleString()}: give a time, date or number of one type, cast with df.withColumn"
         )
-    return _widen(field, theirs)
+    return _widen(path, theirs)
 
 
 def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:

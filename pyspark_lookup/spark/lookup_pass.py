@@ -50,15 +50,23 @@ _WIDTHS = {"string": 20, "binary": 100, "byte": 1, "boolean": 1, "short": 2, "in
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A column of a DataFrame by which a lookup is done, and the type in which it is handed over."""
+    """A column of a DataFrame by which a lookup is done, and the type in which it is handed over.
 
-    column: str
+    `path`: its name; of a field of a struct the names that lead to it.
+    """
+
+    path: tuple[str, ...]
     type: DataType
     cast: bool
 
     @property
+    def column(self) -> str:
+        """The name as messages and plans have it."""
+        return ".".join(self.path)
+
+    @property
     def expression(self) -> Column:
-        column = sf.col(quote(self.column))
+        column = sf.col(".".join(map(quote, self.path)))
         return column.cast(self.type) if self.cast else column
 
 
@@ -123,7 +131,7 @@ class Chain:
         """The base with the columns of all lookups, in one pass."""
         relations = versions_of(self.base, {lookup.version: lookup for lookup in self.lookups})
         versions = {version: (n, m) for n, (tables, _) in enumerate(relations) for m, version in enumerate(tables)}
-        arguments: dict[tuple[str, str], Column] = {}
+        arguments: dict[tuple[tuple[str, ...], str], Column] = {}
         stages = []
         for number, lookup in enumerate(self.lookups):
             own = tuple(self._place(key, number, arguments) for key in lookup.keys)
@@ -152,12 +160,12 @@ class Chain:
             return f"lookup_{self.lookups[0].table.place}_{marks}"
         return f"lookup_{len(names)}_{'_'.join(lookup.table.place for lookup in self.lookups)[:60]}_{marks}"
 
-    def _place(self, key: Key, number: int, arguments: dict[tuple[str, str], Column]) -> Place:
+    def _place(self, key: Key, number: int, arguments: dict[tuple[tuple[str, ...], str], Column]) -> Place:
         """Where the key of a lookup comes from: an earlier one, or the arguments, to which it is added."""
-        folded = key.column.lower()
+        folded = tuple(name.lower() for name in key.path)
         for earlier, lookup in enumerate(self.lookups[:number]):
             for column, field in enumerate(lookup.fields):
-                if field.name.lower() == folded:
+                if (field.name.lower(),) == folded:
                     return earlier, column
         known = folded, key.type.json()
         arguments.setdefault(known, key.expression)

@@ -114,7 +114,7 @@ def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
     """What follows a function's name where it is created: on top of a UDF, and of the view of the version."""
     names = [field.name for field in table.chosen]
     udf = _udfs(base)[as_rows]
-    keys = tuple(Key(key, table.type_of(key), False) for key in table.keys)
+    keys = tuple(Key((key,), table.type_of(key), False) for key in table.keys)
     lookup = ChainedLookup(table, keys, tuple(names), "left", None, current_build(table.spark))
     spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.build),), many)
     table.spark.udf.register(udf, lookup_udf(udf, spec, lookup.fields, 1))

@@ -425,3 +425,51 @@ def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
         lookup_join(found, path, "id", as_of="at", strategy="broadcast", options=VALIDITY)
     with pytest.raises(OptionError, match=r"lookup\.valid-from is for lookup_join with as_of"):
         lookup_join(found, path, "id", options=VALIDITY)
+
+
+@pytest.mark.parametrize("strategy", ["cache", "broadcast"])
+def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path, strategy: str) -> None:
+    """`on` may name a field of a struct, however deep and spelled; a column that is called so comes first; so may one that was found."""
+    path = str(tmp_path / "cities")
+    rows = [(1, "Oslo", {"id": 2}), (2, "Bergen", {"id": 1})]
+    spark.createDataFrame(rows, "id LONG, city STRING, next STRUCT<id: LONG>").coalesce(1).write.parquet(path)
+    df = spark.sql("SELECT struct(id, struct(id AS `a.b`) AS t) AS s, id + 1 AS `s.x` FROM range(1, 3)")
+    options = {"lookup.cache.dir": str(tmp_path / "cache")}
+
+    def names(on: dict[str, str], of: DataFrame = df, prefix: str = "") -> list[str]:
+        joined = lookup_join(of, path, on, columns=["city", "next"], strategy=strategy, options=options, prefix=prefix)
+        return [row[f"{prefix}city"] for row in joined.orderBy("s.id").collect()]
+
+    assert names({"s.id": "id"}) == names({"S.T.A.b": "ID"}) == ["Oslo", "Bergen"]
+    assert names({"s.x": "id"}) == ["Bergen", None]
+    first = lookup_join(df, path, {"s.id": "id"}, strategy=strategy, options=options)
+    assert names({"next.id": "id"}, first, "next_") == ["Bergen", "Oslo"]
+    with pytest.raises(SchemaError, match=r"argument on: the DataFrame has no column 's\.y'"):
+        names({"s.y": "id"})
+    register = "lookup_within"
+    with pytest.raises(SchemaError, match="argument key: the table has no column 'idd'"):
+        register_lookup(spark, register, path, key="idd", options=options)
+
+
+def test_views_and_tables_of_other_formats(spark: SparkSession, tmp_path: Path) -> None:
+    """Are no tables to look up in, which is said with the way out: a view's own filter would be lost. A view of all of a table is one."""
+    path, options = str(tmp_path / "t"), {"lookup.cache.dir": str(tmp_path / "cache")}
+    spark.range(3).coalesce(1).write.parquet(path)
+    df = spark.range(3)
+    spark.sql(f"CREATE TABLE of_lookups USING lookupcache OPTIONS (path '{path}')")
+    spark.sql(f"CREATE TABLE of_parquet USING parquet LOCATION '{path}'")
+    spark.sql("CREATE TEMPORARY VIEW whole_view AS SELECT * FROM of_lookups")
+    spark.sql("CREATE TEMPORARY VIEW part_view AS SELECT * FROM of_lookups WHERE id > 1")
+    df.createOrReplaceTempView("other_view")
+    try:
+        assert lookup_join(df, "whole_view", "id", "inner", options=options).count() == 3
+        for name in ("part_view", "other_view"):
+            with pytest.raises(OptionError, match=f"^{name} is a view, .* lookup.where .* managed table"):
+                lookup_join(df, name, "id", options=options)
+        with pytest.raises(OptionError, match=r"^table of_parquet is not of the format lookupcache: give the path"):
+            lookup_join(df, "of_parquet", "id", options=options)
+    finally:
+        for name in ("whole_view", "part_view", "other_view"):
+            spark.catalog.dropTempView(name)
+        for name in ("of_lookups", "of_parquet"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
