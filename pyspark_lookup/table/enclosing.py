@@ -49,7 +49,7 @@ class EnclosingTables:
                 )
             if disk is not None:
                 with contextlib.suppress(OSError):
-                    disk.create_record("place", key, {"url": url})
+                    disk.create_record("place", key, 1)  # its key says which: a URL may hold a signature
         self._checked.add(url)
 
     def _is_table(self, directory: str, marker: str) -> bool:
