@@ -454,7 +454,7 @@ def test_a_warm_get_reads_and_writes_no_record(
         before = opened.metrics()["hitCount"]
         with monkeypatch.context() as patch:
             patch.setattr(records_module, "content_of", noted(records_module.content_of))
-            patch.setattr(Directory, "_write_temporary", noted(Directory._write_temporary))
+            patch.setattr(Directory, "_written", noted(Directory._written))
             for _ in range(3):
                 assert opened.get(1) == opened.get_many([1]).drop_columns(["key_index"]).to_pylist()
         assert touched == []

@@ -149,12 +149,8 @@ FAULTS = [
         "Blocks and records are written where they are read, instead of being renamed when they are whole.",
         "io/disk/directory.py",
         (
-            "            temporary = self._write_temporary(data)\n"
-            "            try:\n"
-            "                self._rename(temporary, path)\n"
-            "            except OSError:\n"
-            "                self._remove(temporary)\n"
-            "                raise\n"
+            "            with self._written(data) as (here, name), self._at(path, makes=True) as (there, new):\n"
+            "                os.replace(name, new, src_dir_fd=here, dst_dir_fd=there)\n"
         ),
         (
             "            with self._use(path, os.O_RDWR | os.O_CREAT) as fd, open(fd, 'wb', closefd=False) as file:\n"
@@ -1069,8 +1065,8 @@ FAULTS = [
         "links-are-followed",
         "A write puts its files behind a link that somebody has put into the table's directory.",
         "io/no_links.py",
-        "os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)",
-        "os.open(name, _DIRECTORY, dir_fd=above)",
+        "os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=above)",
+        "os.open(name, DIRECTORY, dir_fd=above)",
         ("tests/test_foreign_files.py::test_foreign_files_stay",),
     ),
     Fault(

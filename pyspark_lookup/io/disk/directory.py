@@ -12,14 +12,14 @@ import stat
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pyspark_lookup.base.decoding import name_of
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.disk.ownership import LAYOUT, MAGIC, MARKER, check_ours, make_whole
-from pyspark_lookup.io.no_links import PlaceTakenError, open_below
+from pyspark_lookup.io.no_links import DIRECTORY, PlaceTakenError, descend
 
 Self = TypeVar("Self", bound="Directory")
 T = TypeVar("T")
@@ -88,25 +88,40 @@ class Directory:
 
         `makes`: what is missing above it. Raises FileNotFoundError without, CacheDirectoryError or PlaceTakenError for what is not ours.
         """
-        names = path.relative_to(self._root).parts
-        with contextlib.ExitStack() as opened:
-            try:
-                layout = opened.enter_context(self._open_layout())
-                below = open_below(layout, names[:-1], 0o700 if makes else None, durable=False)
-                fd = opened.enter_context(below)
-            except (FileNotFoundError, PlaceTakenError):
-                if not (makes and self._creates):
-                    raise
-                self._clear_way(path)
-                make_whole(self._root.parent)
-                layout = opened.enter_context(self._open_layout())
-                fd = opened.enter_context(open_below(layout, names[:-1], 0o700, durable=False))
-            try:
-                yield fd, names[-1]
-            except OSError as problem:
-                if problem.filename == names[-1]:
-                    problem.filename = str(path)
+        names = str(path)[len(str(self._root)) + 1 :].split("/")
+        try:
+            fd = self._open_directory(names[:-1], makes)
+        except (FileNotFoundError, PlaceTakenError):
+            if not (makes and self._creates):
                 raise
+            self._clear_way(path)
+            make_whole(self._root.parent)
+            fd = self._open_directory(names[:-1], makes)
+        try:
+            yield fd, names[-1]
+        except OSError as problem:
+            if problem.filename == names[-1]:
+                problem.filename = str(path)
+            raise
+        finally:
+            os.close(fd)
+
+    def _open_directory(self, names: Sequence[str], makes: bool) -> int:
+        """A descriptor of a directory inside. FileNotFoundError if all that is ours is not as it was made."""
+        root = str(self._root)
+        try:
+            fd = os.open(root, DIRECTORY | os.O_NOFOLLOW)
+        except NotADirectoryError:
+            raise PlaceTakenError(f"{root} is no directory any more") from None
+        try:
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise FileNotFoundError(errno.ENOENT, "the cache directory is another one by now", root)
+            os.stat(MARKER, dir_fd=fd, follow_symlinks=False)
+        except OSError:
+            os.close(fd)
+            raise
+        return descend(fd, names, root, 0o700 if makes else None, durable=False)
 
     def _clear_way(self, path: Path) -> None:
         """Remove a file that is in the place of a directory above a path; a link stays."""
@@ -114,17 +129,6 @@ class Directory:
             with contextlib.suppress(OSError):
                 if is_own_file((self._root / above).lstat()):
                     self._remove(self._root / above)
-
-    @contextlib.contextmanager
-    def _open_layout(self) -> Iterator[int]:
-        """A descriptor of the directory with all that is ours. FileNotFoundError if it is not as it was made."""
-        root = self._root.parent
-        with open_below(root.parent, (root.name, LAYOUT)) as fd:
-            status = os.fstat(fd)
-            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise FileNotFoundError(errno.ENOENT, "the cache directory is another one by now", str(self._root))
-            os.stat(MARKER, dir_fd=fd, follow_symlinks=False)
-            yield fd
 
     def _again(self, act: Callable[[], T]) -> T:
         """What `act` returns, which is done again if others have removed its directory meanwhile."""
@@ -240,24 +244,22 @@ class Directory:
         """A name in `tmp/` that nobody else has."""
         return self._root / "tmp" / os.urandom(16).hex()
 
-    def _write_temporary(self, data: bytes) -> Path:
-        path = self._temporary()
-        try:
-            with self._use(path, NEW_FILE) as fd, open(fd, "wb", closefd=False) as file:
-                file.write(data)
-        except OSError:
-            self._remove(path)
-            raise
-        return path
+    @contextlib.contextmanager
+    def _written(self, data: bytes) -> Iterator[tuple[int, str]]:
+        """A temporary file with that in it: a descriptor of its directory, and its name. At the end of the block it is gone."""
+        with self._at(self._temporary(), makes=True) as (directory, name):
+            try:
+                with open(open_file(name, NEW_FILE, directory), "wb") as file:
+                    file.write(data)
+                yield directory, name
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=directory)
 
     def _publish(self, path: Path, data: bytes) -> None:
         def publish() -> None:
-            temporary = self._write_temporary(data)
-            try:
-                self._rename(temporary, path)
-            except OSError:
-                self._remove(temporary)
-                raise
+            with self._written(data) as (here, name), self._at(path, makes=True) as (there, new):
+                os.replace(name, new, src_dir_fd=here, dst_dir_fd=there)
 
         self._again(publish)
 
@@ -265,15 +267,12 @@ class Directory:
         """`_publish` where there is no file yet; whether there was none."""
 
         def publish() -> bool:
-            temporary = self._write_temporary(data)
-            try:
-                with self._at(temporary) as (here, name), self._at(path, makes=True) as (there, new):
+            with self._written(data) as (here, name), self._at(path, makes=True) as (there, new):
+                try:
                     # Fails if it exists, unlike rename.
                     os.link(name, new, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
-            except FileExistsError:
-                return False
-            finally:
-                self._remove(temporary)
+                except FileExistsError:
+                    return False
             return True
 
         return self._again(publish)
