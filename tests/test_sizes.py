@@ -121,3 +121,18 @@ def test_a_bomb(tmp_path: Path) -> None:
     with pytest.raises(NotSupportedError, match=r"a\.csv\.gz: it holds more than"):
         _read(tmp_path / "t")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
+
+
+# --- lines ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["x", '""', "1", "x\n", " \n", "\\", ",", "'"], ids=ascii)
+def test_a_long_line(tmp_path: Path, value: str) -> None:
+    """16 MiB in one value take no longer than in many."""
+    (tmp_path / "t").mkdir()
+    text = value * (2**24 // len(value))
+    (tmp_path / "t" / "a.csv").write_text(f'id,"v\nw"\n1,"{text}"\n', newline="")
+    start = time.process_time()
+    (found,) = _read(tmp_path / "t").column("v\nw").to_pylist()
+    assert found == text.replace('""', '"')
+    assert time.process_time() - start < 6

@@ -63,7 +63,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
         delimiter=options.sep, quote_char=options.quote or False, double_quote=True, newlines_in_values=True
     )
     head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
-    found = pa.csv.open_csv(pa.BufferReader(content), head, parse).schema.names
+    found = pa.csv.open_csv(pa.BufferReader(_first_row(content, options)), head, parse).schema.names
     names = _name(found, options.header, url, declared)
     # A name that is given twice is an error, and found before columns are asked for by name.
     spark_schema(pa.schema([pa.field(name, pa.string()) for name in names]), url)
@@ -120,6 +120,15 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
         return mark + inner + mark
 
     return field.sub(unescaped, content)
+
+
+def _first_row(content: bytes, options: CsvOptions) -> bytes:
+    """The first row, for nobody looks into the rest for names; all of the file where it is not clear where it ends."""
+    quote = re.escape(options.quote.encode())
+    row = rb"(?:[^\r\n" + quote + rb"]+|" + quote + rb"[^" + quote + rb"]*" + quote + rb")*" if quote else rb"[^\r\n]*"
+    found = re.match(row + rb"\r?\n?", content)
+    assert found is not None
+    return found[0] if found[0].endswith((b"\r", b"\n")) else content
 
 
 def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
