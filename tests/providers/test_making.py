@@ -260,7 +260,7 @@ def expiring() -> LookupCache:
 REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
     (keyed(), [
         ({"lookup.async.capacity": 5}, r"lookup.async.capacity has no meaning: provider .* is synchronous"),
-        ({"lookup.view": "files"}, r"describe\(\) or metrics\(\)"),
+        ({"lookup.view": "files"}, r"describe\(\), metrics\(\) or"),
         (FULL, "has no scan function; return a FullCachingLookupProvider"),
         (BY_ROWS, r"has no version\(\).*set lookup.partial-cache.expire-after-write"),
         (BY_ACCESS, r"has no version\(\)"),
