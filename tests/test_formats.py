@@ -530,7 +530,7 @@ def read_or_damaged(name: str, content: bytes) -> bool:
         Stored(name, content).table()
     except DamagedFileError as problem:
         assert str(problem).startswith(f"s3://bucket/{name} is not a readable ")
-        assert problem.__cause__ is None or printable(str(problem.__cause__)) in str(problem)
+        assert problem.__cause__ is None or printable(str(problem.__cause__), lines=True) in str(problem)
         return True
     return False
 
