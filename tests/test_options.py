@@ -79,6 +79,7 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.settle": {"500 ms": 0.5, "0 s": 0.0},
         "lookup.metadata.source": {"ufs": enums.MetadataSource.UFS},
         "lookup.version": {"3": 3},
+        "lookup.changes-from": {"3": 3},
         "lookup.branch": {" audit ": "audit"},
         "lookup.tag": {"2026-Q1": "2026-Q1"},
         "lookup.timestamp": {" 2026-03-01T12:00:00+01:00": AT, "2026-03-01 11:00:00": AT, "2026-03-01T11:00:00Z": AT},
@@ -113,6 +114,7 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.partial-cache.cache-missing-key": {"false": False},
     }),
     ({"path": "shop.customers"}, {"lookup.catalog": {" prod ": "prod"}}),
+    ({"lookup.changes-from": "2"}, {"lookup.changes-to": {"3": 3}}),
     (PROVIDER, {"lookup.async.capacity": {"1": 1}, "lookup.async.timeout": {"300 s": 300.0}}),
     (RETRY, {
         "lookup.retry.predicate": {"LOOKUP_MISS": enums.RetryPredicate.LOOKUP_MISS},

@@ -34,7 +34,8 @@ def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
 def errors_without_traceback(cls: _Class) -> _Class:
     """A class whose public methods Spark's workers call."""
     for name, method in list(vars(cls).items()):
-        if isinstance(method, types.FunctionType) and not name.startswith("_"):
+        # Where there is no stream's reader, Spark fails to stop it: only the frames of that error still say why there is none.
+        if isinstance(method, types.FunctionType) and not name.startswith("_") and name != "streamReader":
             setattr(cls, name, without_traceback(method))
     return cls
 
