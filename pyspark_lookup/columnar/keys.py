@@ -199,6 +199,24 @@ def comparable(one: pa.DataType, other: pa.DataType) -> bool:
     return not pa.types.is_nested(one) and _family(one) == _family(other)
 
 
+def accepts(column: pa.DataType, keys: pa.DataType) -> bool:
+    """Whether keys of a type can be looked up in a column: it has all of their values, or they are compared without a loss."""
+    return (widens(keys, column) and not pa.types.is_nested(column)) or comparable(keys, column)
+
+
+def looked_up_in(field: pa.Field, keys: pa.Array) -> pa.Array:
+    """Keys as they are looked up in a column: in its type if that has all of their values. Raises SchemaError if it accepts none of theirs."""
+    if keys.type == field.type:
+        return keys
+    if not accepts(field.type, keys.type):
+        raise SchemaError(
+            f"keys for column {field.name!r} of the table are {keys.type}, the column is {field.type}: no type has the values of both. A cast "
+            "may change values: 2.7 becomes 2, and finds the row of 2. Cast the DataFrame's column only if it has no such values, or "
+            "declare the table's with lookup.schema in a type that fits both"
+        )
+    return keys.cast(field.type) if widens(keys.type, field.type) else keys
+
+
 def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
     """The key columns of `table` in the types of `fields`; a value outside a type's range becomes null.
 

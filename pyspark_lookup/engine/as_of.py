@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import OverlapError
+from pyspark_lookup.base.errors import OverlapError, SchemaError
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.columnar.keys import as_indices, one_array
+from pyspark_lookup.columnar.types import widens
 from pyspark_lookup.options.enums import Overlap
 
 
@@ -31,6 +32,19 @@ class Validity:
         return (self.start,) if self.end is None else (self.start, self.end)
 
 
+def times_for(field: pa.Field, times: pa.Array) -> pa.Array:
+    """Times in the type of the column that says when a row is valid. Raises SchemaError if that does not have all of theirs."""
+    own, kind = times.type, field.type
+    if pa.types.is_timestamp(own) and own.tz is not None and pa.types.is_timestamp(kind) and kind.tz is not None:
+        own = pa.timestamp(own.unit, kind.tz)  # instants come in the session's time zone
+    if not widens(own, kind):
+        raise SchemaError(
+            f"times of the argument as_of are {times.type}, the table's {field.name!r} is {kind}: give a time, date or number of one type, "
+            "cast with df.withColumn"
+        )
+    return times.cast(kind)
+
+
 def valid_rows(found: pa.Table, keys: pa.Table, times: pa.Array, validity: Validity) -> pa.Table:
     """The rows of `found` that were valid at the time of the key they answer: one at most for each, by `KEY_INDEX`.
 
@@ -39,7 +53,7 @@ def valid_rows(found: pa.Table, keys: pa.Table, times: pa.Array, validity: Valid
     """
     numbers = one_array(found.column(KEY_INDEX))
     start = one_array(found.column(validity.start))
-    at = times.take(numbers).cast(start.type)  # instants come in the session's time zone
+    at = times.take(numbers)
     valid = pc.and_(pc.is_valid(at), pc.fill_null(pc.less_equal(start, at), True))
     if validity.end is not None:
         end = one_array(found.column(validity.end))

@@ -31,10 +31,10 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of, one_array
+from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of, looked_up_in, one_array
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.as_of import Validity, valid_rows
+from pyspark_lookup.engine.as_of import Validity, times_for, valid_rows
 from pyspark_lookup.engine.lookup import get_held_at, get_many_at
 from pyspark_lookup.engine.plan import ReadPlan
 from pyspark_lookup.engine.runtime import Engine, runtime
@@ -60,7 +60,7 @@ _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, Dama
 class LookupSpec:
     """One lookup of a query: the table's options, and the columns of its answer.
 
-    `keys`: the table's key columns, in the order of the arguments and in the types in which these come. `columns`: those of
+    `keys`: the table's key columns, in the order of the arguments and in the types in which these come; in the table's where nobody knew. `columns`: those of
     the table, as planned; the first of them are the answer, under `names`. `as_of`: after the keys comes a time, at which the row
     is valid by these columns (the second may be None).
     """
@@ -70,6 +70,13 @@ class LookupSpec:
     columns: pa.Schema
     names: tuple[str, ...]
     as_of: tuple[str, str | None] | None = None
+
+    def typed(self, arguments: Sequence[pa.Array]) -> list[pa.Array]:
+        """Keys, and times after them, in the types in which they are looked up. Raises SchemaError if they do not fit the table's."""
+        keys = [looked_up_in(field, column) for field, column in zip(self.keys, arguments, strict=False)]
+        if self.as_of is not None:
+            keys.append(times_for(self.columns.field(self.as_of[0]), arguments[-1]))
+        return keys
 
     def to_json(self) -> list[Any]:
         """The spec as it travels; the same for equal specs."""

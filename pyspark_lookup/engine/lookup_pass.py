@@ -193,12 +193,12 @@ class LookupPass:
             yield results
             return
         stage = self.spec.stages[number]
-        keys = [
-            results.argument(columns[place]) if isinstance(place, int) else _cast(results.column(*place), kind)
-            for place, kind in itertools.zip_longest(stage.places, stage.lookup.keys.types)
+        arguments = [
+            results.argument(columns[place]) if isinstance(place, int) else results.column(*place)
+            for place in stage.places
         ]
         column, place = stage.version
-        found = self._lookups[number].find(keys, tokens[column][place], executions[number])
+        found = self._lookups[number].find(stage.lookup.typed(arguments), tokens[column][place], executions[number])
         # Alone, a lookup without a match need give no row: Spark makes one.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
         kept, places = _JOINS[how](results.count, found)
@@ -331,10 +331,6 @@ _JOINS: Mapping[str, Callable[[int, Rows], _Joined]] = {
 def _take(column: pa.Array, places: Numbers) -> pa.Array:
     absent = places < 0
     return column.take(pa.array(places, mask=absent) if absent.any() else as_indices(places))
-
-
-def _cast(column: pa.Array, kind: pa.DataType | None) -> pa.Array:
-    return column if kind is None or column.type == kind else column.cast(kind)
 
 
 @functools.lru_cache(maxsize=64)

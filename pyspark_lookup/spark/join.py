@@ -29,7 +29,7 @@ from pyspark.storagelevel import StorageLevel
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.base.forks import ForkSafeLock
-from pyspark_lookup.columnar.keys import comparable
+from pyspark_lookup.columnar.keys import accepts
 from pyspark_lookup.columnar.types import resolve_names, widens
 from pyspark_lookup.engine.lookup_join import ERROR_COLUMN
 from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN
@@ -44,6 +44,7 @@ from pyspark_lookup.spark.lookup_pass import (
     plan_text,
 )
 from pyspark_lookup.spark.micro_batch import current_build
+from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.table_argument import (
     LookedUp,
     TableArgument,
@@ -102,6 +103,10 @@ class _Explanation:
 
     text: str
     full: Mapping[str, str] | None
+
+
+class _Unknown(StructField):
+    """A column of a DataFrame of which Spark does not tell."""
 
 
 # By the name of a pass, or of a broadcast, the newest last; text, so that no session is held. A stream's function may make others for ever.
@@ -230,13 +235,17 @@ def _chain_of(df: DataFrame) -> Chain:
     chain: Chain | None = vars(df).get(_CHAIN)
     if chain is None:
         return Chain(df, "its DataFrame is not what lookup_join returned")
-    return Chain(df, "its DataFrame is persisted") if df.storageLevel != StorageLevel.NONE else chain
+    return Chain(df, "its DataFrame is persisted") if _is_persisted(df) else chain
 
 
 def _broadcasts_of(df: DataFrame) -> _Broadcasts:
     """The broadcasts that `auto` has chosen for `df`, of which the lookup of one more may make a pass."""
     known: _Broadcasts | None = vars(df).get(_BROADCASTS)
-    return _Broadcasts(df) if known is None or df.storageLevel != StorageLevel.NONE else known
+    return _Broadcasts(df) if known is None or _is_persisted(df) else known
+
+
+def _is_persisted(df: DataFrame) -> bool:
+    return not in_flow_function(df.sparkSession) and df.storageLevel != StorageLevel.NONE
 
 
 def _few(df: DataFrame, rows: int) -> str | None:
@@ -270,7 +279,7 @@ def explain_lookup(df: DataFrame) -> str:
 
 def _not_kept(spark: SparkSession, full: Mapping[str, str] | None) -> str:
     """A line that says why a host keeps no snapshot of a table; nothing if it has one, would, or is not to."""
-    if full is None:
+    if full is None or in_flow_function(spark):
         return ""
     try:
         reason = view_of(spark, full, View.SUMMARY).collect()[0].not_kept
@@ -299,6 +308,13 @@ def _pairs(on: Any) -> list[tuple[str, str]]:
     return pairs
 
 
+def _known_fields(df: DataFrame) -> list[StructField]:
+    """The columns of the DataFrame; in the function of a pipeline's flow, where Spark does not tell, those of its lookups."""
+    if in_flow_function(df.sparkSession):
+        return [field for lookup in _chain_of(df).lookups for field in lookup.fields]
+    return df.schema.fields
+
+
 def _within(fields: Sequence[StructField], name: str) -> list[tuple[StructField, ...]]:
     """The columns of a name, each as the structs that lead to it, itself last: `s.id` is the field `id` of `s`, if no column is called so."""
     found = [(field,) for field in fields if field.name.lower() == name.lower()]
@@ -312,10 +328,15 @@ def _within(fields: Sequence[StructField], name: str) -> list[tuple[StructField,
     ]
 
 
-def _field(df: DataFrame, name: str, argument: str) -> tuple[StructField, ...]:
-    """The column of the DataFrame that an argument names, after the structs that it is in."""
-    fields = _within(df.schema.fields, name)
+def _field(df: DataFrame, name: str, argument: str, theirs: DataType) -> tuple[StructField, ...]:
+    """The column of the DataFrame that an argument names, after the structs that it is in.
+
+    Where Spark does not tell of it, an `_Unknown` of the type `theirs` of the table, with which tasks will compare it.
+    """
+    fields = _within(_known_fields(df), name)
     if not fields:
+        if in_flow_function(df.sparkSession):
+            return tuple(_Unknown(part, theirs) for part in name.split("."))
         raise SchemaError(f"argument {argument}: the DataFrame has no column {name!r}; it has {', '.join(df.columns)}")
     if len(fields) > 1:
         raise SchemaError(f"argument {argument}: the DataFrame has several columns {name!r}: rename one")
@@ -325,6 +346,8 @@ def _field(df: DataFrame, name: str, argument: str) -> tuple[StructField, ...]:
 def _widen(path: tuple[StructField, ...], theirs: DataType) -> Key:
     """A column of the DataFrame in a type of the table that has all its values, if it is one."""
     field, names = path[-1], tuple(field.name for field in path)
+    if isinstance(field, _Unknown):
+        return Key(names, theirs, cast=False, planned=False)
     mine, other = arrow_type(field.dataType), arrow_type(theirs)
     wider = mine != other and widens(mine, other)
     return Key(names, theirs if wider else field.dataType, wider)
@@ -332,7 +355,8 @@ def _widen(path: tuple[StructField, ...], theirs: DataType) -> Key:
 
 def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Key:
     """The key column of the DataFrame, in a type that the table's keys can be compared with."""
-    path, theirs = _field(df, left, "on"), table.type_of(right)
+    theirs = table.type_of(right)
+    path = _field(df, left, "on", theirs)
     field = path[-1]
     if isinstance(field.dataType, CharType):
         raise SchemaError(
@@ -366,7 +390,8 @@ def _validity(table: LookedUp) -> tuple[str, str | None]:
 
 def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str | None]) -> Key:
     """The column of the DataFrame with the time, in the type of the table's."""
-    path, theirs = _field(df, as_of, "as_of"), table.type_of(validity[0])
+    theirs = table.type_of(validity[0])
+    path = _field(df, as_of, "as_of", theirs)
     field = path[-1]
     mine, other = arrow_type(field.dataType), arrow_type(theirs)
     ordered = (pa.types.is_temporal, pa.types.is_integer, pa.types.is_decimal)
@@ -386,8 +411,7 @@ def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
             f"cast it, e.g. df.withColumn({left!r}, expr('CAST({left} AS STRING)'))"
         )
     try:
-        mine, other = arrow_type(own), arrow_type(theirs)
-        fits = (widens(mine, other) and not pa.types.is_nested(other)) or comparable(mine, other)
+        fits = accepts(arrow_type(theirs), arrow_type(own))
     except Exception:  # a type that Arrow does not have
         fits = False
     if not fits:
@@ -406,7 +430,7 @@ def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
 def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
     """Raise OptionError if a column of the result would have the name of another."""
     added = [*names, *([ERROR_COLUMN] if table.parsed.on_error is OnError.NULL else [])]
-    taken = {name.lower() for name in df.columns}
+    taken = {field.name.lower() for field in _known_fields(df)}
     for name in added:
         if name.lower() in taken:
             raise OptionError(
@@ -429,11 +453,17 @@ def _choose(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> _Choice
             raise OptionError("argument as_of needs strategy='cache': a broadcast would give every row that is valid")
         if by_null:
             raise OptionError("option lookup.on-error = 'NULL' needs strategy='cache': a broadcast fails as a whole")
+        if in_flow_function(df.sparkSession):
+            raise OptionError(
+                "argument strategy = 'broadcast': in the function of a pipeline's flow Spark does not tell what the DataFrame is; take "
+                "'cache', or join spark.read.format('lookupcache').load(…) with Spark's own broadcast()"
+            )
         return _Choice(True, table, "asked for")
     facts = None
     given = cache_given(table.options)
     cached = table
-    if table.parsed.provider is None and not (given and (wanted == "cache" or df.isStreaming)):
+    unknown = in_flow_function(df.sparkSession)
+    if table.parsed.provider is None and not (given and (wanted == "cache" or unknown or df.isStreaming)):
         # A snapshot that is there knows more.
         viewed = with_cache(table, CacheMode.FULL) if defaults_to_full(table) else table
         facts = viewed.facts()
@@ -442,6 +472,8 @@ def _choose(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> _Choice
         return _Choice(False, cached, "asked for")
     if as_of:
         return _Choice(False, cached, "one row of several by their time")
+    if unknown:
+        return _Choice(False, cached, "a pipeline's flow: Spark does not tell what the DataFrame is")
     if df.isStreaming:
         return _Choice(False, cached, "a stream: its cost is to follow the micro-batch")
     if facts is None:

@@ -15,7 +15,7 @@ import json
 import operator
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,7 +23,16 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 from pyspark.util import PythonEvalType
 
 from pyspark_lookup.base.forks import ForkSafeLock
@@ -31,6 +40,7 @@ from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupSpec
 from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, PassSpec, Place, Stage
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import OnError
+from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.reading import Probe, Resolve
 from pyspark_lookup.spark.table_argument import LookedUp, quote
 from pyspark_lookup.spark.types import arrow_type
@@ -52,12 +62,14 @@ _WIDTHS = {"string": 20, "binary": 100, "byte": 1, "boolean": 1, "short": 2, "in
 class Key:
     """A column of a DataFrame by which a lookup is done, and the type in which it is handed over.
 
-    `path`: its name; of a field of a struct the names that lead to it.
+    `planned`: False for one whose type nobody knows yet: it comes as it is, for a column of the table of that type, and tasks
+    compare the two. `path`: its name; of a field of a struct the names that lead to it.
     """
 
     path: tuple[str, ...]
     type: DataType
     cast: bool
+    planned: bool = True
 
     @property
     def column(self) -> str:
@@ -67,6 +79,8 @@ class Key:
     @property
     def expression(self) -> Column:
         column = sf.col(".".join(map(quote, self.path)))
+        if not self.planned:
+            return _compared_by_bytes(self.column, column)
         return column.cast(self.type) if self.cast else column
 
 
@@ -145,11 +159,17 @@ class Chain:
         for _, relation in relations:
             # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
             rows = rows.crossJoin(sf.broadcast(relation))
-        joined = [column for _, relation in relations for column in relation.columns]
+        joined = [_joined_column(tables) for tables, _ in relations]
         rows = rows.select("*", sf.inline_outer(probe(*arguments.values(), *map(sf.col, joined))))
         if spec.drops:
             rows = rows.filter(sf.col(FOUND_COLUMN))
-        return rows.drop(*joined, FOUND_COLUMN)
+        if in_flow_function(self.base.sparkSession):
+            # Which columns the base has is not known: Spark refuses a name of two of them. This is true of each row.
+            nulls = [sf.col(quote(field.name)).isNull() for lookup in self.lookups for field in lookup.fields]
+            rows = rows.filter(functools.reduce(operator.or_, nulls, sf.lit(True)))
+        # Not `drop`, for which a Connect server analyses its input at once: a pipeline's own may not exist yet.
+        hidden = joined + [field.name for field in fields if field.name == FOUND_COLUMN]
+        return rows.selectExpr(f"* EXCEPT ({', '.join(map(quote, hidden))})")
 
     @property
     def name(self) -> str:
@@ -172,6 +192,19 @@ class Chain:
         return list(arguments).index(known)
 
 
+def _compared_by_bytes(name: str, key: Column) -> Column:
+    """A key whose type only Spark's planner will know. It does not tell tasks of collations and CHAR, so that these fail here."""
+    kind = sf.typeof(key)  # a constant to the optimizer, as is all that is made of it
+    message = sf.concat(
+        sf.lit(f"key '{name}' is "),
+        kind,
+        sf.lit(
+            ": its texts are equal by rules of that type, and the table compares bytes; cast it to STRING before the lookup"
+        ),
+    )
+    return sf.when(kind.rlike("^char[(]|collate"), sf.raise_error(message)).otherwise(key)
+
+
 def lookup_udf(name: str, spec: PassSpec, fields: Sequence[StructField], versions: int) -> Any:
     """The UDF (arguments…, columns of versions…) -> a row's results, as a list of structs of these fields, or its result."""
     row = StructType(list(fields))
@@ -189,7 +222,8 @@ def versions_of(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tupl
     for the same tables: Spark uses the exchange of one again, and refuses two observations of one name unless they are one. The last ones
     are kept with the session, and go with it: PySpark makes one for each micro-batch of `foreachBatch`.
     """
-    spark, observed = df.sparkSession, df.isStreaming
+    spark = df.sparkSession
+    observed = not in_flow_function(spark) and df.isStreaming
     wanted = dict(tables)
     build = max((lookup.build for lookup in tables.values() if lookup.build), key=lambda own: own.at_s, default=None)
     with _versions_lock:
@@ -237,12 +271,13 @@ def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed
     first = next(iter(tables.values())).table
     mark = key_of(*tables)[:6]
     name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
-    joined = f"{VERSION_COLUMN}s_{key_of(*tables)[:16]}"
+    joined = _joined_column(tables)
     resolve = Resolve(name, {column: (of.options_text, of.build) for column, of in tables.items()}, joined)
     # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
-    versions = spark.range(0, 1, 1, 1).mapInArrow(
-        resolve, ", ".join(f"{column} binary" for column in (*tables, joined))
-    )
+    columns = StructType([StructField(column, BinaryType()) for column in (*tables, joined)])
+    # Spark Connect asks the server for the columns of what `mapInArrow` is given, if it is not told.
+    one = spark.range(0, 1, 1, 1).to(StructType([StructField("id", LongType())]))
+    versions = one.mapInArrow(resolve, columns)
     if observed:
         for column, of in tables.items():
             digest = sf.lower(sf.hex(sf.substring(column, 2, 16)))
@@ -256,9 +291,19 @@ def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed
     return name, versions.select(joined)
 
 
+def _joined_column(tables: Iterable[str]) -> str:
+    """The column of a relation with the versions of all its tables."""
+    return f"{VERSION_COLUMN}s_{key_of(*tables)[:16]}"
+
+
 def plan_text(df: DataFrame, mode: str = "extended") -> str:
-    """A DataFrame's plans, as Spark shows them. (`explain` prints them, where other threads print as well.)"""
+    """A DataFrame's plans, as Spark shows them. (`explain` prints them, where other threads print as well.)
+
+    In a flow's function the plan that it is to have.
+    """
     of: Any = df
+    if in_flow_function(df.sparkSession):
+        return str(of._plan.to_proto(of.sparkSession.client))
     if isinstance(df, ClassicFrame):
         return str(of.sparkSession._jvm.PythonSQLUtils.explainString(of._jdf.queryExecution(), mode))
     return str(of._explain_string(extended=mode))

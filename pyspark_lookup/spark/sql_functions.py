@@ -14,12 +14,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.errors import NotSupportedError, OptionError
 from pyspark_lookup.base.forks import ForkSafeLock
 from pyspark_lookup.engine.lookup_pass import PassSpec, Stage
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, lookup_udf
 from pyspark_lookup.spark.micro_batch import current_build
+from pyspark_lookup.spark.pipelines import in_pipeline
 from pyspark_lookup.spark.table_argument import (
     LookedUp,
     TableArgument,
@@ -57,6 +58,11 @@ def register_lookup(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
+    if in_pipeline(spark):
+        raise NotSupportedError(
+            f"register_lookup, name = {name!r}: Spark creates no functions in a pipeline. Call lookup_join in the function of a flow, or in "
+            "SQL join the table itself, which CREATE TABLE … USING lookupcache has made before"
+        )
     keys = [key] if isinstance(key, str) else list(key)
     found = look_up(spark, table, keys, columns, options or {}, key_argument="key")
     if defaults_to_full(found):

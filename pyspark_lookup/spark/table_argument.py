@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import DataType, StringType, StructField, StructType, VarcharType
 
-from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.base.errors import NotSupportedError, OptionError, SchemaError
 from pyspark_lookup.columnar.key_rows import KEY_INDEX
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.lookup_table import LookupTable
@@ -28,6 +28,7 @@ from pyspark_lookup.options.parsing import option_text, parse_names
 from pyspark_lookup.options.read_write_options import BUILT, GIVEN, refuse_in_reads
 from pyspark_lookup.spark import planning
 from pyspark_lookup.spark.micro_batch import current_build
+from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.types import arrow_schema, is_collated
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
@@ -96,11 +97,11 @@ def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
 
 
 def plans_here(spark: SparkSession) -> bool:
-    """Whether tables are planned in this process, the driver's, and not by processes of a Connect server.
+    """Whether tables are planned in this process: the driver's, or one to which a Connect server tells nothing.
 
-    Spark would start a Python process for it each time.
+    In a driver Spark would start a Python process for it each time.
     """
-    return isinstance(spark, SparkSession)
+    return in_flow_function(spark) or isinstance(spark, SparkSession)
 
 
 def _columns(spark: SparkSession, options: Mapping[str, str], given: Iterable[str]) -> StructType:
@@ -265,6 +266,11 @@ def _table(
         raise OptionError(f"argument table = {table!r}: give a path, a catalog table's name or a LookupTable")
     if "/" in table or "\\" in table or "lookup.catalog" in {key.lower() for key in given}:
         return {"path": table}, None
+    if in_flow_function(spark):
+        raise NotSupportedError(
+            f"argument table = {table!r}: in the function of a pipeline's flow Spark does not tell what a catalog's table is; give its "
+            f"path, or dim = LookupTable.for_name(spark, {table!r}), made outside the function"
+        )
     if not spark.catalog.tableExists(table):
         raise OptionError(f"argument table = {table!r}: there is no such table; a path has a '/', e.g. './{table}'")
     own, schema = named_options(spark, table)

@@ -51,7 +51,7 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 
 def test_spark_connect(tmp_path: Path) -> None:
     """Over Spark Connect: auto-discovered, current at every action, SQL tables and errors as elsewhere. Tasks that are told a version need
-    no PyIceberg."""
+    no PyIceberg. In the function of a pipeline's flow, where nothing may be analysed, lookups are planned without, and tasks check the keys."""
     path = saved(tmp_path / "dim.parquet", {"id": [1, 2], "name": ["a", "b"]})
     replacement = saved(tmp_path / "new.parquet", {"id": [1, 2], "name": ["c", "d"]})
     script = """
@@ -102,6 +102,45 @@ try:
 except Exception as problem:
     print("ERROR", "did you mean lookup.cache" in str(problem))
 spark.sql("DROP TABLE dim")
+from datetime import datetime, timezone
+import pyarrow.parquet as pq
+from pyspark.pipelines.add_pipeline_analysis_context import add_pipeline_analysis_context
+
+def enrich(query, table, on, *others, **given):
+    df = spark.sql(query)
+    try:
+        with add_pipeline_analysis_context(spark, "graph", "flow"):  # now the server analyses nothing
+            df = lookup_join(df, table, on, **given)
+            for other in others:
+                df = lookup_join(df, *other)
+        shown = sorted(map(tuple, df.collect()), key=str)
+    except Exception as problem:
+        shown = next(part for part in FAILURES if part in str(problem))
+    print("FLOW", shown)
+
+FAILURES = [
+    "keys for column 'id' of the table are string, the column is int64",
+    "'k' is string collate UTF8_LCASE: its texts are equal by rules",
+    "AMBIGUOUS_REFERENCE", "'broadcast'", "LookupTable.for_name(spark, 'dim')", "times of the argument as_of are timestamp[us], the",
+]
+at = [datetime(2024, 1, day, tzinfo=timezone.utc) for day in (1, 3)]
+history = path + "-history.parquet"
+pq.write_table(pa.table({"id": [1, 1], "since": pa.array(at, pa.timestamp("us", "UTC")), "v": ["old", "new"]}), history)
+numbers = "SELECT * FROM VALUES {} AS t(k)"
+enrich(numbers.format("(1), (9), (NULL)"), path, {"k": "id"})
+enrich(numbers.format("(1), (9)"), path, {"k": "id"}, how="left_semi")
+enrich(numbers.format("(1), (9)"), path, {"k": "id"}, how="left_anti")
+enrich(numbers.format("(1.00BD), (2.50BD)"), path, {"k": "id"}, how="inner")
+enrich(numbers.format("(1)"), path, {"k": "id"}, (path, {"name": "name"}, "left", ["id"]), options={"lookup.on-error": "NULL"})
+enrich(numbers.format("('1')"), path, {"k": "id"})
+enrich("SELECT 'A' COLLATE UTF8_LCASE AS k", path, {"k": "name"})
+enrich("SELECT 1 AS k, 'x' AS NAME", path, {"k": "id"})
+enrich(numbers.format("(1)"), path, {"k": "id"}, strategy="broadcast")
+enrich(numbers.format("(1)"), "dim", {"k": "id"})
+since = {"as_of": "t", "options": {"lookup.valid-from": "since"}, "columns": ["v"]}
+spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+for moment in "TIMESTAMP'2024-01-03 00:59'", "TIMESTAMP'2024-01-03 01:00'", "TIMESTAMP_NTZ'2024-01-03 01:00'":
+    enrich(f"SELECT 1 AS k, {moment} AS t", history, {"k": "id"}, **since)
 spark.stop()
 """
     variables = {"PYTHONPATH": without_pyiceberg(tmp_path)}
@@ -116,6 +155,19 @@ spark.stop()
         "ICEBERG 1 1 1",
         "ICEBERG 2 2 2",
         "ERROR True",
+        "FLOW [(1, 'c'), (9, None), (None, None)]",
+        "FLOW [(1,)]",
+        "FLOW [(9,)]",
+        "FLOW [(Decimal('1.00'), 'c')]",
+        "FLOW [(1, 'c', None, 1)]",
+        "FLOW keys for column 'id' of the table are string, the column is int64",
+        "FLOW 'k' is string collate UTF8_LCASE: its texts are equal by rules",
+        "FLOW AMBIGUOUS_REFERENCE",
+        "FLOW 'broadcast'",
+        "FLOW LookupTable.for_name(spark, 'dim')",
+        "FLOW [(1, datetime.datetime(2024, 1, 2, 23, 59), 'old')]",
+        "FLOW [(1, datetime.datetime(2024, 1, 3, 0, 0), 'new')]",
+        "FLOW times of the argument as_of are timestamp[us], the",
     ]
 
 

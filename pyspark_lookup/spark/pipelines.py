@@ -1,0 +1,38 @@
+"""Declarative Pipelines: where a program is one of their files, and what Spark then refuses.
+
+In a flow's function (`@dp.materialized_view`, `@dp.table`, …) nothing may be analysed or executed: the datasets that it reads may not exist
+yet. Anywhere in such a file the session stays as it is. Each refusal leaves a stack trace in the server's log, so nothing is tried to find out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+def in_pipeline(spark: SparkSession) -> bool:
+    """Whether this thread runs a file of a pipeline's definitions."""
+    return bool(_contexts(spark))
+
+
+def in_flow_function(spark: SparkSession) -> bool:
+    """Whether this thread runs the function of a flow, in which Spark plans and executes nothing."""
+    return any(context.HasField("flow_name") for context in _contexts(spark))
+
+
+def _contexts(spark: Any) -> list[Any]:
+    """What the session's requests of this thread tell the server of the pipeline that they come from."""
+    if isinstance(spark, SparkSession):
+        return []  # of Spark Classic, which has no pipelines
+    extensions = getattr(spark.client.thread_local, "user_context_extensions", ())
+    if not extensions:
+        return []
+    from pyspark.sql.connect.proto import PipelineAnalysisContext  # noqa: PLC0415 - a classic session needs no gRPC
+
+    contexts = []
+    for _, extension in extensions:
+        context = PipelineAnalysisContext()
+        if extension.Unpack(context):
+            contexts.append(context)
+    return contexts
