@@ -287,6 +287,21 @@ def test_json_nested_deep(dim: Path, content: str, readable: bool) -> None:
 
 @pytest.mark.parametrize("mode", CACHES)
 @pytest.mark.parametrize(
+    "order", ['NULL\n{"id": 1}', '\ufeff NULL NULL {"id": 1}', '{"id": 1}\nNULL', '[NULL, {"id": 1}]', "NULL"]
+)
+def test_json_of_null(dim: Path, mode: str, order: str) -> None:
+    """A null in the place of an object is a row of nulls, wherever it stands, as in Spark. Arrow's parser ends the process at the first."""
+    put(dim, "b.json", '{"id": 2}')
+    put(dim, "a.json", order.replace("NULL", "null"))
+    table = table_of(dim, {"lookup.keys": "id"} | CACHES[mode])
+    assert sorted(str(n) for n in table.scan()["id"].to_pylist()) == sorted(
+        ["2"] + ["1"] * order.count("1") + ["None"] * order.count("NULL")
+    )
+    assert len(table.get(1)) == order.count("1") and len(table.get(2)) == 1
+
+
+@pytest.mark.parametrize("mode", CACHES)
+@pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
         ("1", "01234", ["1", "01234"]),

@@ -6,6 +6,7 @@ array) is read by the standard library, which is slower by far.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable
@@ -48,11 +49,13 @@ class JsonFile:
 
     def __init__(self, content: bytes) -> None:
         _check_depth(content)
+        content = content.removeprefix(codecs.BOM_UTF8)
         if _SURROGATE.search(content) is not None:
             # Half of a pair of UTF-16 is no character; Spark reads this one.
             content = _ESCAPE.sub(lambda escape: b"?" if escape[1] else escape[0], content)
         self._content = content
-        self._table = None if content.lstrip()[:1] == b"[" else _read_by_arrow(content)
+        # Arrow's parser takes no array, and a null before all objects ends the process.
+        self._table = _read_by_arrow(content) if content.lstrip()[:1] in (b"{", b"") else None
         self._objects: list[dict[str, Any]] | None = None
         self._columns: dict[str, list[Any]] = {}
         self.names: list[str] = self._table.schema.names if self._table is not None else list(self._all())
@@ -188,7 +191,7 @@ def _times(texts: pa.Array) -> Inferred:
 
 
 def _objects(content: bytes) -> list[dict[str, Any]]:
-    text = content.decode("utf-8-sig")
+    text = content.decode()
     decode = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number).raw_decode
     rows: list[Any] = []
     at = _next(text, 0)
@@ -197,9 +200,9 @@ def _objects(content: bytes) -> list[dict[str, Any]]:
         rows += value if isinstance(value, list) and not rows else [value]
         at = _next(text, at)
     for row in rows:
-        if not isinstance(row, dict):
+        if not isinstance(row, dict) and row is not None:
             raise ValueError(f"{_text(row)[:80]} is no object with a value for each column")
-    return rows
+    return [{} if row is None else row for row in rows]  # as Arrow's parser and Spark take them
 
 
 def _next(text: str, at: int) -> int:
