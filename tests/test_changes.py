@@ -229,6 +229,21 @@ def test_what_was_vacuumed(site: Site) -> None:
     assert {row[LOG_POSITION] for row in changes_of(site, after=second)} == {last}
 
 
+@pytest.mark.parametrize("later", [0, 8])
+def test_what_an_overwrite_has_replaced_was_vacuumed(site: Site, later: int) -> None:
+    """Its own files are there, those that it has taken away are not: an error that says so, also once that is pages ago in the log."""
+    site.resize(log_page=4)
+    table = site.created(OFF)
+    first = table.write(rows(1))
+    second = table.write(rows(2), "overwrite")
+    table.vacuum("0 s", force=True)
+    for number in range(later):
+        table.alter(properties={"n": str(number)})
+    with pytest.raises(VersionGoneError, match="vacuumed before it was read"):
+        changes_of(site, after=first)
+    assert changes_of(site, after=second) == []
+
+
 def test_columns_of_that_name(site: Site) -> None:
     """A table that has a column _change_type cannot say its changes beside it."""
     with pytest.raises(SchemaError, match="_change_type"):

@@ -117,7 +117,8 @@ def changes_between(
     for part, change in log.pages.changes(state, after, until):
         write = part.writes[change.write_id] if change.write_id is not None else None
         if write is not None and write.mode is not WriteMode.COMPACT:
-            gone = log.pages.is_vacuumed(state, write)
+            before = part.find_needed(change.position - 1) if _removes(write) else ()
+            gone = any(log.pages.is_vacuumed(state, other) for other in (write, *before))
             tasks += _tasks(table, part, change.position, write, appends_only, schema, gone)
     yield from _timed(log, tasks, after)
 
@@ -140,7 +141,7 @@ def _tasks(
             "table as it is (a new checkpoint, lookup.stream.start = SNAPSHOT), a batch with later changes (lookup.changes-from); "
             "vacuum what is older than the slowest reader of changes"
         )
-    removes = write.mode is WriteMode.OVERWRITE or bool(write.deletes)
+    removes = _removes(write)
     if removes and appends_only:
         raise NotSupportedError(
             f"{where}: the commit at log position {position} ({write.mode.value}) takes rows away, which a stream of rows cannot "
@@ -152,10 +153,7 @@ def _tasks(
     own = [dataclasses.replace(version_of_file(table, file), deletes=deletes) for file in write.files]
     before: tuple[FileVersion, ...] = ()
     if removes:
-        try:
-            before = managed_version(table, state, position - 1).files
-        except VersionGoneError as problem:
-            raise VersionGoneError(f"{problem}. The stream begins anew with a new checkpoint") from None
+        before = managed_version(table, state, position - 1).files
     if write.mode is WriteMode.OVERWRITE:
         stay = {file.url for file in managed_version(table, state, position).files}
         for file in before:
@@ -166,6 +164,11 @@ def _tasks(
         yield ChangeTask(table, position, False, before, keys, schema, marks, tuple(own))
     for file in own:
         yield ChangeTask(table, position, True, (file,), keys, schema, marks, before if marks else ())
+
+
+def _removes(write: TableWrite) -> bool:
+    """Whether a write takes away rows that there were before it."""
+    return write.mode is WriteMode.OVERWRITE or bool(write.deletes)
 
 
 def _schema(table: Table, state: TableState) -> str:
