@@ -106,7 +106,8 @@ class Engine:
             raise OptionError(f"option {given} is for reads: a write takes none, remove it")
         log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.resolver.host.raise_floor, table)
-        return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes)
+        enclosing = self.reader.resolver.enclosing
+        return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing)
 
     def compactor(self, options: LookupOptions) -> Compactor:
         """Compactions of the managed table at `options.path`. Raises OptionError for a glob."""

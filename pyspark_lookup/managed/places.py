@@ -1,16 +1,16 @@
-"""Where a managed table may be made: at a place that is empty, and not in another one."""
+"""Where a managed table may be made: at a place that is empty, and not in another table."""
 
 from __future__ import annotations
 
-from pyspark_lookup.base.errors import NotATableError, UfsNotFoundError, UfsPermissionError
+from pyspark_lookup.base.errors import NotATableError, TableFormatError, UfsNotFoundError
 from pyspark_lookup.io.stores import DELTA_LOG_DIRECTORY, FileVersion, Listing
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.log import NotificationLog
+from pyspark_lookup.table.enclosing import EnclosingTables
 
 
-def check_place(ufs: Ufs, url: str) -> None:
-    """Raise NotATableError for a place where somebody else's files are, or that lies in another managed table."""
+def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
+    """Raise NotATableError for a place where somebody else's files are, or that lies in another table."""
     shown = redact("path", url)
     try:
         found = ufs.get_status(url)
@@ -25,15 +25,11 @@ def check_place(ufs: Ufs, url: str) -> None:
             f"{shown} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
             "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
         )
-    # Who drops the table above, or copies it, means its own files.
-    above = url.rpartition("/")[0]
-    while above.partition("://")[2].strip("/"):
-        try:
-            ufs.get_meta(NotificationLog.first_event(above))
-        except (UfsNotFoundError, UfsPermissionError):
-            above = above.rpartition("/")[0]
-            continue
-        raise NotATableError(f"{shown} lies in the managed table {redact('path', above)}: write to another place")
+    # Who drops the table above, vacuums or copies it, means its own files.
+    above = enclosing.find(url)
+    if above is not None:
+        directory, kind = above
+        raise TableFormatError(f"{shown} lies inside {redact('path', directory)}, {kind}: write to another place")
 
 
 def _kind_of_others(found: Listing) -> str | None:

@@ -39,6 +39,7 @@ from pyspark_lookup.managed.places import check_place
 from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.enclosing import EnclosingTables
 from pyspark_lookup.table.log import (
     Allocate,
     Batch,
@@ -77,8 +78,10 @@ class TableWriter:
         rows: RowsByKey,
         committed: Callable[[str, int], None],
         sizes: WriteSizes,
+        enclosing: EnclosingTables,
     ) -> None:
         self._ufs = ufs
+        self._enclosing = enclosing
         self._log = log
         self._options = options
         self._table = table
@@ -135,7 +138,7 @@ class TableWriter:
             )
 
     def _create(self, schema: pa.Schema) -> TableState:
-        check_place(self._ufs, self._log.url)
+        check_place(self._ufs, self._log.url, self._enclosing)
         definition = define(schema, self._options.keys or (), self._url)
         table_id = f"{self._context.rng.getrandbits(128):032x}"
         try:

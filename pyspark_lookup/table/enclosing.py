@@ -28,29 +28,36 @@ class EnclosingTables:
         self._checked: set[str] = set()
 
     def check(self, url: str, glob: bool = False) -> None:
-        """Raise TableFormatError if a directory above `url`, of a file, a directory or a glob, is a table.
+        """Raise TableFormatError if a directory above `url`, of a file, a directory or a glob, is a table."""
+        enclosing = self.find(url, glob)
+        if enclosing is not None:
+            directory, kind = enclosing
+            raise TableFormatError(
+                f"{redact('path', url)} lies inside {redact('path', directory)}, {kind}: files in there may be outdated, or hold "
+                f"deleted rows. Read {redact('path', directory)} instead, a part of it with lookup.where"
+            )
+
+    def find(self, url: str, glob: bool = False) -> tuple[str, str] | None:
+        """(the nearest directory above `url` that is a table, what kind of one); None if there is none.
 
         Costs a call for each directory above and each marker, the first time that this host sees the path. What may not be
         listed is taken for no table.
         """
         key = key_of("place", self._ufs.scope, url)
         if url in self._checked:
-            return
+            return None
         disk = self._context.disk
         if disk is None or disk.get_record("place", key) is None:
             places = [(directory, marker) for directory in _directories_above(url, glob) for marker in self._markers]
             answers = run_in_order(lambda place: self._is_table(*place), places, min(_CONCURRENT_LISTS, len(places)))
             enclosing = [place for place, is_table in zip(places, answers, strict=True) if is_table]
             for directory, marker in enclosing:
-                kind = self._markers[marker].label
-                raise TableFormatError(
-                    f"{redact('path', url)} lies inside {redact('path', directory)}, {kind}: files in there may be outdated, or hold "
-                    f"deleted rows. Read {redact('path', directory)} instead, a part of it with lookup.where"
-                )
+                return directory, self._markers[marker].label
             if disk is not None:
                 with contextlib.suppress(OSError):
                     disk.create_record("place", key, 1)  # its key says which: a URL may hold a signature
         self._checked.add(url)
+        return None
 
     def _is_table(self, directory: str, marker: str) -> bool:
         with contextlib.suppress(UfsNotFoundError, UfsPermissionError):

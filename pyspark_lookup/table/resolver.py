@@ -65,7 +65,7 @@ class Resolver:
         parts = SourceParts(ufs, blocks, self.host, context, self._kind_of, catalog)
         self._sources = [make(parts) for make in sources]
         self._by_kind = {kind: source for source in self._sources for kind in source.kinds}
-        self._enclosing = EnclosingTables(ufs, context, self._sources)
+        self.enclosing = EnclosingTables(ufs, context, self._sources)
         # What writes, in the engine, is for managed tables only.
         self._logs = next((source for source in self._sources if isinstance(source, LogSource)), None)
         if context.disk is not None:
@@ -162,9 +162,7 @@ class Resolver:
             raise NotSupportedError(
                 f"{shown} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
             )
-        table = self.table_of(options, Kind.MANAGED)
-        self._enclosing.check(table.url, table.kind == Kind.GLOB)
-        return table
+        return self.table_of(options, Kind.MANAGED)
 
     def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:
         source = self._by_kind[kind]
@@ -421,7 +419,7 @@ class Resolver:
         """
         source = self.source(table)
         if not source.described:
-            self._enclosing.check(table.url, table.kind == Kind.GLOB)
+            self.enclosing.check(table.url, table.kind == Kind.GLOB)
         found = source.current(Question(table, started_s, status, gone, patient))
         if found.kept:
             return found.version

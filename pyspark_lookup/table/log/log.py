@@ -368,8 +368,3 @@ class NotificationLog:
 
     def _nonce(self) -> str:
         return f"{self._context.rng.getrandbits(128):032x}"
-
-    @staticmethod
-    def first_event(url: str) -> str:
-        """The file that a managed table at `url` begins with."""
-        return EventFiles.path_of(url, 1)
