@@ -64,19 +64,17 @@ def mark_of(field: StructField) -> tuple[str, str]:
 def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], StructType | None]:
     """(the options of the catalog table `name`, its columns if they are those it was created with).
 
-    Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
+    Raises OptionError if it is a view or no lookupcache table, lost its options, or was given another place by ALTER TABLE.
     """
+    # A view has the metadata of the columns that it is made of. Nothing says which rows and which version it shows.
+    kind = spark.catalog.getTable(name).tableType
+    if kind == "TEMPORARY" or kind.endswith("VIEW"):
+        raise OptionError(
+            f"{name} is a view, which has no rows by key: look its table up, with lookup.where and columns=[…] in place of the "
+            "view's query, or write its rows to a managed table, df.write.format('lookupcache').save(path), and look that up"
+        )
     schema = spark.table(name).schema
     stored = table_options(schema)
-    kind = spark.catalog.getTable(name).tableType
-    if kind in ("TEMPORARY", "VIEW"):
-        plan = str(spark.sql(f"EXPLAIN EXTENDED SELECT * FROM {name}").collect()[0][0])
-        whole = plan.partition("== Optimized Logical Plan ==\n")[2].startswith("RelationV2")
-        if not (stored and whole):
-            raise OptionError(
-                f"{name} is a view, which has no rows by key: look its table up, with lookup.where and columns=[…] in place of the "
-                f"view's query, or write its rows to a managed table, df.write.format('lookupcache').save(path), and look that up"
-            )
     if not stored:
         raise OptionError(
             f"table {name} is not of the format lookupcache: give the path of its files, or CREATE TABLE … USING lookupcache OPTIONS "

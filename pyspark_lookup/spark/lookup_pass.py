@@ -78,7 +78,8 @@ class Key:
 
     @property
     def expression(self) -> Column:
-        column = sf.col(".".join(map(quote, self.path)))
+        # By one name: of two, the first may as well be the alias of a table.
+        column = functools.reduce(Column.getField, self.path[1:], sf.col(quote(self.path[0])))
         if not self.planned:
             return _compared_by_bytes(self.column, column)
         return column.cast(self.type) if self.cast else column

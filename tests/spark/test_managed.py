@@ -367,7 +367,7 @@ def test_where_it_begins(desk: Desk) -> None:
         ({"lookup.stream.start": "0"}, "SNAPSHOT, LATEST or a log position"),
         ({"lookup.stream.begin": "1"}, "unknown option lookup.stream.begin"),
         ({"lookup.stream.max-rows-per-trigger": "1", "lookup.stream.max-files-per-trigger": "1"}, "give one"),
-        ({"lookup.version": "3"}, "use lookup.stream.start"),
+        ({"lookup.version": str(first)}, "use lookup.stream.start"),
         ({"lookup.view": "files"}, "use data or changes"),
         ({"lookup.write.mode": "upsert"}, "lookup.write.mode is for writes"),
     ):
@@ -394,6 +394,8 @@ def test_changes_in_a_batch(desk: Desk) -> None:
     micros = found.selectExpr("_log_position", "unix_micros(_commit_timestamp)").distinct().collect()
     assert {row[0]: row[1] for row in micros} == {at: int(times[at].timestamp() * 10**6 + 0.5) for at in (first, last)}
     assert [row[:2] for row in open_end.collect()] == [(3, "b")]
+    for nothing in ({"lookup.changes-from": last + 1}, {"lookup.changes-from": 1, "lookup.changes-to": 1}):
+        assert load(desk.spark, desk.path, nothing).collect() == []
     for options, message in (
         ({"lookup.changes-from": 99}, "lookup.changes-from = 99"),
         ({"lookup.changes-from": 1, "lookup.version": 1}, "contradict each other"),
