@@ -31,9 +31,11 @@ WHERES = ("v >= 3 AND v <> 5", "v IS NULL OR v < 4", "c IS NOT NULL", "v IN (1, 
 WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars")
 WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")
 MANAGED = (*WRITES, "transaction", "alter", *["compact"] * 2, "vacuum", *["begin"] * 3, *["commit"] * 2)
+PROVIDED = (*WRITES, "stalled", "stalled")
 COPIES = ("copy_aside", "restore", "swap_copies")
 PLAIN = ("put", "put", "put", "put", "remove", "roll_back", "touch", "swap", "junk", "begin_job", "end_job", "clear")
-KINDS = ("file", "directory", "directory", "linked", "managed")
+KINDS = ("file", "directory", "directory", "linked", "managed", "delta", "iceberg", "provider")
+MODELLED = ("managed", "delta", "iceberg", "provider")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +142,9 @@ def _step(rng: random.Random, setup: Setup, families: _Families, kind: str, copi
     salt = rng.getrandbits(32)
     if rng.random() < (0.03 if copies else 0.12):
         return Step("become", (rng.choice(KINDS), *_file(rng, setup, families)), salt)
-    if kind == "managed":
+    if kind == "provider":
+        return Step(rng.choice(PROVIDED), ("here", rng.randint(1, 9), ()), salt)
+    if kind in MODELLED:
         op = rng.choice(COPIES) if copies and rng.random() < 0.4 else rng.choice(MANAGED)
         more: Args = ()
         if op == "transaction":

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from tests.differential import meanwhile
 from tests.differential.histories import History, Step
-from tests.differential.managed import Managed
-from tests.differential.oracle import Content, Expected, Question, content_of, found_by, managed_content
+from tests.differential.modelled import Modelled
+from tests.differential.oracle import Content, Expected, Question, content_of, found_by, modelled_content
 from tests.differential.processes import Answer, Nursery, Request, Session, key_table, reader_runtime
+from tests.differential.provided import Provided
 from tests.differential.tables import Place
 from tests.differential.values import plain
 from tests.fakes import FakeClock
@@ -102,8 +103,11 @@ class _Machine:
                     chosen = (Reader("NONE", "UFS", "here", "all"), *chosen)
                 for reader in chosen:
                     self._check(reader, content, rng)
-                if self.place.managed is not None:
-                    self._check_past(self.place.managed, rng)
+                table = self.place.modelled
+                if table is not None and table.versioned and table.versions:
+                    self._check_past(table, rng)
+                if table is not None and not isinstance(table, Provided):
+                    self._check_inside(rng)
                 if not content.busy:
                     self._quiet = content
                 # Of a busy directory, too: whose job seems dead is read as it is, and may be what is kept later.
@@ -118,6 +122,8 @@ class _Machine:
         try:
             if step.op == "meanwhile":
                 self._take_meanwhile(*step.args, random.Random(step.salt))
+            elif step.op == "stalled":
+                self._take_stalled(step)
             else:
                 self.place.take(step)
         except Exception as problem:
@@ -145,6 +151,28 @@ class _Machine:
         if all(self._difference(one, answer, "scan", one.schema, one.rows) for one in allowed):
             self._report(str(reader), f"scan() while {step.op}", " or ".join(map(_short, allowed)), _text(answer))
 
+    def _take_stalled(self, step: Step) -> None:
+        """Change a provider's rows while a call of `invalidate` stalls before it is on record: another process makes one that is not."""
+        table = self.place.modelled
+        if not isinstance(table, Provided) or table.has_versions:
+            return
+        keys, options = table.every_key(), tuple(sorted(table.reader_options.items()))
+
+        def change() -> None:
+            self._clock.tick(1.0)
+            table.reader().get_many(keys)
+            table.change(dataclasses.replace(step, op="upsert"), random.Random(step.salt))
+            self._clock.tick(1.0)
+            at = (self._clock.wall_s, self._clock.steady_s)
+            asks = (("invalidate", keys),)
+            answers, _ = self._nursery.ask(self._name, Request(str(self.place.path), options, asks, at))
+            if answers[0].error:
+                self._report("another process", "invalidate", "the keys forgotten", _text(answers[0]))
+            self._clock.tick(1.0)
+
+        with meanwhile.before_link(change):
+            table.invalidate()
+
     # --- asking -----------------------------------------------------------------------------------
 
     def _question(self, name: str) -> Question:
@@ -166,6 +194,11 @@ class _Machine:
         if reader.process == "late":
             self._late += 1
             host = f"late{self._late}"
+        table = self.place.modelled
+        if table is not None:
+            options |= table.options
+        if isinstance(table, Provided):
+            options |= table.cache_options(reader.cache)
         options["lookup.cache.dir"] = str(self._root / "hosts" / host)
         at = (self._clock.wall_s, self._clock.steady_s)
         return Request(str(self.place.path), tuple(sorted(options.items())), asks, at, reader.process == "once")
@@ -182,6 +215,12 @@ class _Machine:
 
     def _check(self, reader: Reader, content: Content, rng: random.Random) -> None:
         question = self._question(reader.question)
+        scans = True
+        if isinstance(table := self.place.modelled, Provided):
+            # Without versions a full cache has a trigger; nobody else is told when to ask.
+            told = reader.cache == "FULL" and not table.has_versions
+            reader = dataclasses.replace(reader, source="CACHE" if told else "UFS")
+            scans = reader.cache == "FULL"
         late = reader.process == "late"
         expected = content.answer(question)
         types = expected.types or next((e.types for e in reversed(self._before[question]) if e.types), {})
@@ -191,8 +230,9 @@ class _Machine:
         single = rng.choice(wanted)
         key = single if len(single) > 1 else single[0]
         asks: tuple[tuple[Any, ...], ...] = (("schema",), ("scan",), ("get_many", keys), ("get", key))
+        asks = tuple(ask for ask in asks if scans or ask != ("scan",))
         if reader.process == "once":
-            asks = (rng.choice(asks[1:3]),)
+            asks = (rng.choice(asks[1:-1]),)
         elif reader.cache == "FULL" and reader.source == "CACHE":
             asks = (("reload",), *asks)
         else:
@@ -214,19 +254,29 @@ class _Machine:
                 allowed += older
             self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else wanted)
 
-    def _check_past(self, table: Managed, rng: random.Random) -> None:
-        """A version of a managed table that was there once is read again, or is known to be gone."""
+    def _check_past(self, table: Modelled, rng: random.Random) -> None:
+        """A version that was there once is read again, or is known to be gone."""
         position, (schema, rows) = rng.choice(sorted(table.versions.items()))
         reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
         question = Question(self._setup.keys, version=str(position))
-        expected = managed_content(schema, rows).answer(question)
+        expected = modelled_content(table, schema, rows).answer(question)
         names = self._setup.keys
         keys = [tuple(row[name] for name in names) for row in expected.keyed[:3]] or [(None,) * len(names)]
         asked = key_table(pa.schema([(name, schema.field(name).type) for name in names]), keys)
         asks = (("scan",), ("get_many", asked))
         for ask, answer in zip(asks, self._asked(reader, self._request(reader, question, asks)), strict=True):
-            if answer.error != "VersionGoneError" or position >= table.oldest:
+            if answer.error != "VersionGoneError" or table.keeps(position):
                 self._compare(reader, ask, answer, [expected], question, keys)
+
+    def _check_inside(self, rng: random.Random) -> None:
+        """A directory or a file inside a table is no table; but an Iceberg table's metadata names it."""
+        reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
+        inside = [path for path in sorted(self.place.path.rglob("*")) if not path.name.endswith(".metadata.json")]
+        path, ask = rng.choice(inside), ("scan",)
+        request = dataclasses.replace(self._request(reader, Question(self._setup.keys), (ask,)), path=str(path))
+        (answer,) = self._asked(reader, request)
+        if answer.error != "TableFormatError":
+            self._report(str(reader), f"scan of {path.relative_to(self._root)}", "a TableFormatError", _text(answer))
 
     def _wanted(
         self, expected: Expected, types: dict[str, pa.DataType] | Any, rng: random.Random

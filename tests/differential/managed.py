@@ -20,11 +20,9 @@ from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import DataFile, WriteMode
 from tests.differential.histories import Step
+from tests.differential.modelled import Modelled, Row
 
 _COMPACT_AFTER = "4"
-Row = dict[str, Any]
-
-
 SIZES = WriteSizes(
     file_bytes=400,
     row_group_bytes=200,
@@ -49,24 +47,21 @@ class _Open:
     order: int
 
 
-class Managed:
+class Managed(Modelled):
     """A managed table and its model: its rows, each with the place of its write in the order of beginnings."""
 
     def __init__(
         self, path: Path, hosts: Path, keys: tuple[str, ...], texts: list[str], new_serial: Callable[[], int]
     ) -> None:
-        self._path, self._hosts, self._keys, self._new_serial = path, hosts, keys, new_serial
-        fixed = [("id", pa.int64()), ("v", pa.int64()), ("s", pa.int64()), ("c", pa.string())]
-        self._texts = texts
-        self.schema = pa.schema([*fixed, *((name, pa.string()) for name in texts)])
+        super().__init__(path, hosts, keys, texts, new_serial)
         self._state: list[tuple[Row, int]] = []
         self._opened: list[_Open] = []
         self._order = 0
         self._overwritten = False
-        self.versions: dict[int, tuple[pa.Schema, tuple[Row, ...]]] = {}
-        """What the table was at positions of its log."""
-        self.oldest = 0
-        """From which position on all can be read."""
+        self._oldest = 0  # position from which on all can be read
+
+    def keeps(self, version: int) -> bool:
+        return version >= self._oldest
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -80,7 +75,6 @@ class Managed:
         return other
 
     def take(self, step: Step, rng: random.Random) -> None:
-        """Take a step. Raises what the package raises."""
         host, count, *inner = step.args
         options = {
             "lookup.cache.dir": str(self._hosts / host),
@@ -107,42 +101,17 @@ class Managed:
                 self._compact(table, options)
             case "vacuum":
                 table.alter(properties={"lookup.log.retention": "0 s"})
-                self.oldest = table.vacuum("0 s", force=True)["oldest"] or self.oldest
+                self._oldest = table.vacuum("0 s", force=True)["oldest"] or self._oldest
         self.versions[table.describe()["position"]] = (self.schema, self.rows)
-
-    def _drawn(self, op: str, count: int, rng: random.Random) -> list[Row]:
-        new = [self._row(rng) for _ in range(count)]
-        return list({self._key(row): row for row in new}.values()) if op in ("upsert", "delete") else new
-
-    def _row(self, rng: random.Random) -> Row:
-        drawn: Row = {
-            "id": None if rng.random() < 0.05 else rng.randrange(12),
-            "v": None if rng.random() < 0.1 else rng.randrange(8),
-            "s": self._new_serial(),
-            "c": rng.choice((None, "x", "some text that is longer")),
-            **{name: rng.choice(("01", "1", "eu")) for name in self._texts},
-        }
-        return {name: drawn.get(name) for name in self.schema.names}
-
-    def _key(self, row: Row) -> tuple[Any, ...]:
-        return tuple(row[name] for name in self._keys)
-
-    @staticmethod
-    def _where(new: list[Row]) -> tuple[str, Callable[[Row], bool]]:
-        """A predicate by which rows are deleted, and what it says of one."""
-        id_, v = new[0]["id"], new[0]["v"]
-        if v is None or v % 2:
-            return ("id IS NULL" if id_ is None else f"id = {id_}"), lambda row: row["id"] == id_
-        return f"v < {v - 3}", lambda row: row["v"] is not None and row["v"] < v - 3
 
     def _after(self, op: str, new: list[Row], order: int, before: list[tuple[Row, int]]) -> list[tuple[Row, int]]:
         """The rows after a write that is committed now and began at its place in the order."""
         if op == "delete_where":
             return [(row, of) for row, of in before if not self._where(new)[1](row)]
         # A row with a null in its key has none: nothing replaces or removes it.
-        named = {key for row in new if None not in (key := self._key(row))} if op in ("upsert", "delete") else set()
+        named = {key for row in new if None not in (key := self.key_of(row))} if op in ("upsert", "delete") else set()
         kept = [
-            (row, of) for row, of in before if self._key(row) not in named and not (op == "overwrite" and of < order)
+            (row, of) for row, of in before if self.key_of(row) not in named and not (op == "overwrite" and of < order)
         ]
         return kept if op == "delete" else kept + [(row, order) for row in new]
 
@@ -150,7 +119,7 @@ class Managed:
         self, table: Any, op: str, before: list[tuple[Row, int]], count: int, rng: random.Random
     ) -> list[tuple[Row, int]]:
         """The rows after one write, which is made."""
-        new = self._drawn(op, count, rng)
+        new = self.drawn_rows(op, count, rng)
         rows = pa.Table.from_pylist(new, self.schema)
         self._order += 1
         self._overwritten |= op == "overwrite"
@@ -173,7 +142,7 @@ class Managed:
 
     def _begin(self, options: dict[str, str], op: str, count: int, rng: random.Random) -> None:
         writer = self._writer(options)
-        new = self._drawn(op, count, rng)
+        new = self.drawn_rows(op, count, rng)
         rows = pa.Table.from_pylist(new, self.schema)
         if op == "delete":
             rows = rows.select(list(self._keys))

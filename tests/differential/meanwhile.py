@@ -81,3 +81,18 @@ def at_call(number: int, root: Path, change: Callable[[], None]) -> Iterator[Non
 
             patch.setattr(os, name, asked)
         yield
+
+
+@contextlib.contextmanager
+def before_link(change: Callable[[], None]) -> Iterator[None]:
+    """Run `change` once, before a file is put under its name for the first time: what was decided before is not yet on record."""
+    link, changes = os.link, [change]
+
+    def linked(*args: Any, **more: Any) -> None:
+        if changes:
+            changes.pop()()
+        link(*args, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", linked)
+        yield

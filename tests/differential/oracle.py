@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.differential.modelled import Modelled
 from tests.differential.tables import Place
 from tests.differential.values import ImpossibleError, converted, finished, plain, shown, united
 
@@ -72,12 +73,13 @@ class Content:
     """For each file the values of its directories, and its rows with these."""
     problem: str = ""
     busy: bool = False
-    managed: bool = False
+    modelled: bool = False
+    """A table of rows, which come in no order."""
 
     @functools.cached_property
     def everything(self) -> pa.Schema:
-        """All columns: those of the files, then those of the directories."""
-        return pa.schema([*self.data, *self.partitions])
+        """All columns: those of the files, then those of the directories that the files do not have."""
+        return pa.schema([*self.data, *(field for field in self.partitions if field.name not in self.data.names)])
 
     def answer(self, question: Question) -> Expected:
         """What a reader with these options must answer."""
@@ -104,14 +106,14 @@ class Content:
             tuple({name: row[name] for name in names} for row in rows),
             tuple({name: row[name] for name in shown_keys} for row in rows),
             {field.name: field.type for field in schema},
-            ordered=not self.managed,
+            ordered=not self.modelled,
         )
 
     def _chosen(self, question: Question) -> list[Row]:
         """The rows of `lookup.partition`."""
         files = list(self.files)
         if question.partition:
-            if self.managed or not self.partitions.names:
+            if not self.partitions.names:
                 raise ImpossibleError("no partitions")
             if question.partition == "max_pt()":
                 for name in self.partitions.names:
@@ -133,17 +135,22 @@ def unquoted(raw: str) -> str | None:
 
 def content_of(place: Place) -> Content:
     """What is there now."""
-    if place.managed is not None:
-        return managed_content(place.managed.schema, place.managed.rows)
+    if place.modelled is not None:
+        return modelled_content(place.modelled, place.modelled.schema, place.modelled.rows)
     try:
         return _plain_content(place)
     except ImpossibleError as problem:
         return Content(problem=str(problem), busy=place.busy)
 
 
-def managed_content(schema: pa.Schema, rows: tuple[Row, ...]) -> Content:
-    """What is in a managed table of these rows."""
-    return Content(schema, files=(({}, rows),), managed=True)
+def modelled_content(table: Modelled, schema: pa.Schema, rows: tuple[Row, ...]) -> Content:
+    """What is in such a table if it has these rows."""
+    names = table.texts if table.partitioned else []
+    files: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        files.setdefault(tuple(row[name] for name in names), []).append(row)
+    parts = tuple((dict(zip(names, values, strict=True)), tuple(part)) for values, part in files.items())
+    return Content(schema, pa.schema([(name, pa.string()) for name in names]), parts, modelled=True)
 
 
 def _plain_content(place: Place) -> Content:

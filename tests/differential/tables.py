@@ -14,22 +14,31 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from tests.differential.histories import Setup, Step
+from tests.differential.lake import DeltaLake, IcebergLake
 from tests.differential.managed import Managed
+from tests.differential.modelled import Modelled
+from tests.differential.provided import Provided
 from tests.differential.shapes import column, draw_numbers
 from tests.differential.writers import file_bytes
 
 _FILLER_ROWS = 200
+_MODELLED: dict[str, type[Modelled]] = {
+    "managed": Managed,
+    "delta": DeltaLake,
+    "iceberg": IcebergLake,
+    "provider": Provided,
+}
 
 
 class Place:
-    """One path, and what is there: nothing, a file, a directory, a link to a directory, or a managed table."""
+    """One path, and what is there: nothing, a file, a directory, a link to a directory, or a table that is `modelled`."""
 
     def __init__(self, root: Path, setup: Setup) -> None:
         self._root = root
         self._setup = setup
         self.path = root / f"dim.{setup.format}"
         self.kind = "nothing"
-        self.managed: Managed | None = None
+        self.modelled: Modelled | None = None
         self._aside: Managed | None = None
         self._past: list[tuple[Path, bytes, int]] = []
         self._serial = 0
@@ -43,8 +52,10 @@ class Place:
         rng = random.Random(step.salt)
         if step.op == "become":
             self._become(step.args[0], step.args[1:], rng)
-        elif self.managed is not None:
-            self._take_managed(step, rng)
+        elif isinstance(self.modelled, Managed):
+            self._take_managed(self.modelled, step, rng)
+        elif self.modelled is not None:
+            self.modelled.take(step, rng)
         elif self.kind != "nothing" and hasattr(self, f"_{step.op}"):
             getattr(self, f"_{step.op}")(step.args, rng)
 
@@ -59,10 +70,11 @@ class Place:
     def _become(self, kind: str, args: tuple[Any, ...], rng: random.Random) -> None:
         self._remove_all()
         self.kind = kind
-        if kind == "managed":
+        if kind in _MODELLED:
             columns = [name for name, _ in self._setup.partitions]
-            self.managed = Managed(self.path, self._root / "hosts", self._setup.keys, columns, self._new_serial)
-            self.managed.take(Step("append", ("here", 8)), rng)
+            hosts = self._root / "hosts"
+            self.modelled = _MODELLED[kind](self.path, hosts, self._setup.keys, columns, self._new_serial)
+            self.modelled.take(Step("append", ("here", 8)), rng)
         elif kind == "file":
             self._put(args, rng)
         else:
@@ -73,7 +85,7 @@ class Place:
             self.path.unlink()
         elif self.path.is_dir():
             shutil.rmtree(self.path)
-        self.managed = None
+        self.modelled = None
         self._past.clear()
 
     def _new_directory(self, kind: str) -> Path:
@@ -92,26 +104,25 @@ class Place:
         new.symlink_to(place.name)
         os.replace(new, self.path)
 
-    def _take_managed(self, step: Step, rng: random.Random) -> None:
-        assert self.managed is not None
+    def _take_managed(self, table: Managed, step: Step, rng: random.Random) -> None:
         aside = self._root / "aside"
         if step.op == "copy_aside" or (step.op in ("restore", "swap_copies") and self._aside is None):
             shutil.rmtree(aside, ignore_errors=True)
             shutil.copytree(self.path, aside)
-            self._aside = self.managed.copied()
+            self._aside = table.copied()
         elif step.op == "restore":
             assert self._aside is not None
             shutil.rmtree(self.path)
             shutil.copytree(aside, self.path)
-            self.managed = self._aside.copied()
+            self.modelled = self._aside.copied()
         elif step.op == "swap_copies":
             between = self._root / "between"
             os.rename(self.path, between)
             os.rename(aside, self.path)
             os.rename(between, aside)
-            self.managed, self._aside = self._aside, self.managed
+            self.modelled, self._aside = self._aside, table
         else:
-            self.managed.take(step, rng)
+            table.take(step, rng)
 
     # --- files of others --------------------------------------------------------------------------
 
