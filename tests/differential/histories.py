@@ -28,7 +28,7 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
 )
 """Values of one partition column each, the later ones of other types than the first."""
 WHERES = ("v >= 3 AND v <> 5", "v IS NULL OR v < 4", "c IS NOT NULL", "v IN (1, 2, 3) AND NOT c IS NULL", "s > 0")
-WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars")
+WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars", "spark")
 WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")
 MANAGED = (*WRITES, "transaction", "alter", *["compact"] * 2, "vacuum", *["begin"] * 3, *["commit"] * 2)
 PROVIDED = (*WRITES, "stalled", "stalled")

@@ -156,21 +156,24 @@ class _Machine:
         table = self.place.modelled
         if not isinstance(table, Provided) or table.has_versions:
             return
-        keys, options = table.every_key(), tuple(sorted(table.reader_options.items()))
+        keys, question = table.every_key(), self._question("all")
+
+        def ask(process: str, call: str) -> None:
+            reader = Reader("PARTIAL", "UFS", process, "all")
+            (answer,) = self._asked(reader, self._request(reader, question, ((call, keys),)))
+            if answer.error:
+                self._report(str(reader), call, "no error", _text(answer))
+            self._clock.tick(1.0)
 
         def change() -> None:
             self._clock.tick(1.0)
-            table.reader().get_many(keys)
+            ask("here", "get_many")
             table.change(dataclasses.replace(step, op="upsert"), random.Random(step.salt))
-            self._clock.tick(1.0)
-            at = (self._clock.wall_s, self._clock.steady_s)
-            asks = (("invalidate", keys),)
-            answers, _ = self._nursery.ask(self._name, Request(str(self.place.path), options, asks, at))
-            if answers[0].error:
-                self._report("another process", "invalidate", "the keys forgotten", _text(answers[0]))
-            self._clock.tick(1.0)
+            ask("other", "invalidate")
 
-        with meanwhile.before_link(change):
+        table.invalidate()  # so that the keys are loaded while the next call stalls
+        self._clock.tick(1.0)
+        with meanwhile.before_record("invalidated", change):
             table.invalidate()
 
     # --- asking -----------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pyspark_lookup.io.disk.records import Records
+
 _CALLS = ("scandir", "listdir", "stat", "lstat", "open", "readlink", "fstat")
 
 
@@ -84,15 +86,15 @@ def at_call(number: int, root: Path, change: Callable[[], None]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def before_link(change: Callable[[], None]) -> Iterator[None]:
-    """Run `change` once, before a file is put under its name for the first time: what was decided before is not yet on record."""
-    link, changes = os.link, [change]
+def before_record(kind: str, change: Callable[[], None]) -> Iterator[None]:
+    """Run `change` once, before the next record of a kind is put: what it says has been decided, and nobody can read it yet."""
+    succeed, changes = Records.succeed_record, [change]
 
-    def linked(*args: Any, **more: Any) -> None:
-        if changes:
+    def succeeded(records: Records, of: str, *args: Any) -> bool:
+        if of == kind and changes:
             changes.pop()()
-        link(*args, **more)
+        return succeed(records, of, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "link", linked)
+        patch.setattr(Records, "succeed_record", succeeded)
         yield

@@ -121,7 +121,9 @@ class Nursery:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         # What is imported late, too.
-        self._context.set_forkserver_preload([__name__, "pandas", "sqlglot.dialects.spark"])
+        self._context.set_forkserver_preload(
+            [__name__, "pandas", "sqlglot.dialects.spark", "tests.differential.tables"]
+        )
         self._living: dict[str, Connection] = {}
 
     def ask(self, name: str, request: Request) -> tuple[list[Answer], tuple[float, float]]:

@@ -63,7 +63,7 @@ class Provided(Modelled):
     def invalidate(self) -> None:
         """Have the host forget all keys that there may be."""
         if not self.has_versions:
-            self.reader().invalidate(self.every_key())
+            self._reader().invalidate(self.every_key())
 
     def every_key(self) -> pa.Table:
         """All keys that there may be."""
@@ -73,15 +73,11 @@ class Provided(Modelled):
             keys = [{**key, name: value} for key in keys for value in values[name]]
         return pa.Table.from_pylist(keys)
 
-    @property
-    def reader_options(self) -> dict[str, str]:
+    def _reader(self) -> LookupTable:
         """The table as the readers' host has it."""
         cached = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000", **self.cache_options("PARTIAL")}
         host = {"lookup.cache.dir": str(self._hosts / "here"), "lookup.keys": ",".join(self._keys)}
-        return {**self.options, **cached, **host}
-
-    def reader(self) -> LookupTable:
-        return LookupTable(str(self._path), self.reader_options)
+        return LookupTable(str(self._path), {**self.options, **cached, **host})
 
     def cache_options(self, cache: str) -> dict[str, str]:
         """What a cache of this mode needs besides."""

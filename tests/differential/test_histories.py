@@ -125,6 +125,15 @@ def found() -> Iterator[Found]:
     # Processes that live for one query see a version that is older than the reload interval.
     steps = [become("directory", file(0), 1), Step("put", file(1), 2), Step("put", file(0), 3)]
     yield Found("W3", Setup(), steps, [Reader("FULL", "CACHE", "once", "all")])
+    # A call of `invalidate` that stalls before it is on record takes no later one back.
+    steps = [become("provider", file(0), 1), Step("stalled", ("here", 9), 4)]
+    yield Found("a stalled invalidate", Setup(), steps, [Reader("PARTIAL", "UFS", p, "all") for p in ("here", "new")])
+    for kind in ("delta", "iceberg"):
+        # Nothing inside a table is one, and clean-up, restored versions and new columns are seen.
+        steps = [become(kind, file(0), 1)]
+        steps += [Step(op, ("here", 4), n) for n, op in enumerate(("upsert", "alter", "commit", "delete", "restore"))]
+        readers = [Reader(cache, "UFS", "here", "all") for cache in CACHES]
+        yield Found(f"a table of others {kind}", Setup(partitions=REGIONS), steps, readers)
     for form, shape in (("parquet", "uuid"), ("arrow", "list32"), ("arrow", "list64")):
         # A full cache is built of fixed-size binaries with nulls, and of lists below whose nulls there are items.
         steps = [become("directory", file(0, shape=shape), salt) for salt in range(4)]

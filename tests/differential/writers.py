@@ -1,10 +1,13 @@
-"""Data files as different programs write them: pyarrow, DuckDB, Polars."""
+"""Data files as different programs write them: pyarrow, DuckDB, Polars, by night Spark."""
 
 from __future__ import annotations
 
 import datetime
+import functools
+import importlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,13 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 
 from tests.differential.values import shown
+from tests.fuzzing import BY_NIGHT
+
+_SPARK_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
 
 
 def _group_rows(table: pa.Table) -> int:
@@ -83,11 +93,36 @@ def _arrow(table: pa.Table, path: Path) -> None:
         out.write_table(table, max_chunksize=_group_rows(table))
 
 
+@functools.lru_cache(maxsize=1)
+def _spark() -> Any:
+    """One JVM for all histories of a process. It takes seconds to start, so by day pyarrow writes in its place."""
+    if not BY_NIGHT:
+        raise LookupError("no Spark by day")
+    builder = importlib.import_module("pyspark.sql").SparkSession.builder.master("local[1]")
+    for name, value in _SPARK_CONF.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def _spark_parquet(table: pa.Table, path: Path) -> None:
+    directory = path.with_suffix(".written")
+    times = ("INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS")[table.num_rows % 3]
+    spark = _spark()
+    spark.conf.set("spark.sql.parquet.outputTimestampType", times)
+    spark.createDataFrame(table).coalesce(1).write.mode("overwrite").parquet(str(directory))
+    (part,) = directory.glob("*.parquet")
+    part.replace(path)
+    shutil.rmtree(directory)
+
+
 _WRITERS: dict[tuple[str, str], Callable[[pa.Table, Path], object]] = {
     ("parquet", "pyarrow"): _parquet,
     ("parquet", "int96"): lambda table, path: _parquet(table, path, True),  # as Spark writes times
     ("parquet", "duckdb"): _duckdb_parquet,
     ("parquet", "polars"): lambda table, path: _polars(table).write_parquet(path, row_group_size=_group_rows(table)),
+    ("parquet", "spark"): _spark_parquet,
     ("arrow", "pyarrow"): _arrow,
     ("arrow", "duckdb"): lambda table, path: pyarrow.feather.write_feather(table, path, compression="lz4"),
     ("arrow", "polars"): lambda table, path: _polars(table).write_ipc(path),
