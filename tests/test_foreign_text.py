@@ -57,6 +57,15 @@ WHOLE = (
     "DefaultEndpointsProtocol=https;AccountName=a;AccountKey={secret}/a+b==;EndpointSuffix=core.windows.net",
     'org.apache.kafka.PlainLoginModule required username="u" password="{secret}";', "run --password {secret} --host h",
     "auth=('u', '{secret}')", "credentials={{'a': '{secret}'}}", "tokens: ['a', '{secret}']",
+    "<property><name>fs.s3a.secret.key</name>\n  <value>{secret}</value></property>", '<add key="Password" value="{secret}"/>',
+    '{{"name": "DB_PASSWORD", "value": "{secret}"}}', '{{"value": "{secret}", "name": "password"}}', '<password encrypted="no" >{secret}</password>',
+    "<password><![CDATA[{secret}]]></password>", "CREATE USER u IDENTIFIED BY 'a''{secret}'", "password: |\n  {secret}\n  b\nuser: u",
+    "u:{secret}@tcp(h:3306)/db", "//u:{secret}@h/db", "curl -u me:{secret} https://h", "run -password {secret}", "machine h login u password {secret}",
+    "password%3D{secret}%26x", "https%3A%2F%2Fu%3A{secret}%40h%2Fx", "{{%22password%22%3A%22{secret}%22}}", "Invalid API key: {secret}",
+    "Incorrect API key provided: {secret}", 'password={{"v":{{"w":1}},"z":"{secret}"}}', "auth=HTTPBasicAuth('u', '{secret}')", "Credentials('u', '{secret}')",
+    "SecretStr('{secret}')", "token=<Token {secret}>", 'Authorization: Digest username="u", response="{secret}"', "bad bearer '{secret}'",
+    "x-amz-server-side-encryption-customer-key: {secret}", "jwt={secret}", "pw={secret}", "github_pat_{secret}abcdefghijklmnop",
+    "glpat-{secret}abcdefghijkl", "hf_{secret}abcdefghijklmnop", "sk-proj-{secret}abcdefghijkl", "sk_live_{secret}abcdefghijkl", "ya29.{secret}abcdef",
 )  # fmt: skip
 SPELLINGS = [form.format(name=name, secret=SECRET) for name in NAMES for form in FORMS]
 SPELLINGS += [form.format(secret=SECRET) for form in WHOLE]
@@ -103,6 +112,7 @@ def test_credentials_of_every_spelling() -> None:
         "option lookup.storage.token: local paths take no storage options", "abfss://container@account.dfs.core.windows.net/x",
         "primary_key=5, partition_key: 7", "tokenCount=1", "password authentication failed for user 'bob'", 'Bearer realm="x"',
         "s3://bucket/a:b@c/x", "SharedAccessKeyName=Root", "Basic authentication failed",
+        "customer_key = 5", "primary key: 5", "the values of a key", "http://h//x/y@z", "kv.get_token()", "-u x",
     ],
 )  # fmt: skip
 def test_what_is_no_credential(text: str) -> None:
@@ -125,9 +135,38 @@ def test_long_texts_take_no_time() -> None:
         "password='\\",
         "eyJ",
         "s3://a:",
+        "%3A%2F%2F%3A",
+        "'value':'",
+        "password={{a}",
+        "--a",
+        "token(",
+        'pwd a="" ',
+        "//a:",
+        "password: |\n a",
+        "a.b",
     ):
         without_credentials("password='" + part * (20_000 // len(part)) + "@key")
     assert time.process_time() - started_s < 10
+
+
+class MuteError(OfDriverError):
+    """An error that fails when somebody asks what it says."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_an_error_that_cannot_be_told() -> None:
+    """Because it has no text, or one that nobody would read, is an error all the same, and soon."""
+    long, mute = ValueError("x" * 10**7 + f" password={SECRET}"), MuteError("x")
+    mute.__cause__ = OfDriverError(f"password={SECRET}")
+    for foreign in (long, mute):
+        with pytest.raises(PysparkLookupError) as caught:
+            raise_ours(PysparkLookupError(f"failed: {long}"), foreign)
+        assert SECRET not in "".join(told(caught.value))
+        assert len(str(caught.value)) < 200_000
 
 
 def test_a_foreign_error_is_told_without_credentials() -> None:

@@ -10,12 +10,14 @@ _OF_KEYS = (
     "secret|service|shared|signing|ssh|storage|subscription"
 )
 _NAME = (
-    r"(?:secret[\w.-]{0,40}|passw[\w.-]{0,40}|pass[._-]?phrase|pass[._-]?code|(?<![a-z])pass|pwd|tokens?|credentials?|signature|(?<![a-z])sig|"
-    rf"(?<![a-z])sas|(?:{_OF_KEYS})[._-]?(?:access[._-]?)?keys?|(?<![a-z])auth|authorization|authentication|cookies?|"
-    r"session[._-]?(?:id|key)|connection[._-]?string)"
+    r"(?:secret[\w.-]{0,40}|passw[\w.-]{0,40}|pass[._-]?phrase|pass[._-]?code|(?<![a-z])(?:user|db|pg)?[._-]?pass|pwd|(?<![a-z])(?:pw|psk|jwt|bearer)|"
+    r"tokens?|credentials?|signature|(?<![a-z])sig|(?<![a-z])sas|(?:api|access|account|private|secret) keys?|"
+    rf"(?:{_OF_KEYS})[._-]?(?:access[._-]?)?keys?|(?:encryption|sse)[._-]?customer[._-]?key|client[._-]?assertion|(?<![a-z])auth|authorization|"
+    r"authentication|cookies?|session[._-]?(?:id|key)|connection[._-]?string|identified\s{1,3}by)"
 )
 _SUFFIX = r"(?:[._-]?(?:id|value|string|data|json|pem|hash|b64|base64|file|text|\d{1,3})|\.[\w.-]{1,60})?"
-_QUOTED = r"""\\*[bBrRuU]?(?P<{0}>\\*["'])(?:(?!(?P={0})(?!\w))(?:\\.|.))*(?:(?P={0})|$)"""
+_QUOTED = r"""\\*[bBrRuU]?(?P<{0}>\\*["'])(?:(?P={0})(?P={0})|(?!(?P={0})(?!\w))(?:\\.|.))*(?:(?P={0})|$)"""
+_BRACED = r"\{(?:[^{}]|\{[^{}]*\}|\}\})*\}"  # as in ODBC, or JSON
 _PLAIN = r"""[^\s&;"'<>]+(?:["'][^\s&;"'<>,)\]}}]+)*"""
 
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|$)", re.S)
@@ -29,27 +31,53 @@ _PARAMETER = re.compile(
     r"""(?i)([?&][^=&?\s"']{0,60}(?:signature|token|secret|sig|sas|credential|passw|pwd|key|auth)[^=&?\s"']{0,60}=)[^&\s"']+"""
 )
 _CONNECTION = re.compile(
-    rf"""(?i)((?:passw[\w.-]{0, 40}|pwd|secret|token|signature|(?:{_OF_KEYS})[._-]?(?:access[._-]?)?key)=)"""
-    rf"""(?:{_QUOTED.format("q")}|\{{(?:[^{{}}]|\}}\}})*\}}|[^\s&;,"'<>)]+(?:["'][^\s&;"'<>,)\]}}]+)*)""",
+    rf"""(?i)((?:passw[\w.-]{{0,40}}|pass[._-]?phrase|pwd|secret|token|signature|(?:{_OF_KEYS})[._-]?(?:access[._-]?)?key)\s?=\s?)"""
+    rf"""(?:{_QUOTED.format("q")}|{_BRACED}|[^\s&;,"'<>)]+(?:["'][^\s&;"'<>,)\]}}]+)*)""",
     re.S,
 )
 _HEADER = re.compile(
-    rf"""(?i)((?:authorization|cookie)\\*["']?\s*[:=,]\s*)(?:{_QUOTED.format("q")}|[^"'\r\n]+)""", re.S
+    rf"""(?i)((?:authorization|cookie)\\*["']?\s*[:=,]\s*)(?:{_QUOTED.format("q")}|digest\s[^\r\n]*|[^"'\r\n]+)""", re.S
 )
 _SCHEME = re.compile(
-    r"(?i)\b(bearer\s+)(?!realm|auth|token|scope|error)[\w.~+/=-]+|\b(basic\s+)(?=[a-z]*[A-Z0-9+/=])(?!auth|realm)[A-Za-z0-9+/]{6,}=*"
+    r"""(?i)\b(bearer\s+["']?)(?!realm|auth|token|scope|error)[\w.~+/=-]+|\b(basic\s+)(?=[a-z]*[A-Z0-9+/=])(?!auth|realm)[A-Za-z0-9+/]{6,}=*"""
+    r"|\b(negotiate\s+)[A-Za-z0-9+/]{20,}=*"
 )
 _ASSIGNED = re.compile(
-    rf"""(?i)(?P<name>{_NAME}{_SUFFIX})(?P<sep>\\*["']?\s*(?:=>|->|:=|==?|:|>)\s*|\\*["']\s*,\s*|\s+(?:is\s+|was\s+)?(?=\\*["']))"""
-    rf"""(?:{_QUOTED.format("q")}|\{{(?:[^{{}}]|\}}\}})*\}}|\[[^\]]*\]|\([^)]*\)|(?<=[=:])[^\s;=&"'{{][^;=&"'\n]*(?=;)|{_PLAIN.replace("}}", "}")})""",
+    rf"""(?i)(?P<name>{_NAME}{_SUFFIX})(?P<sep>\\*["']?\s*(?:=>|->|:=|==?|:|>)\s*|\\*["']\s*,\s*|\s+(?:is\s+|was\s+)?(?=\\*["'])|"""
+    r"""\s+(?:is|was|given|provided|used)\s*:\s*|(?:\s+[\w:.-]{1,40}=\\*["'][^"'<>\\]{0,80}\\*["']){1,5}\s*>\s*)"""
+    rf"""(?:{_QUOTED.format("q")}|{_BRACED}|\[[^\]]*\]|[\w.]{{0,60}}\([^)]*\)|<!\[CDATA\[[^\]]*|(?<==)<[^<>\n]*>|[|>][+-]?\s*?(?:(?:\n|\\+n)[ \t]+(?:(?!\\+n)[^\n])*)+|"""
+    rf"""(?<=[=:])[^\s;=&"'{{][^;=&"'\n]*(?=;)|{_PLAIN.replace("}}", "}")})""",
     re.S,
 )
-_FLAG = re.compile(rf"(?i)(--[\w-]*?{_NAME}{_SUFFIX}\s+)(?!-)\S+")
+_ENCODED = re.compile(
+    rf"(?i)({_NAME}{_SUFFIX}(?:%22|%27)?(?:%20|\+)*%3[ad](?:%20|\+)*(?:%22|%27)?)(?:(?!%2[267])[^\s&;\"'<>])+|"
+    r"(%3a%2f%2f)(?:(?!%2f|%40)[^\s&\"'<>]){0,100}%3a(?:(?!%40)[^\s&\"'<>]){0,200}(?=%40)"
+)
+# A name, and its value beside it.
+_PAIR = re.compile(
+    rf"""(?i)({_NAME}{_SUFFIX}\\*["']?(?:</\w{{1,30}}>(?:\s|\\+[nrt])*<|\s*,\s*|\s+)\\*["']?value\\*["']?(?:\s*[:=]\s*|>\s*))"""
+    rf"""(?:{_QUOTED.format("q")}|[^\s<>"',}}\]]+)""",
+    re.S,
+)
+_PAIR_BEFORE = re.compile(
+    rf"""(?i)(\\*["']value\\*["']\s*:\s*){_QUOTED.format("q")}(?=\s*,\s*\\*["'](?:name|key)\\*["']\s*:\s*\\*["'][\w.-]{{0,60}}?{_NAME})""",
+    re.S,
+)
+_CALL = re.compile(r"""(?i)(\b\w{0,40}(?:credentials?|secret\w{0,20}|token|auth|password)\()(?=\\*["'b])[^()]*""")
+_FLAG = re.compile(
+    rf"""(?i)((?<![\w-])--?[\w-]{{0,60}}?{_NAME}{_SUFFIX}["']*\s+["']*)(?![-=:])[^\s"']+|(\s(?:-u|--user|--proxy-user)[\s=]+["']?[^\s:"']+:)[^\s"']+"""
+)
+_LOGIN = re.compile(
+    r"(?i)(\blogin\s+\S+\s+password\s+)\S+|((?<![\w:/])//[^\s/:@]+:)[^\s/@]+(?=@)|((?<![\w.:-])[\w.-]{1,60}:)[^\s/@]+(?=@(?:tcp|unix)\()"
+)
 _FORMS = re.compile(
-    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\bgh[pousr]_\w{20,}|\bdapi[0-9a-f]{32}|\bAIza[\w-]{35}|\bxox[a-z]-[\w-]{10,}"
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\bgh[pousr]_\w{20,}|\bdapi[0-9a-f]{32}|\bAIza[\w-]{35}|\bxox[a-z]-[\w-]{10,}|"
+    r"\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bhf_\w{20,}|\bnpm_\w{30,}|\bsk-[\w-]{20,}|\b[sr]k_(?:live|test)_\w{16,}|\bya29\.[\w-]{10,}|"
+    r"\bSG\.[\w-]{16,}\.[\w-]{16,}|\bhv[sb]\.[\w-]{20,}"
 )
 _MAY_HOLD = re.compile(
-    r"(?i)secret|pass|pwd|token|credential|sig|sas|key|auth|cookie|session|connection|bearer|basic|@|akia|asia|eyj|gh[pousr]_|dapi|aiza|xox"
+    r"(?i)secret|pass|pwd|token|credential|sig|sas|key|auth|cookie|session|connection|bearer|basic|@|akia|asia|eyj|gh[pousr]_|dapi|aiza|xox|"
+    r"pw|psk|jwt|assertion|identified|negotiate|-u|github_pat|glpat|hf_|npm_|[sr]k[-_]|ya29|sg\.|hv[sb]\.|%40"
 )
 _SECRET_OPTION = re.compile(
     rf"(?i)secret|passw|pass[._-]?phrase|pwd|token|credential|signature|(^|[._-])(key|sas|auth|pass)$|(?:{_OF_KEYS})[_-]?key(?!ring)|(?:access|account|api|private|secret|shared)[.]key|connection_string"
@@ -77,10 +105,11 @@ def without_credentials(text: str) -> str:
     if not _MAY_HOLD.search(text):
         return text
     text = _without_parts(_PEM.sub(_HIDDEN, text))
-    text = _HEADER.sub(rf"\1{_HIDDEN}", text)
-    text = _SCHEME.sub(lambda found: f"{found[1] or found[2]}{_HIDDEN}", text)
+    for pattern in (_HEADER, _SCHEME, _PAIR, _PAIR_BEFORE, _CALL, _ENCODED):
+        text = pattern.sub(_without_last, text)
     text = _ASSIGNED.sub(_without_value, text)
-    text = _FLAG.sub(rf"\1{_HIDDEN}", text)
+    for pattern in (_FLAG, _LOGIN):
+        text = pattern.sub(_without_last, text)
     return _FORMS.sub(_HIDDEN, text)
 
 
@@ -95,6 +124,13 @@ def _without_user(found: re.Match[str]) -> str:
     if scheme.lower() in ("abfs://", "abfss://", "wasb://", "wasbs://") and ":" not in user:
         return found[0]
     return f"{scheme}{_HIDDEN}@"
+
+
+def _without_last(found: re.Match[str]) -> str:
+    """What comes before the credential, and its quotes."""
+    quote = found.groupdict().get("q") or ""
+    before = found[1] if quote else next(filter(None, found.groups()), "")
+    return found[0] if _HIDDEN[:-1] in found[0][len(before) :] else f"{before}{quote}{_HIDDEN}{quote}"
 
 
 def _without_value(found: re.Match[str]) -> str:

@@ -13,12 +13,13 @@ from typing import Any, NoReturn
 from pyspark_lookup.base.credentials import without_credentials
 from pyspark_lookup.base.printable import printable
 
-# Each takes time by the length of a text, whatever is in it.
+_LONGEST = 100_000  # characters of a text of others that are looked at: nobody reads more, and each takes its time
 
 
 def foreign_text(text: str) -> str:
-    """A text of others as it stands in one of ours: without credentials, and nothing that a terminal obeys."""
-    return printable(without_credentials(text), lines=True)
+    """A text of others as it stands in one of ours: without credentials, and nothing that a terminal obeys. What is very long is cut."""
+    more = f"… ({len(text)} characters)" if len(text) > _LONGEST else ""
+    return printable(without_credentials(text[:_LONGEST]), lines=True) + more
 
 
 class _RedactedError(Exception):
@@ -34,11 +35,27 @@ def cause_of(error: BaseException) -> BaseException:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        said = "".join(traceback.format_exception_only(type(one), one)) + repr(one)
-        if without_credentials(said) != said:
-            return _RedactedError(foreign_text(f"{type(error).__name__}: {error}"))
+        said = _all_of(one)
+        if len(said) > _LONGEST or without_credentials(said) != said:
+            return _RedactedError(foreign_text(f"{type(error).__name__}: {_text_of(error)}"))
         pending += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
     return error
+
+
+def _all_of(error: BaseException) -> str:
+    """What an error says wherever it is shown: its text, its notes, and how Python writes it."""
+    said = "".join(traceback.format_exception_only(type(error), error))
+    try:
+        return said + repr(error)
+    except Exception:
+        return said
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "it has no text"
 
 
 def raise_ours(ours: BaseException, foreign: BaseException) -> NoReturn:

@@ -67,18 +67,14 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
         if not named:
             return {}
         raise OptionError(f"conf file {path} ($LOOKUPCACHE_CONF) does not exist") from problem
-    except (OSError, UnicodeDecodeError) as problem:
+    except OSError as problem:
         raise OptionError(f"conf file {path} cannot be read: {problem}") from problem
-    try:
-        parser.read_string("[conf]\n" + lines)
-    except configparser.DuplicateOptionError as problem:
-        raise OptionError(
-            f"conf file {path}, line {(problem.lineno or 1) - 1}: {problem.option} is there twice"
-        ) from None
-    except configparser.ParsingError as problem:
-        raise OptionError(f"conf file {path}, line {problem.errors[0][0] - 1}: expected key = value") from None
-    except configparser.Error:
-        raise OptionError(f"conf file {path}: expected lines of key = value without [sections]") from None
+    except UnicodeDecodeError as problem:
+        wrong: str | None = f" cannot be read: {problem}"
+    else:
+        wrong = _parse(parser, lines)
+    if wrong is not None:  # here, where the error that has the line in it is not this one's context
+        raise OptionError(f"conf file {path}{wrong}")
     if parser.sections() != ["conf"] or parser.defaults():
         raise OptionError(f"conf file {path}: expected lines of key = value without [sections]")
     options = dict(parser["conf"])
@@ -86,6 +82,19 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
         if "\n" in text:  # an indented line goes on with the one before
             raise OptionError(f"conf file {path}: the line after {key} is indented: start every line with its key")
     return options
+
+
+def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
+    """Read the lines of a conf file; what is wrong with them, if anything is."""
+    try:
+        parser.read_string("[conf]\n" + lines)
+    except configparser.DuplicateOptionError as problem:
+        return f", line {(problem.lineno or 1) - 1}: {problem.option} is there twice"
+    except configparser.ParsingError as problem:
+        return f", line {problem.errors[0][0] - 1}: expected key = value"
+    except configparser.Error:
+        return ": expected lines of key = value without [sections]"
+    return None
 
 
 def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
