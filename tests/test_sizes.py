@@ -6,10 +6,12 @@ import bz2
 import gzip
 import json
 import resource
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +22,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import NotSupportedError, without_credentials
 from pyspark_lookup.scan.formats import whole_file
 from pyspark_lookup.table import file_names
+from pyspark_lookup.table.roaring import read_roaring
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,25 @@ def test_a_bomb(tmp_path: Path) -> None:
     with pytest.raises(NotSupportedError, match=r"a\.csv\.gz: it holds more than"):
         _read(tmp_path / "t")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
+
+
+@pytest.mark.parametrize("rows", [1, 65_536, 2**28, 2**28 + 1, 2**40])
+def test_a_bomb_of_deleted_rows(rows: int) -> None:
+    """14 bytes stand for 65,536 rows: what is not announced, or more than a file has, is refused before there is room for it."""
+    containers = 2**16
+    heads = np.full((containers, 2), 65_535, "<u2")
+    heads[:, 0] = np.arange(containers)
+    parts = (
+        b"\xff" * (containers // 8),
+        heads.tobytes(),
+        bytes(4 * containers),
+        struct.pack("<HHH", 1, 0, 65_535) * containers,
+    )
+    bitmap = struct.pack("<I", 12_347 | (containers - 1) << 16) + b"".join(parts)
+    start = time.process_time()
+    with pytest.raises(ValueError, match=r"more rows than are announced|deleted rows of one file"):
+        read_roaring(struct.pack("<iqI", 1_681_511_377, 1, 0) + bitmap, rows)
+    assert time.process_time() - start < 1
 
 
 # --- lines ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ _NO_OFFSETS = 4  # containers, below which a bitmap with runs has no table of wh
 _ARRAY_AT_MOST = 4096  # values of a container, above which it is a bitmap
 _BITMAP_BYTES = 8192
 _CONTAINERS_AT_MOST = _CONTAINER_VALUES = 2**16
+_ROWS_AT_MOST = 2**28  # of one file that are deleted, for which there is room in memory
 
 
 def checked_blob(data: bytes | memoryview, size: int) -> bytes:
@@ -27,26 +28,31 @@ def checked_blob(data: bytes | memoryview, size: int) -> bytes:
     return vector
 
 
-def read_roaring(data: bytes) -> Numbers:
-    """The values (int64, ascending) of a 64-bit roaring bitmap in the portable form. Raises ValueError or struct.error."""
-    magic, count = struct.unpack_from("<iq", data)
+def read_roaring(data: bytes, count: int) -> Numbers:
+    """The `count` values (int64, ascending) of a 64-bit roaring bitmap in the portable form. Raises ValueError or struct.error."""
+    if count > _ROWS_AT_MOST:
+        raise ValueError(f"{count} deleted rows of one file, more than {_ROWS_AT_MOST}")
+    magic, bitmaps = struct.unpack_from("<iq", data)
     if magic != _MAGIC:
         raise ValueError(f"magic number {magic}")
-    at, parts = 12, []
+    at, parts, left = 12, [], count
     previous = -1
-    for _ in range(count):
+    for _ in range(bitmaps):
         (high,) = struct.unpack_from("<I", data, at)
         if high <= previous or high >= 2**31:
             raise ValueError("its parts are out of order")
         previous = high
-        low, at = _read_bitmap(data, at + 4)
+        low, at = _read_bitmap(data, at + 4, left)
+        left -= len(low)
         parts.append(low + (high << 32))
     if at != len(data):
         raise ValueError(f"{len(data) - at} bytes follow its end")
+    if left:
+        raise ValueError(f"{count - left} rows, where {count} are announced")
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _read_bitmap(data: bytes, at: int) -> tuple[Numbers, int]:
+def _read_bitmap(data: bytes, at: int, at_most: int) -> tuple[Numbers, int]:
     """(the values of a 32-bit bitmap that begins at `at`, where it ends)."""
     (cookie,) = struct.unpack_from("<I", data, at)
     if cookie & 0xFFFF == _COOKIE_WITH_RUNS:
@@ -63,6 +69,8 @@ def _read_bitmap(data: bytes, at: int) -> tuple[Numbers, int]:
     heads = np.frombuffer(data, "<u2", 2 * count, at).reshape(-1, 2).astype(np.int64)
     if (np.diff(heads[:, 0]) <= 0).any():
         raise ValueError("its containers are out of order")
+    if heads[:, 1].sum() + count > at_most:  # a few bytes may stand for 65,536 values
+        raise ValueError("it has more rows than are announced")
     at += 4 * count
     if not runs.any() or count >= _NO_OFFSETS:
         at += 4 * count  # where each begins: one after the other

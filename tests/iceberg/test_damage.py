@@ -26,6 +26,7 @@ from pyspark_lookup import (
 )
 from pyspark_lookup.base.errors import CatalogUnavailableError
 from pyspark_lookup.table.catalog import Catalog
+from pyspark_lookup.table.iceberg import manifests, metadata
 from tests.fuzzing import altered, damaged, fuzzed
 from tests.iceberg.common import MODES, opened, sql_catalog
 from tests.iceberg.definition import Definition, in_catalog
@@ -493,6 +494,33 @@ def test_lengths_that_lie(table: IcebergTable, tmp_path: Path, which: str, packe
             path.write_bytes(one)
             with contextlib.suppress(PysparkLookupError):  # a count of rows may be believed, if it is less
                 assert ids(table.home, tmp_path / f"cache{number}-{place}") == ROWS
+
+
+@pytest.mark.parametrize("codec", ["deflate", "bzip2"])
+def test_manifests_that_decompress_to_more_than_is_read(
+    table: IcebergTable, tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are refused by name; the same are read if there is room for them."""
+    path = FILES["list"](table)
+    with path.open("rb") as source:
+        reader: Any = fastavro.reader(source)
+        rows, schema = list(reader), reader.writer_schema
+        meta = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
+    with path.open("wb") as out:
+        fastavro.writer(out, schema, rows, codec=codec, metadata=meta)
+    assert ids(table.home, tmp_path / "cache") == ROWS
+    monkeypatch.setattr(manifests, "_BYTES_AT_MOST", 100)
+    with pytest.raises(DamagedFileError, match=rf"{path.name} is no Iceberg manifest list: .*of more than 100 bytes"):
+        ids(table.home, tmp_path / "other")
+
+
+def test_metadata_that_decompresses_to_more_than_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is refused by name, before it is in memory."""
+    monkeypatch.setattr(metadata, "_TEXT_AT_MOST", 100)
+    with pytest.raises(
+        DamagedFileError, match=r"x\.json is no Iceberg metadata: it decompresses to more than 100 bytes"
+    ):
+        metadata.parse_metadata("x.json", gzip.compress(b" " * 101), "x")
 
 
 # --- fuzz -----------------------------------------------------------------------------------------------

@@ -126,9 +126,7 @@ class PuffinVector:
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         try:
-            found = read_roaring(checked_blob(data, self.size - 8))
-            if len(found) != self.cardinality:
-                raise ValueError(f"{len(found)} rows, where the manifest says {self.cardinality}")
+            found = read_roaring(checked_blob(data, self.size - 8), self.cardinality)
         except (*UNREADABLE, struct.error) as problem:
             shown = redact("path", self.url)
             raise DamagedFileError(f"{shown} at {self.offset}: a deletion vector is damaged: {problem}") from None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from typing import Any, cast
 
+import pyarrow as pa
 from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.file import AvroFile, Block
 from pyiceberg.avro.resolver import resolve_reader
@@ -39,6 +42,7 @@ _SPEC_ID = "partition-spec-id"
 
 
 _SYNC_BYTES = 16
+_BYTES_AT_MOST = 2**29  # of the records in a file, decompressed
 _NESTED = ("type", "fields", "items", "values")
 _KNOWN = ("decimal", "map")
 # Format 1 has left out what the later ones require, and nothing of that is used here.
@@ -60,7 +64,7 @@ class _AvroFile(AvroFile[Any]):
         self.schema = AvroSchemaConversion().avro_to_iceberg(_expanded(json.loads(self.header.meta["avro.schema"]), {}))
         read_schema = self.read_schema or self.schema
         self.reader = resolve_reader(self.schema, read_schema, self.read_types, self.read_enums)
-        self._block_bytes = 0
+        self._block_bytes = self._read_bytes = 0
         return self
 
     def _read_block(self) -> int:
@@ -77,11 +81,40 @@ class _AvroFile(AvroFile[Any]):
             raise ValueError("it is cut off") from None
         if count < 0:
             raise ValueError(f"a block of {count} records")
-        codec = self.header.compression_codec()
-        data = codec.decompress(data) if codec else data
+        data = self._decompress(data, _BYTES_AT_MOST - self._read_bytes)
         self._block_bytes = len(data)
+        self._read_bytes += len(data)
         self.block = Block(self.reader, count, StreamingBinaryDecoder(data))
         return int(count)
+
+    def _decompress(self, data: bytes, at_most: int) -> bytes:
+        """What is in a block. Raises ValueError for more than `at_most` bytes, before they are in memory."""
+        codec = self.header.compression_codec()  # raises ValueError for one that is not known
+        if codec is None:
+            return data
+        name = self.header.meta["avro.codec"]
+        if name == "snappy":
+            size = shift = 0
+            for byte in data[:5]:  # as it begins
+                size |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    break
+            made = b"" if size > at_most else codec.decompress(data)
+            over = size > at_most
+        elif name in ("deflate", "bzip2"):
+            decoder = zlib.decompressobj(-15) if name == "deflate" else bz2.BZ2Decompressor()
+            made = decoder.decompress(data, at_most + 1)
+            over = len(made) > at_most
+            if not (over or decoder.eof):
+                raise ValueError("a block is cut off")
+        else:
+            with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as reader:
+                made = reader.read(at_most + 1)
+            over = len(made) > at_most
+        if over:
+            raise ValueError(f"its records are of more than {_BYTES_AT_MOST} bytes")
+        return made
 
     def __next__(self) -> Any:
         while self.block is None or not self.block.has_next():

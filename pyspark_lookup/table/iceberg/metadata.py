@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import gzip
+import io
 import itertools
 import json
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ _NAME_MAPPING = "schema.name-mapping.default"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _SHOWN = 5
+_TEXT_AT_MOST = 2**29  # bytes of JSON, decompressed
 _FIRST_PARTITION_ID = 1000
 
 
@@ -201,10 +203,19 @@ def _partition_field(found: Any, number: int) -> PartitionField:
     return PartitionField(id_, None if source is None else int(source), text_of(found["transform"]))
 
 
+def _decompressed(data: bytes) -> bytes:
+    """What is in a gzip file. Raises ValueError for more than metadata can be, before it is in memory."""
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        text = file.read(_TEXT_AT_MOST + 1)
+    if len(text) > _TEXT_AT_MOST:
+        raise ValueError(f"it decompresses to more than {_TEXT_AT_MOST} bytes")
+    return text
+
+
 def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
     """The metadata in a file. Raises DamagedFileError that names it, NotSupportedError for what is not known here."""
     try:
-        text = gzip.decompress(data) if data[:2] == _GZIP else data
+        text = _decompressed(data) if data[:2] == _GZIP else data
         return metadata_of_json(location, json.loads(text), place)
     except (*UNREADABLE, EOFError, OSError) as problem:
         raise DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}") from problem
