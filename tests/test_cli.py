@@ -110,12 +110,22 @@ def test_describe_and_get(run: Run, dim: Path) -> None:
     assert run("get", dim, "3,n3", "-o", "lookup.keys=id,name", "--json").json == [{"id": 3, "name": "n3"}]
 
 
+def test_names_move_no_cursor(run: Run, tmp_path: Path) -> None:
+    """Those of columns neither, in the head of a table of rows."""
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"id": [1], "a\x1b[2J\r\nb": ["x"]}), tmp_path / "t" / "a.parquet")
+    found = run("get", tmp_path / "t", 1, *KEYED)
+    assert [line.split() for line in found.out.splitlines()] == [["id", r"a\x1b[2J\r\nb"], ["1", "x"]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["get", "DIM", "x", "-o", "lookup.keys=id"], 2, "column id is int64"),
         (["get", "DIM", "1,2", "-o", "lookup.keys=id,name", "3"], 2, "2 values are needed, for id, name"),
         (["get", "DIM", "1"], 2, "lookup.keys is missing"),
+        (["get", "DIM", "1", "-o", "lookup.keys=gone"], 1, "the table has no column 'gone'"),
+        (["get", "DIM\0x", "1"], 2, "which NUL"),
         (["describe", "DIM", "-o", "lookup.keys"], 2, "expected KEY=VALUE"),
         (["describe", "DIM", "-o", "lookup.keys=id", "-o", "lookup.keys=id"], 2, "given twice"),
         (["describe", "DIM", "-o", "lookup.keyz=id"], 2, "lookup.keyz"),

@@ -186,6 +186,9 @@ BAD_VALUES = [
     ("lookup.metadata.sync-interval", "5", "'5 min'", CACHED),
     ("lookup.where", "  ", "some text", {}),
     ("path", " ", "some text", {}),
+    ("path", "/a\0b", "which NUL", {}),
+    ("path", "s3://b/a\ud800b", "half of a UTF-16 pair", {}),
+    ("path", "file://host/share", "the name of a host", {}),
     ("lookup.retry.predicate", "lookup-miss", "did you mean lookup_miss", RETRY),
     ("lookup.retry.fixed-delay", "0 s", "greater than zero", RETRY),
     ("lookup.retry.max-attempts", "0", "1 to 999999999", RETRY),
@@ -363,7 +366,7 @@ def test_where_a_conf_file_is(tmp_path: Path) -> None:
 
 
 NO_CONF = [
-    (b"lookup.cache.dir = /\xfc", "cannot be read"),
+    (f"lookup.storage.secret = {SECRET}\nlookup.cache.dir = /".encode() + b"\xfc", "cannot be read"),
     (b"lookup.max-retries = 1\n\nlookup.cache.dir /ssd", "line 3: expected key = value"),
     (f"lookup.storage.secret: {SECRET}".encode(), "line 1: expected key = value"),
     (b"lookup.max-retries = 1\nlookup.max-retries = 2", "line 2: lookup.max-retries is there twice"),
@@ -387,7 +390,8 @@ def test_what_is_no_conf_file(tmp_path: Path) -> None:
             conf_file_options(environ)
         assert says in str(caught.value)
         assert next(iter(environ.values())) in str(caught.value)
-        assert SECRET not in repr((caught.value, caught.value.__cause__))
+        chain = (caught.value, caught.value.__cause__, caught.value.__context__)
+        assert SECRET not in repr((chain, [vars(one) for one in chain if one is not None]))
 
 
 # --- credentials -------------------------------------------------------------------------------------
@@ -412,6 +416,9 @@ def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str, name: str) -
         ("client_kwargs", f'{{"deep": [{{"{name}": "{SECRET}"}}]}}'),
         ("client_kwargs", f'{{"{name}": "{SECRET}"}}'),
         ("proxy", f"http://me:{SECRET}@h:9"),
+        ("url", f"jdbc:sqlserver://h;user=u;password={SECRET}"),
+        ("url", f"host=h user=u password = {SECRET}"),
+        ("url", f"PASSWD='{SECRET}'"),
         ("endpoint", f"https://db/?user=x&api_key={SECRET}"),
         ("client_kwargs", f'{{"proxy": "http://h/?token={SECRET}"}}'),
     ):

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.base.printable import printable
+from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import Disk, DiskSpace, empty_space, is_cache_directory
 from pyspark_lookup.io.stores import CATALOG_SCHEME
@@ -89,7 +90,7 @@ def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, ori
             )
     columns = []
     for place, name in enumerate(names):
-        type_ = schema.field(name).type
+        type_ = schema.field(resolve_names([name], schema, "lookup.keys")[0]).type
         try:
             columns.append(pa.array([values[place] for values in parts], pa.string()).cast(type_))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
@@ -102,6 +103,7 @@ def show(found: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, default=_plain))
         return
+    found = {printable(name): value for name, value in found.items()}
     width = max(map(len, found), default=0)
     for name, value in found.items():
         if isinstance(value, Mapping):
@@ -117,7 +119,7 @@ def show_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterabl
         click.echo(json.dumps(list(rows), default=_plain))
         return
     names = list(columns) if columns is not None else list(rows[0]) if rows else []
-    cells = [names, *([_text(row.get(name)) for name in names] for row in rows)]
+    cells = [list(map(printable, names)), *([_text(row.get(name)) for name in names] for row in rows)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(names))]
     for line in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -69,7 +69,7 @@ class HostCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         tables = tables_on(self._disk, self._clock)
-        counted = [((*self._labels(t), name), own) for t in tables for name, own in t.by_application.items()]
+        counted = [((*self._labels(t), printable(name)), own) for t in tables for name, own in t.by_application.items()]
         for name, doc in COUNTERS.items():
             if name not in _IN_HISTOGRAMS:
                 counter = CounterMetricFamily(_counter(name), doc, labels=_COUNTED)

@@ -131,6 +131,10 @@ _OF_FORMAT = re.compile(r"(\w+)\.`(.+)`", re.DOTALL)
 def parse_path(text: str) -> str:
     """A path or URL; its scheme may be in capitals. Raises ValueError for what another program takes for one."""
     path = parse_text(text)
+    if "\0" in path or not _is_encodable(path):
+        raise ValueError(
+            "a path of characters that the name of a file can have, which NUL and half of a UTF-16 pair are not"
+        )
     if (of_format := _OF_FORMAT.fullmatch(path)) is not None:
         raise ValueError(f"the path alone, {of_format[2]!r}: what is there says that it is {of_format[1]}")
     found = _SCHEME.fullmatch(path)
@@ -142,7 +146,18 @@ def parse_path(text: str) -> str:
     if scheme in _REMOTE and len(slashes) != 2:
         place = f"<namenode>/{rest}" if scheme == "hdfs" else rest
         raise ValueError(f"two slashes, '{scheme}://{place}'")
+    if scheme in ("file", "local") and slashes == "//" and rest and not rest.startswith("/"):
+        raise ValueError(f"a path of this machine, '{scheme}:///…': behind two slashes stands the name of a host")
     return f"{scheme}:{slashes}{rest}" if scheme in (*_REMOTE, "file", "local") or slashes == "//" else path
+
+
+def _is_encodable(path: str) -> bool:
+    """Whether the system can take a path; the bytes of names that are no UTF-8 are surrogates in it."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_character(text: str) -> str:
