@@ -632,6 +632,8 @@ VALUES: list[tuple[pa.DataType, Any, Any]] = [
     (pa.int32(), "x", None),
     (pa.string(), 5, None),
     (pa.bool_(), 1, None),
+    (pa.struct([("a", pa.int32())]), {"a": 1.5}, None),
+    (pa.list_(pa.decimal128(10, 2)), [decimal.Decimal("1e-300000000")], None),
 ]
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark_lookup.base.metrics import UNSET, CacheMetricGroup
 from pyspark_lookup.columnar.key_rows import KEY_INDEX
 from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.columnar.python_values import table_of_rows
 
 Key = Mapping[str, Any]  # key column -> value
 Row = Mapping[str, Any]  # column -> value
@@ -163,7 +164,7 @@ class KeyLookupCache(LookupCache):
                 numbers += [number] * len(found)
         if self._schema is None and not rows:
             return CachedRows(present, None)
-        table = pa.Table.from_pylist(rows, self._schema)
+        table = pa.Table.from_pylist(rows) if self._schema is None else table_of_rows(rows, self._schema)
         return CachedRows(present, table.append_column(KEY_INDEX, pa.array(numbers, pa.int64())))
 
     def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:

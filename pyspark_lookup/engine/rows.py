@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.python_values import exact_array
 from pyspark_lookup.columnar.types import cast_exactly, converts, spark_type
 
 
@@ -129,7 +130,7 @@ def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) 
 def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
     """Values as Arrow infers them, and then of the table's type if none of them changes; a float may be rounded to a float32."""
     if kind is None or pa.types.is_nested(kind):
-        return pa.array(values, kind)
+        return pa.array(values) if kind is None else exact_array(values, kind)
     found = pa.array(values)
     if pa.types.is_null(found.type):
         return pa.nulls(len(found), kind)

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from pyspark_lookup.cache.memory import LookupCache
+from pyspark_lookup.columnar.python_values import table_of_rows
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 
 
@@ -52,7 +53,7 @@ class KeyLookupFunction(LookupFunction):
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         rows = [row for key in keys.to_pylist() for row in self.lookup_key(key) or ()]
-        return pa.Table.from_pylist(rows, schema=self.schema)
+        return table_of_rows(rows, self.schema)
 
 
 class AsyncLookupFunction(abc.ABC):
@@ -87,7 +88,7 @@ class AsyncKeyLookupFunction(AsyncLookupFunction):
 
     async def lookup(self, keys: pa.Table) -> pa.Table:
         rows = [row for key in keys.to_pylist() for row in await self.lookup_key(key) or ()]
-        return pa.Table.from_pylist(rows, schema=self.schema)
+        return table_of_rows(rows, self.schema)
 
 
 _Function = TypeVar("_Function", bound=LookupFunction | AsyncLookupFunction)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import decimal
 import functools
 import itertools
 import math
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -170,6 +173,46 @@ def test_one_key_at_a_time(desk: Desk, make: Callable[[], ByKey | AsyncByKey], c
         assert counted(table, "numCachedRecords") == {"hitCount": 6, "missCount": 3, "loadCount": 3, "numCachedRecords": 4}  # fmt: skip
     if isinstance(function, AsyncByKey):
         assert set(function.sizes) == {1}  # without a size of its own
+
+
+EXACT: dict[str, tuple[pa.DataType, Any, Any]] = {
+    "fraction": (pa.int64(), 1.5, None),
+    "fraction of float32": (pa.int64(), np.float32(1.5), None),
+    "decimal fraction": (pa.int64(), decimal.Decimal("1.5"), None),
+    "whole": (pa.int64(), 2.0, 2),
+    "time in a day": (pa.date32(), datetime.datetime(2020, 1, 1, 5), None),
+    "midnight": (pa.date32(), datetime.datetime(2020, 1, 1), datetime.date(2020, 1, 1)),
+    "fraction of a microsecond": (pa.timestamp("us"), 1.5, None),
+    "nanoseconds": (pa.timestamp("us"), pd.Timestamp("2020-01-01 00:00:00.000000001"), None),
+    "beyond": (pa.float32(), 1e300, None),
+    "infinite": (pa.float32(), math.inf, math.inf),
+    "small": (pa.decimal128(10, 2), decimal.Decimal("1e-300000000"), None),
+    "small zero": (pa.decimal128(10, 2), decimal.Decimal("0e-300000000"), 0),
+    "large": (pa.decimal128(10, 2), decimal.Decimal("1e300000000"), None),
+    "no number": (pa.decimal128(10, 2), decimal.Decimal("NaN"), None),
+    "in a struct": (pa.struct([("a", pa.int32())]), {"a": 1.5}, None),
+    "in a list": (pa.list_(pa.decimal128(10, 2)), [decimal.Decimal("1e-300000000")], None),
+    "in a map": (pa.map_(pa.string(), pa.int32()), {"a": 1.5}, None),
+    "in a map's keys": (pa.map_(pa.int32(), pa.string()), [(1.5, "a")], None),
+}
+
+
+@pytest.mark.parametrize(("kind", "value", "expected"), EXACT.values(), ids=list(EXACT))
+def test_values_of_dictionaries_do_not_change(desk: Desk, kind: pa.DataType, value: Any, expected: Any) -> None:
+    """A value that its column does not hold is an error that names the column: it is not cut, and ends no process."""
+
+    class One(KeyLookupFunction):
+        schema = pa.schema([("id", pa.int64()), ("name", kind)])
+
+        def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+            return [{"id": 1, "name": value}]
+
+    table = desk.serve(One(), schema=One.schema)
+    if expected is not None:
+        assert table.get(1) == [{"id": 1, "name": expected}]
+    else:
+        with pytest.raises(LookupFunctionError, match=r"id = 1.*column 'name'"):
+            table.get(1)
 
 
 # --- keys of other kinds ---------------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+"""Python's values as Arrow columns, none of them changed: Arrow itself cuts 1.5 to an integer, and a time to its day."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.types import parts_of
+
+_MOST_DIGITS = 38
+_LARGEST = {pa.float16(): 65504.0, pa.float32(): 3.4028234663852886e38}
+
+
+def table_of_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Rows as a table; a column that a row lacks is null. Raises SchemaError with the first value that is none of its column's type."""
+    columns = []
+    for field in schema:
+        try:
+            columns.append(exact_array([row.get(field.name) for row in rows], field.type))
+        except (ValueError, TypeError, OverflowError, pa.ArrowException) as problem:
+            raise SchemaError(f"column {field.name!r}: {problem}") from problem
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values as an array. Raises ValueError with the first that the type does not hold as it is, ArrowException with one of another type."""
+    if pa.types.is_decimal(kind):  # a zero is one, whatever its exponent
+        values = [0 if isinstance(value, decimal.Decimal) and value.is_zero() else value for value in values]
+    _check(values, kind)
+    return pa.array(values, kind)
+
+
+def _check(values: Iterable[Any], kind: pa.DataType) -> None:
+    there = [value for value in values if value is not None]
+    shape, parts = parts_of(kind)
+    if pa.types.is_struct(kind):
+        rows = [value for value in there if isinstance(value, Mapping)]
+        for field in kind:
+            _check([row.get(field.name) for row in rows], field.type)
+    elif pa.types.is_map(kind):
+        entries = [pair for value in there for pair in (value.items() if isinstance(value, Mapping) else value)]
+        for place, part in enumerate(parts):
+            _check([pair[place] for pair in entries], part)
+    elif shape is not None:
+        _check([item for value in there if not isinstance(value, (str, bytes)) for item in value], parts[0])
+    else:
+        lossy = {of for of in set(map(type, there)) if _may_lose(of, kind)}
+        for value in there:
+            if type(value) in lossy and _is_changed(value, kind):
+                raise ValueError(f"{str(value)[:80]} is no {kind}")
+
+
+def _may_lose(of: type, kind: pa.DataType) -> bool:
+    """Whether Arrow takes values of a Python type for the type, and leaves out what it does not hold."""
+    if pa.types.is_decimal(kind):
+        return issubclass(of, decimal.Decimal)
+    if pa.types.is_floating(kind):
+        return issubclass(of, numbers.Real) and kind in _LARGEST
+    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+        fractions = issubclass(of, numbers.Real) and not issubclass(of, numbers.Integral)
+        return fractions or issubclass(of, (decimal.Decimal, datetime.datetime))
+    return False
+
+
+def _is_changed(value: Any, kind: pa.DataType) -> bool:
+    if isinstance(value, decimal.Decimal):
+        # One of more digits is no number of any decimal type, and ends the process.
+        if not value.is_finite() or int(value.as_tuple().exponent) < -_MOST_DIGITS:
+            return True
+        return not pa.types.is_decimal(kind) and value != value.to_integral_value()
+    if isinstance(value, datetime.datetime):
+        if pa.types.is_date(kind):
+            return value.time() != datetime.time()
+        return bool(getattr(value, "nanosecond", 0)) and getattr(kind, "unit", None) != "ns"  # of pandas
+    if pa.types.is_floating(kind):
+        return math.isfinite(value) and abs(value) > _LARGEST[kind]
+    return not math.isfinite(value) or bool(value != math.floor(value))
