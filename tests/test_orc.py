@@ -34,6 +34,17 @@ MODES: dict[str, dict[str, str]] = {
 }
 
 
+@pytest.mark.parametrize("when", [datetime.datetime(2020, 1, 1), datetime.datetime(9999, 1, 1)])
+def test_a_name_that_is_also_a_path(tmp_path: Path, cache_dir: Path, when: datetime.datetime) -> None:
+    """A column `a.b` is read beside a struct `a` with a field `b`, whichever comes first."""
+    row = {"a.b": when, "a": {"b": 1, "c": when}, "a.c": 3}
+    for names in (list(row), list(reversed(row))):
+        orc.write_table(pa.Table.from_pylist([row]).select(names), tmp_path / "t.orc")
+        table = LookupTable(str(tmp_path / "t.orc"), {"lookup.cache.dir": str(cache_dir)})
+        for columns in (None, ["a.b"], ["a"], ["a.c"]):
+            assert table.scan(columns).to_pylist() == [{name: row[name] for name in columns or names}]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_without_names(tmp_path: Path, cache_dir: Path, mode: str) -> None:
     """Hive's `_col0`, `_col1` are the declared columns by their places, those of the directories left out; beside files with names."""

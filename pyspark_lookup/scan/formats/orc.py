@@ -87,7 +87,8 @@ class OrcIndex(FileIndex):
             read = list(columns) or self.schema.names[:1]
             if self._times.isdisjoint(read) or all(stripe.time_zone in UTC_NAMES for stripe in self._tail.stripes):
                 try:
-                    table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=read).select(list(columns))
+                    file = pa.orc.ORCFile(pa.BufferReader(self._content))
+                    table = file.read(columns=self._unmistakable(read)).select(list(columns))
                 except pa.ArrowInvalid as problem:
                     if _OUT_OF_RANGE not in str(problem):
                         raise
@@ -96,6 +97,12 @@ class OrcIndex(FileIndex):
                         yield convert_columns(batch, self._converts)
                     return
             yield from self._exact_batches(read, columns)
+
+    def _unmistakable(self, columns: Sequence[str]) -> list[str] | None:
+        """Columns as the reader is asked for them; None, which are all, where it would take one for a field of a struct."""
+        structs = {field.name for field in self._raw if pa.types.is_nested(field.type)}
+        mistaken = any(name[:at] in structs for name in columns for at, mark in enumerate(name) if mark == ".")
+        return None if mistaken else list(columns)
 
     def _exact_batches(self, read: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Batches with times of any year, and of writers in any time zone."""
@@ -108,7 +115,8 @@ class OrcIndex(FileIndex):
                 raw, stored = self._raw.field(name).type, self._stored.field(name).type
                 known = iter(self._converts.get(name) or [None] * _leaf_count(raw))
                 converts[name] = list(_exact_leaves(raw, stored, times, iter(of), known))
-            batch = convert_columns(file.read_stripe(number, columns=list(read)), converts).select(list(columns))
+            batch = file.read_stripe(number, columns=self._unmistakable(read))
+            batch = convert_columns(batch.select(list(columns)), converts)
             for start in range(0, batch.num_rows, BATCH_ROWS):
                 yield batch.slice(start, BATCH_ROWS)
 
