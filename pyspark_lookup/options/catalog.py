@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_lookup.base.decoding import UNREADABLE, text_of
 from pyspark_lookup.base.errors import OptionError, SchemaError
@@ -64,11 +64,10 @@ def mark_of(field: StructField) -> tuple[str, str]:
 def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], StructType | None]:
     """(the options of the catalog table `name`, its columns if they are those it was created with).
 
-    Raises OptionError if it is a view or no lookupcache table, lost its options, or was given another place by ALTER TABLE.
+    Raises OptionError if it is a view of part of a table, no lookupcache table, lost its options, or was given another place by ALTER TABLE.
     """
-    # A view has the metadata of the columns that it is made of. Nothing says which rows and which version it shows.
     kind = spark.catalog.getTable(name).tableType
-    if kind == "TEMPORARY" or kind.endswith("VIEW"):
+    if (kind == "TEMPORARY" or kind.endswith("VIEW")) and not _is_whole_table(spark.table(name)):
         raise OptionError(
             f"{name} is a view, which has no rows by key: look its table up, with lookup.where and columns=[…] in place of the "
             "view's query, or write its rows to a managed table, df.write.format('lookupcache').save(path), and look that up"
@@ -92,6 +91,15 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
             f"(its files stay), then CREATE TABLE {name} USING lookupcache OPTIONS (path '…')"
         )
     return stored, None if added_columns(schema) else schema
+
+
+def _is_whole_table(view: Any) -> bool:
+    """Whether a view has all of a table, by no options of its own. Connect does not tell by which a view reads."""
+    planned = getattr(view, "_jdf", None)
+    if planned is None:
+        return False
+    plan = planned.queryExecution().optimizedPlan()
+    return str(plan.toString()).startswith("RelationV2") and bool(plan.relation().options().isEmpty())
 
 
 def _location(spark: SparkSession, name: str) -> str | None:

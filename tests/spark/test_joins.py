@@ -454,7 +454,7 @@ def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path, strategy: st
 
 
 def test_views_and_tables_of_other_formats(spark: SparkSession, tmp_path: Path) -> None:
-    """Are no tables to look up in, which is said with the way out: a view's own filter and version would be lost."""
+    """Are no tables to look up in, which is said with the way out: a view's own filter and version would be lost. A view of all of a table is one."""
     path, options = str(tmp_path / "t"), {"lookup.cache.dir": str(tmp_path / "cache")}
     spark.range(3).coalesce(1).write.parquet(path)
     df = spark.range(3)
@@ -463,15 +463,17 @@ def test_views_and_tables_of_other_formats(spark: SparkSession, tmp_path: Path) 
     spark.sql("CREATE TEMPORARY VIEW with_view AS SELECT * FROM of_lookups WITH ('lookup.where' 'id > 1')")
     spark.read.option("lookup.where", "id > 1").table("of_lookups").createOrReplaceTempView("read_view")
     spark.sql("CREATE TEMPORARY VIEW part_view AS SELECT * FROM of_lookups WHERE id > 1")
+    spark.table("of_lookups").createOrReplaceTempView("whole_view")
     df.createOrReplaceTempView("other_view")
     try:
+        assert lookup_join(df, "whole_view", "id", "inner", options=options).count() == 3
         for name in ("part_view", "with_view", "read_view", "other_view"):
             with pytest.raises(OptionError, match=f"^{name} is a view, .* lookup.where .* managed table"):
                 lookup_join(df, name, "id", options=options)
         with pytest.raises(OptionError, match=r"^table of_parquet is not of the format lookupcache: give the path"):
             lookup_join(df, "of_parquet", "id", options=options)
     finally:
-        for name in ("part_view", "with_view", "read_view", "other_view"):
+        for name in ("whole_view", "part_view", "with_view", "read_view", "other_view"):
             spark.catalog.dropTempView(name)
         for name in ("of_lookups", "of_parquet"):
             spark.sql(f"DROP TABLE IF EXISTS {name}")
