@@ -38,9 +38,17 @@ def key_of(*parts: object) -> str:
     """32 hex digits for any parts; equal for equal texts only (each is length-prefixed)."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        text = str(part).encode("utf-8", "surrogateescape")
+        text = _bytes_of(str(part))
         digest.update(len(text).to_bytes(8, "little") + text)
     return digest.hexdigest()
+
+
+def _bytes_of(text: str) -> bytes:
+    """A text with the bytes that a file's name has for those that are no UTF-8; half of a pair, which is in no name, as if it were a character."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 class Lock:

@@ -230,15 +230,15 @@ def _columns_of(state: DeltaState) -> tuple[object, ...]:
 
 def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str:
     """The URL of an absolute path. Raises NotSupportedError for one of another kind of store than the table's."""
-    theirs, own = (
-        scheme.lower() if separator else "file"
-        for scheme, separator, _ in (path.replace("file:/", "file://").partition("://"), table.url.partition("://"))
-    )
-    if theirs != own and not {theirs, own} <= {"s3", "s3a", "s3n"}:
+    scheme, colon, rest = path.partition(":") if not path.startswith("/") else ("file", ":", path)
+    theirs, own = scheme.lower(), table.url.partition("://")[0].lower()
+    # Behind two slashes stands the name of a host, which a file of this one has not.
+    whole = re.match(r"/(?!/)|///|//localhost/", rest) if theirs == "file" else rest.startswith("//")
+    if not (colon and whole) or (theirs != own and not {theirs, own} <= {"s3", "s3a", "s3n"}):
         raise NotSupportedError(
             f"{redact('path', table.url)}: its Delta log names {redact('path', path)}, a file of another store"
         )
-    return url_of(path)
+    return url_of("file:///" + rest.removeprefix("//localhost").lstrip("/") if theirs == "file" else path)
 
 
 def _zoned(value: str | None, kind: pa.DataType) -> str | None:
