@@ -14,6 +14,7 @@ from pyspark_lookup.columnar.keys import Numbers
 
 _PATIENCE = 3
 _PROBES = 3
+_FEW = 8  # keys: all of these are tried
 _UNANSWERED_CALLS = 32
 _SPLIT_CALLS = 256
 
@@ -36,9 +37,9 @@ MakeCalls = Callable[[Sequence[Call], int], Sequence[Outcome]]
 class Bisection:
     """Asks for `count` keys, `size` of them in a call, and by halves for those of a call that fails, down to single keys.
 
-    A system that is down is spared. If no call of the first round was answered, a few single keys are tried; when these fail,
-    too, all keys have failed. So have those that are left when many calls in a row were not answered, or one not in time. Only so
-    many calls for halves are made: keys that are left then fail together.
+    A system that is down is spared. If no call of the first round was answered, a few single keys are tried, all where there are
+    few; when these fail, too, all keys have failed. So have those that are left when many calls in a row were not answered, or
+    one not in time. Only so many calls for halves are made: keys that are left then fail together.
 
     `rows`: those of each call that was answered, with its keys. `failures`: why the other keys have no answer, by place.
     `problem`: the first that any call had.
@@ -108,10 +109,11 @@ class Bisection:
         """Whether one of a few keys, from the first to the last, has an answer; what these calls bring is taken."""
         pending = np.concatenate([call.keys for call in self._pending])
         tried = {int(key) for call in self._pending if call.problem is not None for key in call.keys}
-        chosen = pending[np.unique(np.linspace(0, len(pending) - 1, _PROBES).astype(np.int64))]
+        number = _PROBES if len(pending) > _FEW else len(pending)
+        chosen = pending[np.unique(np.linspace(0, len(pending) - 1, number).astype(np.int64))]
         calls = [Call(chosen[place : place + 1], self.problem) for place in range(len(chosen))]
         answered, decided = False, list[int]()
-        for call, outcome in zip(calls, make_calls(calls, _PROBES), strict=True):
+        for call, outcome in zip(calls, make_calls(calls, number), strict=True):
             (key,) = call.keys.tolist()
             if outcome is None:
                 continue

@@ -114,6 +114,17 @@ def test_a_function_that_is_asked_key_by_key_names_its_key(desk: Desk, make: Cal
     assert sorted(caught.value.failures) == [2, 5]
 
 
+@KINDS
+@pytest.mark.parametrize("good", range(4))
+def test_one_good_key_among_bad_ones(desk: Desk, kind: str, good: int) -> None:
+    """Of few keys each is tried, whichever is the good one."""
+    table = desk.serve(made(kind, fails_for(*{0, 1, 2, 3} - {good})), {**PARTIAL, **ONCE})
+    with pytest.raises(LookupFunctionError, match="2 more of 4 keys failed") as caught:
+        pairs(table, 0, 1, 2, 3)
+    assert caught.value.rows.column("name").to_pylist() == [f"n{good}"]
+    assert pairs(table, good) == [(good, f"n{good}")]
+
+
 def test_values_that_do_not_fit_are_bad_keys(desk: Desk) -> None:
     """A row of a key that nobody asked for is the fault of the key for which it comes."""
 

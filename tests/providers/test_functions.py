@@ -1080,7 +1080,7 @@ def test_attempts_are_further_and_further_apart(desk: Desk) -> None:
 @pytest.mark.parametrize(("capacity", "calls", "most"), [(1, 6, 1), (3, 10, 3), (100, 7, 7)])
 def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: int, calls: int, most: int) -> None:
     """That many are under way together, never more, and each answer goes to its own key; after a failure nothing new is begun but
-    three calls to see whether it is a key's."""
+    few calls to see whether it is a key's: one for each of the last few keys, or three."""
     now, seen = [0], [0]
 
     async def answer(keys: pa.Table) -> pa.Table:
@@ -1098,7 +1098,7 @@ def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: in
     function.answer = raises(ValueError())
     with pytest.raises(LookupFunctionError):
         pairs(table, *range(calls))
-    assert calls < len(function.log.asked) <= calls + capacity + 3
+    assert calls < len(function.log.asked) <= calls + capacity + 8
 
 
 def test_one_failing_call_of_five_leaves_the_others_alone(desk: Desk) -> None:
