@@ -259,6 +259,32 @@ def test_json_of_any_shape(
 
 
 DEEP = 20_000
+OPEN = {
+    'id,v\n1,"a\n2,b\n': None, 'id,v\n1,"a\n2,b': None, 'id,v\r\n1,"a\r\n2,b\r\n': None, 'id,v\n1,"a""\n': None, 'id\n"a\n\n': None,
+    'id,v\n1,"a\n"\n': "a\n", 'id,v\n1,"a\n"': "a\n", 'id,v\n1,"a""\n"\n\n': 'a"\n', 'id,v\r1,"a\r"\r': "a\r", 'id,v\n1,"a"""\n': 'a"',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "expected"), OPEN.items())
+def test_csv_that_ends_inside_of_quotes(dim: Path, content: str, expected: str | None) -> None:
+    """A quote without its counterpart is an error: the rows behind it would be one text. Texts may end with a line end."""
+    put(dim, "a.csv", content)
+    if expected is None:
+        with pytest.raises(DamagedFileError, match="in quotes has no end"):
+            read(dim)
+        assert table_of(dim, {"lookup.csv.quote": ""}).scan().num_rows == len(content.split()) - 1
+    else:
+        assert read(dim)["v"].to_pylist() == [expected]
+
+
+@pytest.mark.parametrize(("kind", "text"), [("INT", "0xFFFFFFFF"), ("SMALLINT", "0XFF"), ("BIGINT", "-0x1")])
+def test_csv_of_hexadecimal_numbers(dim: Path, kind: str, text: str) -> None:
+    """They are no integers, as in Spark; to Arrow 0xFFFFFFFF is -1."""
+    put(dim, "a.csv", f"id,v\n1,{text}\n")
+    with pytest.raises(SchemaError, match=text):
+        table_of(dim, {"lookup.schema": f"id INT, v {kind}"}).scan()
+
+
 DEPTHS = {
     "objects": ('{"id": 1, "v": ' + '{"a": ' * DEEP + "1" + "}" * DEEP + "}", False),
     "lists": ('{"id": 1, "v": ' + "[" * DEEP + "1" + "]" * DEEP + "}", False),

@@ -82,11 +82,24 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
         if "invalid UTF8" not in str(problem):
             raise
         raise ValueError(f"it has bytes that are no {options.encoding}: set lookup.csv.encoding") from None
+    last = (table.columns[-1][-1].as_py() if table.num_rows else None) or ""
+    if options.quote and _is_open(content, last, options.quote):
+        raise ValueError(
+            f"text in quotes has no end: {last[:40]!r}; if quotes are ordinary characters there, set lookup.csv.quote = ''"
+        )
     if not options.null_value:
         return table
     nothing = pa.scalar(None, pa.string())
     columns = [pc.if_else(pc.equal(column, options.null_value), nothing, column) for column in table.columns]
     return pa.table(columns, names=names)
+
+
+def _is_open(content: bytes, last: str, quote: str) -> bool:
+    """Whether the file ends inside of quoted text, which then is its `last` value, with the line end of the file's end."""
+    if not last.endswith(("\n", "\r")):
+        return False
+    rest = content.rstrip(b"\r\n")
+    return not rest.endswith((b"\n" + quote.encode(), b"\r" + quote.encode()))
 
 
 def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:

@@ -22,6 +22,7 @@ _FRACTION = r"^-?(0|[1-9]\d*)\.\d+$"
 _SHORTEST = r"\.(0|\d*[1-9])$"  # without a zero that says nothing
 _NEGATIVE_ZERO = r"^-0\.0+$"
 _SPECIAL = ("NaN", "Infinity", "-Infinity")
+_HEXADECIMAL = r"^[+-]?0[xX]"
 _DATE = r"^\d{4}-\d\d-\d\d$"
 _TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
@@ -254,6 +255,9 @@ def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
     if pa.types.is_decimal(kind):
         return _decimals(texts, kind)
+    if pa.types.is_integer(kind) and _any(pc.match_substring_regex(texts, _HEXADECIMAL)):  # 0xFFFFFFFF is -1 to Arrow
+        text = texts.filter(pc.match_substring_regex(texts, _HEXADECIMAL))[0].as_py()
+        raise SchemaError(f"{text[:80]!r} is no {kind}")
     try:
         return texts.cast(kind)
     except pa.ArrowNotImplementedError:
