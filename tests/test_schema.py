@@ -15,6 +15,7 @@ import pytest
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import (
     cast_column,
+    check_all_readable,
     merge_schemas,
     spark_schema,
     spark_type,
@@ -140,9 +141,9 @@ def test_merge_takes_columns_in_order_of_first_appearance() -> None:
     assert found == pa.schema([("b", pa.int8()), ("a", pa.string()), ("c", pa.date32())])
     assert merged() == pa.schema([])
     with pytest.raises(SchemaError, match="is double in file-1 but string in file-2"):  # after a widening
-        merged({"c": pa.int8()}, {"c": pa.float64()}, {"c": pa.string()})
+        check_all_readable(merged({"c": pa.int8()}, {"c": pa.float64()}, {"c": pa.string()}, {"c": pa.int8()}))
     with pytest.raises(SchemaError, match="column 'id' of file-0 is spelled 'ID' in file-2"):
-        merged({"id": pa.int8()}, {"x": pa.int8()}, {"ID": pa.int8()})
+        check_all_readable(merged({"id": pa.int8()}, {"x": pa.int8()}, {"ID": pa.int8()}))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_merge_refuses_types_that_do_not_fit(one: pa.DataType, other: pa.DataTyp
     """Types without a common one are an error naming the column, both types and both files."""
     for first, second in ((one, other), (other, one)):
         with pytest.raises(SchemaError) as caught:
-            merged({"k": pa.int8(), "c": first}, {"c": first}, {"k": pa.int8()}, {"c": second})
+            check_all_readable(merged({"k": pa.int8(), "c": first}, {"c": first}, {"k": pa.int8()}, {"c": second}))
         told = f"column 'c' is {spark_type(first)} in file-0 but {spark_type(second)} in file-3"
         assert str(caught.value).startswith(told)
 

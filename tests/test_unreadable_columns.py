@@ -108,3 +108,13 @@ def test_columns_of_delta_tables(tmp_path: Path, kind: str) -> None:
     metadata["schemaString"] = json.dumps(schema).replace('"ODD"', kind)
     commit.write_text("\n".join(map(json.dumps, actions)))
     check(table, tmp_path / "cache", "odd", {"columns": "id, v"})
+
+
+@pytest.mark.parametrize("other", [{"t": pa.array([5])}, {"T": pa.array(["b"])}], ids=["type", "spelling"])
+def test_files_that_disagree_on_a_column(tmp_path: Path, cache_dir: Path, other: dict[str, pa.Array]) -> None:
+    """A column of which two files have types that nothing unites, or two spellings, refuses itself; the files, and their others, are named and read."""
+    table = tmp_path / "t"
+    table.mkdir()
+    write(table / "a.parquet", {"id": pa.array([1]), "v": pa.array(["a"]), "t": pa.array(["a"])})
+    write(table / "b.parquet", {"id": pa.array([2]), "v": pa.array(["b"]), **other})
+    check(table, cache_dir, "t", {"columns": "id, v"}, {"schema": "id BIGINT, v STRING"})

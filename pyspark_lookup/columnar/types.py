@@ -259,25 +259,24 @@ class _Column:
 def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     """One schema for files given as (name, `spark_schema` of it), in order of first appearance.
 
-    Raises SchemaError naming the column, both types and both files if types do not widen.
+    A column is of an `unreadable_type`, which names it, both types and both files, if types do not widen.
     """
     columns: dict[str, _Column] = {}
     for origin, schema in schemas:
         for field in schema:
             column = _Column(field.name, field.type, origin, _collations(field))
             known = columns.setdefault(field.name.lower(), column)
-            if known.name != field.name and unreadable(field.type) is None:
-                raise SchemaError(
-                    f"column {known.name!r} of {known.origin} is spelled {field.name!r} in {origin}: rewrite one of them"
+            if known.name != field.name and unreadable(field.type) is None and unreadable(known.type) is None:
+                known.type = unreadable_type(
+                    f"column {known.name!r} of {known.origin} is spelled {field.name!r} in {origin}"
                 )
             if unreadable(known.type) is not None or unreadable(field.type) is not None:
                 known.type = field.type if unreadable(known.type) is None else known.type
                 continue
             united = _unite(known.type, field.type)
             if united is None:
-                raise SchemaError(
-                    f"column {field.name!r} is {known.type} in {known.origin} but {field.type} in {origin}: "
-                    "rewrite one of them"
+                united = unreadable_type(
+                    f"column {field.name!r} is {known.type} in {known.origin} but {field.type} in {origin}"
                 )
             if united != known.type:
                 known.type, known.origin = united, origin
