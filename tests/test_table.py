@@ -255,6 +255,14 @@ def test_percent_escapes_are_undone() -> None:
     )  # fmt: skip
 
 
+def test_partition_values_that_are_no_utf8() -> None:
+    """Each byte is a character, as in Spark: two directories are two values. Digits of other scripts make no fraction."""
+    url = f"{ROOT}/a=%ff/b=%FE%C3/c=%C3%A9/x.parquet"
+    assert partition_values(ROOT, url) == (("a", "\xff"), ("b", "\xfe\xc3"), ("c", "\xe9"))
+    with pytest.raises(ValueError, match=r"\u0663\.5"):
+        partition_value("\u0663.5", pa.float64())
+
+
 def test_disagreeing_directories_name_two_files() -> None:
     """Files whose directories name other columns are not one table: the error shows a file of each."""
     for one, other in (

@@ -24,7 +24,7 @@ _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"[+-]?\d{1,38}")
 
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "inf", "-inf")  # of Spark, and of Rust
 
 
@@ -32,7 +32,15 @@ def partition_values(root: str, url: str) -> PartitionValues:
     """(column, raw value) of the `k=v` directories between the root and a file."""
     parts = url[len(root) :].strip("/").split("/")[:-1]
     pairs = (part.partition("=") for part in parts if "=" in part)
-    return tuple((unquote(k), None if v == _NULL_PARTITION else unquote(v)) for k, _, v in pairs if k)
+    return tuple((_unescaped(k), None if v == _NULL_PARTITION else _unescaped(v)) for k, _, v in pairs if k)
+
+
+def _unescaped(text: str) -> str:
+    """The text of a directory's name. What is no UTF-8 is a character for each byte, as in Spark: no two names are one value."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        return unquote(text, encoding="latin-1")
 
 
 def partition_values_of(table: Table, file: FileVersion) -> PartitionValues:
@@ -157,7 +165,7 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
                 f"option lookup.partition = {options.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
             )
         try:
-            raw = None if value == _NULL_PARTITION else unquote(value)
+            raw = None if value == _NULL_PARTITION else _unescaped(value)
             wanted[name] = partition_value(raw, fields.field(name).type)
         except ValueError:
             raise OptionError(
