@@ -12,7 +12,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.io import ufs as ufs_module
 from pyspark_lookup.io.stores import open_store
 from pyspark_lookup.io.stores.s3 import S3Store
+from pyspark_lookup.table import enclosing as enclosing_module
 from tests import fakes
 from tests.faults.direct import door, put
 from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows
@@ -78,7 +78,8 @@ class Bench:
 
         patch.setattr(runtime_module, "open_store", opened)
         # One request after the other, so that their numbers are the same in every run.
-        patch.setattr(ufs_module, "ThreadPoolExecutor", lambda workers: ThreadPoolExecutor(1))
+        for module in (ufs_module, enclosing_module):
+            patch.setattr(module, "run_in_order", lambda do, items, threads: map(do, items))
         patch.setattr(api, "runtime", lambda: self.runtime)
 
     def _process(self, seed: int) -> Runtime:

@@ -146,6 +146,10 @@ def alter(caller: Caller) -> int | None:
     return caller.table().alter(pa.schema([("more", pa.string())]), properties={"owner": "me"})
 
 
+def delete_where(caller: Caller) -> int | None:
+    return caller.table().delete(where="id < 4")
+
+
 def compact(caller: Caller) -> int | None:
     return caller.table().compact()
 
@@ -249,6 +253,7 @@ KINDS = (
     Kind("tolerant", insisting(_STEPS), small, SMALL, after(SMALL, _STEPS), warm=True),
     Kind("replacing", insisting(_REPLACING), small, SMALL, after(SMALL, _REPLACING), warm=True),
     Kind("creating transaction", transacting(_CREATING, Rows()), None, Rows(), after(Rows(), _CREATING)),
+    Kind("delete by predicate", delete_where, small, SMALL, left_of(SMALL, [1, 2, 3])),
     Kind("alter", alter, small, SMALL, SMALL, has_event("commit", "alter")),
     Kind("compact", compact, small, SMALL, SMALL, has_event("commit", "compact")),
     Kind("vacuum", vacuum, folded, FOLDED, FOLDED, has_event("vacuum"), repeats=True),
