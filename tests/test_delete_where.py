@@ -21,7 +21,7 @@ from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.table.log import WriteMode
 from tests.test_by_key import MODES
 from tests.test_changes import changes_of, told
-from tests.test_compaction import OFF
+from tests.test_compaction import OFF, wide
 from tests.test_writing import SCHEMA, Site, put, rows, site
 
 __all__ = ["site"]
@@ -122,6 +122,33 @@ def test_a_compaction_that_is_under_way(site: Site, keys: str | None, monkeypatc
     table.compact()
     assert (seen(table), others) == ("1a 2a 2b", [])
     assert [row["operation"] for row in table.versions()][-2:] == ["delete", "compact"]
+
+
+def test_a_compaction_that_is_under_way_for_pages_of_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins again, too, where the delete is no longer in the log's state: another compaction has folded it since."""
+    site.resize(log_page=7, compact_bytes=2000)
+    table, other = site.created(OFF), site.table(OFF, host="b")
+    for low in (10, 110):
+        table.write(pa.concat_tables([wide(low, low + 100), rows(1), rows(1, name="b")]))
+    count, left = KeyedRows.count, [True]
+
+    def counted(rows_by_key: KeyedRows, found: Any) -> int:
+        number = count(rows_by_key, found)
+        if left:
+            left.pop()
+            deleted = other.delete(where="name = 'b'")
+            other.write(rows(2))
+            other.write(rows(3))
+            assert other.compact() > deleted
+            for number_of_page in range(12):
+                other.alter(properties={"page": str(number_of_page)})
+            assert site.state().since > deleted + 12
+        return number
+
+    monkeypatch.setattr(KeyedRows, "count", counted)
+    table.compact()
+    assert [row["name"] for row in table.scan().to_pylist() if row["id"] < 10] == ["a"] * 4
+    assert not left
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import WriteConflictError
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.table.deletes import PATH, ROW
-from pyspark_lookup.table.log import DataFile, Definition, TableState, WriteMode
+from pyspark_lookup.table.log import DataFile, Definition, TableState
 from pyspark_lookup.table.log_source import managed_version, version_of_file
 from pyspark_lookup.table.model import Table
 
@@ -297,7 +297,7 @@ class Rewriting:
             raise WriteConflictError(
                 f"table {state.table_id} was overwritten, compacted or given other keys as it was compacted: compact it again"
             )
-        if any(state.writes[id_].mode is WriteMode.DELETE_WHERE for id_ in self._fresh(state)):
+        if state.deleted_where_at > self._since.position:
             raise WriteConflictError(
                 f"rows of table {state.table_id} were deleted by a predicate as it was compacted: compact it again"
             )

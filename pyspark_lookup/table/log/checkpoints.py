@@ -121,6 +121,7 @@ def state_to_json(state: TableState) -> dict[str, Any]:
         "replaced_by": state.replaced_by,
         "keyed_by": state.keyed_by,
         "rekeyed_at": state.rekeyed_at,
+        "deleted_where_at": state.deleted_where_at,
         "writes": writes,
         "definitions": [[position, definition_json(definition)] for position, definition in state.definitions],
         "batches": state.batches,
@@ -139,6 +140,7 @@ def state_of_json(found: Mapping[str, Any], origin: str) -> TableState:
         state.high_watermark = count_of(found["high_watermark"])
         state.replaced_by, state.keyed_by = count_of(found["replaced_by"]), count_of(found["keyed_by"])
         state.rekeyed_at = count_of(found["rekeyed_at"])
+        state.deleted_where_at = count_of(found.get("deleted_where_at", 0))
         state.writes = TableWrites(map(_write_of, found["writes"]))
         state.definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
         state.oldest, state.vacuumed_at = count_of(found["oldest"]), count_of(found.get("vacuumed", 1))

@@ -66,6 +66,7 @@ class TableState:
         self.replaced_by = 0  # the highest overwrite that is committed
         self.keyed_by = 0  # the highest write by key that is
         self.rekeyed_at = 0  # the position of the last definition with other keys than the one before it
+        self.deleted_where_at = 0  # the position of the last delete by a predicate
         self.vacuumed_at = 1  # the position of the last vacuum, or of the table's creation
 
     # --- from events ------------------------------------------------------------------------------
@@ -88,6 +89,7 @@ class TableState:
         state.changes, state.definitions = list(self.changes), list(self.definitions)
         state.replaced_by, state.keyed_by, state.oldest = self.replaced_by, self.keyed_by, self.oldest
         state.rekeyed_at, state.vacuumed_at = self.rekeyed_at, self.vacuumed_at
+        state.deleted_where_at = self.deleted_where_at
         for event in events:
             state._take(event)
         return state
@@ -165,6 +167,8 @@ class TableState:
     def _commit(self, event: Commit, write: TableWrite) -> None:
         self.writes.put(dataclasses.replace(write, ended_at=event.position, committed=True))
         self._rank(write)
+        if write.mode is WriteMode.DELETE_WHERE:
+            self.deleted_where_at = event.position
         if event.definition is not None:
             if event.definition.keys != self.definition.keys:
                 self.rekeyed_at = event.position
