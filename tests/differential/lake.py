@@ -49,9 +49,9 @@ class LakeTable(Modelled):
                 self.schema = pa.schema([*self.schema, (name, pa.int64())])
                 self._add_column(name)
             case "copy_aside" | "restore" | "swap_copies" | "begin":
-                kept = [version for version in self.versions if self.keeps(version)]
-                if kept:
-                    self._restore(rng.choice(kept))
+                earlier = [version for version in self.versions if self.keeps(version)][:-1]
+                if earlier:
+                    self._restore(rng.choice(earlier))
             case "compact" | "vacuum" | "commit":
                 self._maintain(step.op)
         self._note()
