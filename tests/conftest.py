@@ -37,8 +37,8 @@ _HOST = Path(tempfile.mkdtemp(prefix="lookupcache-tests-"))
 (_HOST / "lookupcache.conf").write_text(f"lookup.cache.dir = {_HOST / 'cache'}\n")
 os.environ["LOOKUPCACHE_CONF"] = str(_HOST / "lookupcache.conf")
 # What CI says is about the change: each run draws the same examples. A night (see `fuzzing`) draws more, and others every time.
-settings.register_profile("day", derandomize=True)
-settings.register_profile("night", max_examples=100 * MORE, print_blob=True)
+settings.register_profile("day", derandomize=True, deadline=None)
+settings.register_profile("night", max_examples=100 * MORE, print_blob=True, deadline=None)
 settings.load_profile("night" if "LOOKUPCACHE_FUZZ" in os.environ else "day")
 
 

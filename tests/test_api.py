@@ -120,7 +120,7 @@ def test_a_predicate_is_in_addition_to_lookup_where(
     opened = table({} if where is None else {"lookup.where": where})
     before = opened.scan(["id"])
     if ids is None:
-        with pytest.raises(PredicateError if predicate else OptionError, match=r"lookup\.where"):
+        with pytest.raises(PredicateError if predicate else OptionError, match=r"lookup\.where|argument predicate"):
             opened.scan(predicate=predicate)
     else:
         assert opened.scan(["id"], predicate)["id"].to_pylist() == ids
@@ -277,7 +277,7 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path, monkey
     assert cached.scan().num_rows == 1
     for options, says in (
         ({"lookup.success-file": 2}, r"lookup\.success-file = '2'"),
-        ({"lookup.view": "files"}, r"describe\(\) or metrics\(\)"),  # views are Spark's
+        ({"lookup.view": "files"}, r"describe\(\), metrics\(\)"),  # views are Spark's
     ):
         with pytest.raises(OptionError, match=says):
             table(options, at=tmp_path / "absent")
@@ -577,7 +577,7 @@ def test_what_are_no_rows_and_no_keys(site: Site) -> None:
                 write(wrong)
     other = {"amount": [1]}
     for ask in (table.get_many, table.delete):
-        for no_keys in (7, "x", None, {"id": 1}, object(), [object()]):
+        for no_keys in (7, "x", {"id": 1}, object(), [object()]):
             with pytest.raises(TypeError, match="keys are a list of values"):
                 ask(no_keys)
         mixed = pa.table({"b": [1], "a": [2]}), [{"amount": 1}], [{"id": 1}, {"b": 1}]

@@ -137,16 +137,17 @@ SAMPLE = pa.table(
 
 
 FORMATS = {
-    FileFormatName.PARQUET: "part-0.parquet part-0.c000.snappy.parquet A.PARQ a.pq",
+    FileFormatName.PARQUET: "part-0.parquet part-0.c000.snappy.parquet A.PARQ a.pq a.csv?b.parquet",
     FileFormatName.ARROW: "a.arrow a.feather a.ipc",
-    FileFormatName.CSV: "a.csv a.csv.gz a.CSV.BZ2 a.csv?versionId=x.parquet",
+    FileFormatName.CSV: "a.csv a.csv.gz a.CSV.BZ2",
     FileFormatName.JSON: "a.json a.jsonl.gz a.ndjson",
     FileFormatName.ORC: "a.orc",
 }
 
 
 def test_format_of() -> None:
-    """The end of a name tells the format, in any letter case, before a compression and a query; none, or two formats, are errors."""
+    """The end of a name tells the format, in any letter case, before a compression and a web query; none, or two formats, are errors."""
+    assert format_of(["https://b/a.csv?versionId=x.parquet"]) is FileFormatName.CSV
     for expected, names in FORMATS.items():
         for name in names.split():
             assert format_of([f"s3://b.csv/d.orc/{name}", f"s3://b/{name}"]) is expected

@@ -354,7 +354,8 @@ def test_a_store_that_fails(kept: str, host: Host, table: Path, cache_dir: Path)
     nothing. The next batch is answered when the store is back. FAIL: an error."""
     options = NOTHING if kept == "nothing" else PARTIAL
     if kept == "without a directory":
-        host.session["lookup.cache.dir"] = str(table / "0.parquet")
+        (table.parent / "file").touch()
+        host.session["lookup.cache.dir"] = str(table.parent / "file")
     spec = host.spec(table, {**NULL, **options}, how="inner")
     named(table, "v1", 1)
     told = host.told(spec)

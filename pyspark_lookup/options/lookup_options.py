@@ -124,7 +124,7 @@ class LookupOptions(
         check_partial_cache(self)
         check_full_cache(self)
         if len(self.pins) > 1:
-            raise OptionError(f"options {' and '.join(self.pins)} each name a version to read: give only one of them")
+            raise OptionError(f"options {' and '.join(self.pins)} each name a version to read: give one of them")
         self._check_changes()
         cached = self.metadata_source is MetadataSource.CACHE
         if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL and self.provider is None:

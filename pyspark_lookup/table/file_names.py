@@ -24,6 +24,8 @@ _DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50  # what may be a bomb is first
 
 def _decompress(opened: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
     """The content. Raises NotSupportedError for more than can be read, before there is so much in memory."""
+    if not content:  # a file for which there was no row
+        return b""
     doubtful = max(_DOUBTFUL_BYTES, _DOUBTFUL_RATIO * len(content))
     parts: list[bytes] = []
     size = 0

@@ -229,7 +229,7 @@ def test_files_that_say_less_than_the_log(tmp_path: Path, kind: Any, values: pa.
 
 def test_a_number_too_large_for_what_the_log_says(tmp_path: Path) -> None:
     write_raw(tmp_path / "t", {"v": "short"}, pa.table({"v": pa.array([2**15], pa.int32())}), {})
-    with pytest.raises(SchemaError, match=r"'v' of .*f.parquet cannot be read as int16"):
+    with pytest.raises(SchemaError, match=r"'v' of .*f.parquet does not fit int16"):
         opened(tmp_path / "t", tmp_path / "cache").scan()
 
 

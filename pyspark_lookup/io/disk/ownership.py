@@ -128,6 +128,9 @@ def _foreign(layout: Path) -> str | None:
         if below == ".":
             odd = [name for name in directories if name not in INNER]
             names = [name for name in names if not _MARKER_BEGUN.fullmatch(name)]
+            # Beside files that begin as ours do, a marker that says something else is ours, damaged.
+            if MARKER in names and _is_cache(layout):
+                names.remove(MARKER)
             if odd:
                 return odd[0]
         else:
@@ -137,6 +140,15 @@ def _foreign(layout: Path) -> str | None:
             if not _is_of_ours(layout / name, name):
                 return name
     return None
+
+
+def _is_cache(layout: Path) -> bool:
+    """Whether there is a file that has a name of ours and begins as only ours do."""
+    begun = {pattern: begin for pattern, begin in _OURS.items() if begin}
+    names = (str(path.relative_to(layout)) for path in layout.rglob("*"))
+    return any(
+        pattern.fullmatch(name) is not None and _is_of_ours(layout / name, name) for name in names for pattern in begun
+    )
 
 
 def _is_of_ours(path: Path, name: str) -> bool:
