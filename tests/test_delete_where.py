@@ -143,6 +143,7 @@ def test_a_compaction_that_is_under_way_for_pages_of_the_log(site: Site, monkeyp
             for number_of_page in range(12):
                 other.alter(properties={"page": str(number_of_page)})
             assert site.state().since > deleted + 12
+            assert site.state().deleted_where_at == deleted
         return number
 
     monkeypatch.setattr(KeyedRows, "count", counted)
