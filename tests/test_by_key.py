@@ -85,7 +85,7 @@ class Model(Managed):
         filler = random.Random(0)
         self.take("write", ("append", [*ALL_KEYS, *((100 + n, f"{filler.getrandbits(2048):x}") for n in range(40))]))
 
-    def _drawn(self, op: str, count: int, rng: random.Random) -> list[dict[str, Any]]:
+    def drawn_rows(self, op: str, count: int, rng: random.Random) -> list[dict[str, Any]]:
         self._number += 1
         asked = dict.fromkeys(self._asked) if op in ("upsert", "delete") else self._asked
         empty = dict.fromkeys(self.schema.names)

@@ -104,6 +104,14 @@ class Managed(Modelled):
                 self._oldest = table.vacuum("0 s", force=True)["oldest"] or self._oldest
         self.versions[table.describe()["position"]] = (self.schema, self.rows)
 
+    @staticmethod
+    def _where(new: list[Row]) -> tuple[str, Callable[[Row], bool]]:
+        """A predicate by which rows are deleted, and what it says of one."""
+        id_, v = new[0]["id"], new[0]["v"]
+        if v is None or v % 2:
+            return ("id IS NULL" if id_ is None else f"id = {id_}"), lambda row: row["id"] == id_
+        return f"v < {v - 3}", lambda row: row["v"] is not None and row["v"] < v - 3
+
     def _after(self, op: str, new: list[Row], order: int, before: list[tuple[Row, int]]) -> list[tuple[Row, int]]:
         """The rows after a write that is committed now and began at its place in the order."""
         if op == "delete_where":
