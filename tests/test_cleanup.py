@@ -103,11 +103,11 @@ def write_managed(root: Path) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("write", "pinned"),
     [
-        (write_delta, False),
+        pytest.param(write_delta, False, marks=pytest.mark.nightly),
         (write_delta_with_checkpoints, True),
         (write_iceberg, False),
         (write_managed, False),
-        (write_managed, True),
+        pytest.param(write_managed, True, marks=pytest.mark.nightly),
     ],
 )
 def test_a_cold_read_survives_clean_up_at_any_moment(

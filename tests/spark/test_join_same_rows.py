@@ -311,7 +311,7 @@ MISTAKES: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
     "one key twice": (OptionError, {"on": {"id": "id", "n": "ID"}}, "given twice"),
     "unknown key of df": (SchemaError, {"on": {"idd": "id"}}, "no column 'idd'"),
     "ambiguous key of df": (SchemaError, {"df": "*, n AS ID"}, "several columns 'id'"),
-    "a field as a key": (SchemaError, {"df": "named_struct('id', n) AS s", "on": {"s.id": "Id"}}, "no column 's.id'"),
+    "a field that is not there": (SchemaError, {"df": "named_struct('id', n) AS s", "on": {"s.idd": "Id"}}, "no column 's.idd'"),
     "unknown column": (SchemaError, {"columns": ["name", "nam"]}, "no column 'nam'"),
     "one column twice": (SchemaError, {"columns": ["name", "NAME"]}, "given twice"),
     "a name taken": (OptionError, {"columns": ["code"]}, "'code'.*prefix="),
