@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import SchemaError, UnreadableColumnError
+from pyspark_lookup.base.errors import NotSupportedError, SchemaError, UnreadableColumnError
 
 _UNSIGNED = {
     pa.uint8(): pa.int16(),
@@ -121,6 +121,14 @@ def is_deeper(kind: pa.DataType, depth: int) -> bool:
 def unreadable_type(reason: str) -> pa.DataType:
     """The type that stands for one that cannot be read. `reason`: why, as `type time64[us] has no counterpart in Spark`."""
     return pa.opaque(pa.null(), reason, __name__)
+
+
+def type_of_column(parse: Callable[[Any], pa.DataType], declared: Any, column: str) -> pa.DataType:
+    """The type that a table's metadata declares for a column; an `unreadable_type` if `parse` raises NotSupportedError for it."""
+    try:
+        return parse(declared)
+    except NotSupportedError as problem:
+        return unreadable_type(f"column {column!r} is of {problem}, which cannot be read")
 
 
 def unreadable(kind: pa.DataType) -> str | None:

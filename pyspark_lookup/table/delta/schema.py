@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.decoding import show, text_of
 from pyspark_lookup.base.errors import NotSupportedError
-from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, unreadable_type, with_collations
+from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, type_of_column, with_collations
 from pyspark_lookup.io.stores import StoredColumn
 
 _PHYSICAL, _ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
@@ -34,17 +34,10 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 def arrow_schema(schema: Any) -> pa.Schema:
     """The columns of a schema in the log; one of a type that is unknown here is of an `unreadable_type`. Raises TypeError or ValueError for no schema."""
     columns = [
-        with_collations(pa.field(text_of(field["name"]), _type_or_reason(field["type"], field["name"])), field)
+        with_collations(pa.field(text_of(field["name"]), type_of_column(_type_of, field["type"], field["name"])), field)
         for field in schema["fields"]
     ]
     return lenient_schema(pa.schema(columns))
-
-
-def _type_or_reason(found: Any, column: str) -> pa.DataType:
-    try:
-        return _type_of(found)
-    except NotSupportedError as problem:
-        return unreadable_type(f"column {column!r} is of {problem}, which cannot be read")
 
 
 def _type_of(found: Any, depth: int = 0) -> pa.DataType:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.decoding import show, text_of, texts_of
 from pyspark_lookup.base.errors import NotSupportedError
-from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, unreadable_type
+from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, type_of_column
 from pyspark_lookup.io.stores import StoredColumn
 
 _TYPES = {
@@ -46,15 +46,8 @@ class Column:
 def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
     """The columns of a schema, as Spark takes them; one of a type that is not known here is of an `unreadable_type`."""
     names = [text_of(field["name"]) for field in schema["fields"]]
-    types = [_type_or_reason(field["type"], field["name"]) for field in schema["fields"]]
+    types = [type_of_column(_type_of, field["type"], field["name"]) for field in schema["fields"]]
     return lenient_schema(pa.schema(list(zip(names, types, strict=True))))
-
-
-def _type_or_reason(found: Any, column: str) -> pa.DataType:
-    try:
-        return _type_of(found)
-    except NotSupportedError as problem:
-        return unreadable_type(f"column {column!r} is of {problem}, which cannot be read")
 
 
 def _type_of(found: Any, depth: int = 0) -> pa.DataType:
