@@ -277,6 +277,56 @@ def test_csv_that_ends_inside_of_quotes(dim: Path, content: str, expected: str |
         assert read(dim)["v"].to_pylist() == [expected]
 
 
+BEHIND_QUOTES: dict[str, str | None] = {
+    '"5" pipe': None, '"5"x': None, '"a"b"c"': None, '"" x': None, '""x': None, '" a"b"': None, '"a" "b"': None, '"a, b"c': None, '"a" b ': None,
+    '"a"b""': None, '"a""b"c': '"a"b"c', '"""" x': '""" x', '"5" ': "5", '"5" \t': "5", '"" ': "", ' "a"b': None, 'x"y"z': None, '"a""b"': 'a"b',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"], ids=ascii)
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_csv_text_behind_a_closing_quote(dim: Path, line_end: str, quote: str) -> None:
+    """It makes the quotes ordinary characters (where `None` is expected), as in Spark with multiLine; blanks there are nothing. Other rows are as ever."""
+    lines = ["id,v,w", '0,5" pipe,"x, ""y"""', *(f'{n},{text},"N""N"' for n, text in enumerate(BEHIND_QUOTES, 1))]
+    content = "".join(f"{line}N" for line in lines).replace("N", line_end)
+    expected = ['5" pipe', *(text if value is None else value for text, value in BEHIND_QUOTES.items())]
+    put(dim, "a.csv", content.replace('"', quote))
+    table = read(dim, csv__quote=quote)
+    assert table["v"].to_pylist() == [value.replace('"', quote) for value in expected]
+    assert set(table["w"].to_pylist()[1:]) == {f'{line_end}"{line_end}'.replace('"', quote)}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('"a\\"b"c', '"a"b"c'),
+        ('"5" pipe', '"5" pipe'),
+        ('"a""b"', None),
+        ('"a"b\\"', None),
+        ('"a\\"', None),
+        ('"a"" ', None),
+    ],
+)
+def test_csv_text_behind_an_escaped_quote(dim: Path, text: str, expected: str | None) -> None:
+    """The same with an escape character; where quotes have several readings then, the value is refused."""
+    put(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
+    if expected is None:
+        with pytest.raises(DamagedFileError, match=r"a\.csv .*line 3: text in quotes .*set lookup\.csv\.escape"):
+            read(dim, csv__escape="\\")
+    else:
+        assert read(dim, csv__escape="\\")["v"].to_pylist() == ["x", expected]
+
+
+@pytest.mark.parametrize("content", ['id,v\n1,"a\nb"c\n', 'id,v\n1,"a\n2,"b"\n', 'id,v\r1,"a""\r2,"b"\r'], ids=ascii)
+def test_csv_text_behind_quotes_of_several_lines(dim: Path, content: str) -> None:
+    """Such a value may be as many rows: it is refused."""
+    put(dim, "a.csv", content)
+    with pytest.raises(
+        DamagedFileError, match=r"a\.csv .*line 2: text in quotes is followed by .*set lookup\.csv\.quote"
+    ):
+        read(dim)
+
+
 @pytest.mark.parametrize(("kind", "text"), [("INT", "0xFFFFFFFF"), ("SMALLINT", "0XFF"), ("BIGINT", "-0x1")])
 def test_csv_of_hexadecimal_numbers(dim: Path, kind: str, text: str) -> None:
     """They are no integers, as in Spark; to Arrow 0xFFFFFFFF is -1."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +16,7 @@ from pyspark_lookup.options.enums import CsvOptions
 from pyspark_lookup.scan.formats.inference import NOTHING, TEXT, Inferred, convert, infer_texts
 
 _BOM = b"\xef\xbb\xbf"
+_BLANKS = bytes(range(33))
 
 
 class CsvFile:
@@ -49,9 +52,9 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     if options.encoding != "utf-8":
         content = content.decode(options.encoding).encode()
     content = content.removeprefix(_BOM)
-    if options.quote and options.escape is None:
-        _check_doubled(content, options, url)
-    elif options.quote and options.escape != options.quote:
+    if options.quote:
+        if options.escape is None:
+            _check_doubled(content, options, url)
         content = _double(content, options)
     if not content.endswith((b"\n", b"\r")):
         content += b"\n"  # a header line alone is no CSV to pyarrow without it
@@ -82,24 +85,11 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
         if "invalid UTF8" not in str(problem):
             raise
         raise ValueError(f"it has bytes that are no {options.encoding}: set lookup.csv.encoding") from None
-    last = (table.columns[-1][-1].as_py() if table.num_rows else None) or ""
-    if options.quote and _is_open(content, last, options.quote):
-        raise ValueError(
-            f"text in quotes has no end: {last[:40]!r}; if quotes are ordinary characters there, set lookup.csv.quote = ''"
-        )
     if not options.null_value:
         return table
     nothing = pa.scalar(None, pa.string())
     columns = [pc.if_else(pc.equal(column, options.null_value), nothing, column) for column in table.columns]
     return pa.table(columns, names=names)
-
-
-def _is_open(content: bytes, last: str, quote: str) -> bool:
-    """Whether the file ends inside of quoted text, which then is its `last` value, with the line end of the file's end."""
-    if not last.endswith(("\n", "\r")):
-        return False
-    rest = content.rstrip(b"\r\n")
-    return not rest.endswith((b"\n" + quote.encode(), b"\r" + quote.encode()))
 
 
 def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
@@ -113,26 +103,92 @@ def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
         )
 
 
+class _Quoting:
+    """Where text in quotes begins and ends. Each regular expression takes memory by a bounded piece of the text."""
+
+    def __init__(self, options: CsvOptions) -> None:
+        self.quote = options.quote.encode()
+        self.escape = (options.escape or options.quote).encode()
+        quote, escape, sep = (rb"\x%02x" % ord(mark) for mark in (self.quote, self.escape, options.sep.encode()))
+        doubled = quote == escape
+        self._begin = re.compile(rb"(?:(?<=[\r\n" + sep + rb"])|\A)" + quote)
+        escaped = escape + (quote if doubled else rb"(?s:.)")
+        ordinary = rb"[^" + quote + escape + rb"]*"
+        self._piece = re.compile(ordinary + rb"(?:" + escaped + ordinary + rb"){0,1000}")
+        self._escaped = re.compile(escape + rb"([" + quote + escape + rb"])")
+        self._rest = re.compile(rb"[^\r\n" + sep + rb"]*")
+        inner = rb"[^" + quote + escape + rb"]*" + (rb"(?:" + escaped + ordinary + rb")*" if doubled else rb"")
+        field = rb"(?:[^\r\n" + quote + sep + rb"][^\r\n" + sep + rb"]*|" + quote + inner + quote + rb")?"
+        self._plain = (rb"\A(?:" + field + rb"[\r\n" + sep + rb"])*" + field + rb"\z").decode()
+
+    def is_plain(self, content: bytes) -> bool:
+        """Whether each text in quotes is a whole value, and each quote in it is doubled: so are most files, and it is found out fast."""
+        if self.quote not in content:
+            return True
+        buffers = [None, pa.array([0, len(content)], pa.int64()).buffers()[1], pa.py_buffer(content)]
+        return bool(
+            pc.match_substring_regex(pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, buffers), self._plain)[
+                0
+            ].as_py()
+        )
+
+    def texts(self, content: bytes) -> Iterator[tuple[int, int, int]]:
+        """Of each value that begins with a quote: where it does, where the quote is that ends the text, and where the value ends."""
+        end = 0
+        while (begin := self._begin.search(content, end)) is not None:
+            close = begin.end()
+            while True:
+                close = self._piece.match(content, close).end()  # type: ignore[union-attr]
+                if content[close : close + 1] != self.quote:
+                    if close >= len(content) - 1:
+                        raise _problem(content, begin.start(), "has no end")
+                elif self.quote != self.escape or content[close + 1 : close + 2] != self.quote:
+                    break
+            end = self._rest.match(content, close + 1).end()  # type: ignore[union-attr]
+            yield begin.start(), close, end
+
+    def unescape(self, text: bytes) -> bytes:
+        """An escape character stands for itself before any other one, as in Spark."""
+        return self._escaped.sub(rb"\1", text) if self.escape in text else text
+
+
 def _double(content: bytes, options: CsvOptions) -> bytes:
-    """The file with its quotes in quoted text doubled, where it has them behind an escape character, as Spark does.
+    """The file in which each text in quotes is a whole value, with the quotes in it doubled; its values are those of Spark.
 
-    There that character stands for itself before any other one.
+    That is: behind the closing quote, blanks are nothing, and other text makes the quotes ordinary characters.
+    Raises ValueError if such a value has several lines, which may be as many rows, and where its quotes have several readings.
     """
-    assert options.escape
-    mark, character = options.quote.encode(), options.escape.encode()
-    quote, escape, sep = map(re.escape, (mark, character, options.sep.encode()))
-    begin = rb"(?:(?<=[\r\n" + sep + rb"])|\A)"
-    field = re.compile(begin + quote + rb"(?:[^" + quote + escape + rb"]|" + escape + rb".)*" + quote, re.DOTALL)
-    escaped = re.compile(escape + rb"([" + quote + escape + rb"])")
+    quoting = _Quoting(options)
+    if quoting.is_plain(content):
+        return content
+    quote = quoting.quote
+    parts, done = [], 0
+    for begin, close, end in quoting.texts(content):
+        text, rest = quoting.unescape(content[begin + 1 : close]), content[close + 1 : end]
+        if rest.strip(_BLANKS):
+            if re.search(rb"[\r\n]", text) or (
+                quoting.escape != quote and (rest[:1] == quote or quoting.escape in rest)
+            ):
+                raise _problem(content, begin, f"is followed by {_shown(rest)} instead of the next value")
+            text = quote + text + quote + rest
+        elif quoting.escape == quote and not rest:
+            continue
+        parts += [content[done:begin], quote, text.replace(quote, quote * 2), quote]
+        done = end
+    return b"".join([*parts, content[done:]])
 
-    def unescaped(found: re.Match[bytes]) -> bytes:
-        text = found.group()
-        if character not in text:
-            return text
-        inner = escaped.sub(lambda one: mark * 2 if one.group(1) == mark else character, text[1:-1])
-        return mark + inner + mark
 
-    return field.sub(unescaped, content)
+def _problem(content: bytes, begin: int, problem: str) -> ValueError:
+    """What is wrong with the text in quotes that begins there, and what to do."""
+    line = content.count(b"\n" if b"\n" in content else b"\r", 0, begin) + 1
+    return ValueError(
+        f"line {line}: text in quotes {problem}: {_shown(content[begin:])}; if quotes are ordinary characters there, "
+        "set lookup.csv.quote = ''; if another character stands before a quote in text, set lookup.csv.escape"
+    )
+
+
+def _shown(text: bytes) -> str:
+    return repr(text[:40].decode(errors="replace"))
 
 
 def _first_row(content: bytes, options: CsvOptions) -> bytes:
@@ -149,17 +205,18 @@ def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
 
     To Spark a line of blanks is blank. One that separates values makes a row here, though. Lines inside of quoted text stay.
     """
-    sep, quote = options.sep.encode(), re.escape(options.quote.encode())
-    blank = b"[" + b"".join(b"\\x%02x" % code for code in range(33) if code not in b"\r\n" + sep) + b"]"
+    blank = b"[" + b"".join(b"\\x%02x" % code for code in _BLANKS if code not in b"\r\n" + options.sep.encode()) + b"]"
     content = content[re.match(rb"(?:" + blank + rb"*[\r\n])*", content).end() :]  # type: ignore[union-attr]
     if not any(re.search(line_end + blank, content) for line_end in (b"\n", b"\r")):
         return content  # by two searches that are ten times as fast
-    of_blanks = rb"(?<=[\r\n])" + blank + rb"+(?=[\r\n])"
-    if re.search(of_blanks, content) is None or not quote:
-        return re.sub(of_blanks, b"", content)
-    begin = rb"(?:(?<=[\r\n" + re.escape(sep) + rb"])|\A)"
-    quoted = begin + quote + rb"[^" + quote + rb"]*(?:" + quote * 2 + rb"[^" + quote + rb"]*)*" + quote
-    return re.sub(rb"(" + quoted + rb")|" + of_blanks, lambda match: match[1] or b"", content)
+    of_blanks = re.compile(rb"(?<=[\r\n])" + blank + rb"+(?=[\r\n])")
+    if of_blanks.search(content) is None or not options.quote:
+        return of_blanks.sub(b"", content)
+    parts, done = [], 0
+    for begin, _, end in _Quoting(dataclasses.replace(options, escape=None)).texts(content):
+        parts += [of_blanks.sub(b"", content[done:begin]), content[begin:end]]
+        done = end
+    return b"".join([*parts, of_blanks.sub(b"", content[done:])])
 
 
 def _name(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
