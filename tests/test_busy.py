@@ -198,6 +198,50 @@ def test_an_overwrite_before_it_begins_to_write(dim: Dim) -> None:
     assert dim.site.clock.slept == []
 
 
+@pytest.mark.parametrize("mode", ["NONE", "PARTIAL", "FULL"])
+@pytest.mark.parametrize("left", ["nothing", "an empty directory"])
+def test_a_table_that_has_gone_is_waited_for_once(dim: Dim, mode: str, left: str) -> None:
+    """Whoever finds it gone waits for a job, until `lookup.busy-wait` after the first who did: each attempt of a task does not wait
+    anew, and from then on the error comes at once. A table that came back, and goes again, is waited for again."""
+    dim.site.table({**KEYED, **MODES[mode]}).scan()
+
+    def waited_s() -> float:
+        dim.site.restart()  # each attempt is in another process
+        dim.site.clock.slept.clear()
+        with pytest.raises((UfsNotFoundError, TableEmptyError), match="table"):
+            dim.site.table({**KEYED, **MODES[mode]}).get(1)
+        return sum(dim.site.clock.slept)
+
+    def remove() -> None:
+        shutil.rmtree(dim.site.path)
+        if left != "nothing":
+            dim.site.path.mkdir()
+
+    remove()
+    assert [waited_s() for _ in range(4)] == [pytest.approx(30), 0, 0, 0]
+    dim.put("b", 2)
+    table = dim.site.table({**KEYED, **MODES[mode]})
+    assert ids(table.scan()) == [2]
+    dim.site.clock.tick(5)
+    remove()
+    dim.beside(dim.begin, listings=3)
+    assert ids(table.scan()) == [2]  # a job has begun, and the bytes are here
+    dim.end()
+    assert waited_s() == pytest.approx(30)
+
+
+def test_a_table_whose_parent_has_gone_is_not_waited_for(dim: Dim) -> None:
+    """No job that overwrites a table removes the directory that it lies in."""
+    dim.site.path /= "inner"
+    dim.put("a", 1)
+    table = dim.site.table()
+    assert ids(table.scan()) == [1]
+    shutil.rmtree(dim.site.path.parent)
+    with pytest.raises(UfsNotFoundError, match="inner"):
+        table.scan()
+    assert dim.site.clock.slept == []
+
+
 def test_a_directory_that_only_grows(dim: Dim) -> None:
     """A listing that is older than what another query has learned meanwhile has lost no file: nobody waits or fails."""
     one, two = (dim.site.table(host="same") for _ in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import posixpath
 from collections.abc import Callable, Sequence
 
 from pyspark_lookup.base.errors import OptionError, TableBusyError, TableEmptyError, UfsNotFoundError
@@ -60,7 +61,7 @@ class FilesSource(VersionSource):
     def current(self, question: Question) -> Answer:
         """One call, more only while it settles or a job writes."""
         table, started_s, status = question.table, question.started_s, question.status
-        until_s: float | None = None
+        began_s = self._clock.steady_s()
         while True:
             try:
                 return Answer(self._list(table, started_s, status), started_s)
@@ -68,11 +69,14 @@ class FilesSource(VersionSource):
                 kept = self._jobs.keep(table, problem, question.gone)
                 if kept is not None:
                     return Answer(kept, started_s, kept=True)
-                now_s = self._clock.steady_s()
-                until_s = now_s + table.busy.wait_s if until_s is None else until_s
-                if not question.patient or now_s >= until_s or not self._is_worth_waiting(table, problem):
+                if not question.patient or not self._is_worth_waiting(table, problem):
                     raise
-            self._clock.sleep(min(_BUSY_POLL_S, until_s - now_s))
+                busy = isinstance(problem, TableBusyError)
+                since_s = began_s if busy else self._jobs.missing_since_s(table)
+                left_s = since_s + table.busy.wait_s - self._clock.steady_s()
+                if left_s <= 0:
+                    raise
+            self._clock.sleep(min(_BUSY_POLL_S, left_s))
             started_s, status = self._clock.steady_s(), None
 
     def candidates(
@@ -116,7 +120,12 @@ class FilesSource(VersionSource):
             return False
         if isinstance(problem, TableBusyError):
             return True
-        return self._jobs.was_here_lately(table) and not self._is_another_kind(table)
+        return self._jobs.was_here_lately(table) and self._has_parent(table) and not self._is_another_kind(table)
+
+    def _has_parent(self, table: Table) -> bool:
+        """Whether the directory is there that a table's is made in. On object stores nobody can tell."""
+        parent = posixpath.dirname(table.root.rstrip("/"))
+        return not table.root.startswith("file://") or self._ufs.has_directory(parent)
 
     def _is_another_kind(self, table: Table) -> bool:
         with contextlib.suppress(UfsNotFoundError):

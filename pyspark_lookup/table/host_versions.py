@@ -121,6 +121,21 @@ class HostVersions:
         """When this process has seen the last version again, without recording that; 0.0: it has not."""
         return self._seen_s.get(table.id, 0.0)
 
+    def missing_since_s(self, table: Table, seen_s: float) -> float:
+        """When this host found first that a table is missing, which it has seen last at `seen_s`: now, if it has not yet."""
+        now_s, boot = self._context.clock.steady_s(), self._context.clock.boot
+        if self._context.disk is None:
+            return now_s
+        record = self._context.disk.get_record("missing", table.id, _missing_of)
+        if record is not None and record["boot"] == boot and seen_s <= record["since_s"] <= now_s:
+            return float(record["since_s"])
+        self.attempt(lambda disk: disk.replace_record("missing", table.id, {"since_s": now_s, "boot": boot}))
+        return now_s
+
+    def forget_missing(self, table: Table) -> None:
+        """Know no more that a table was missing."""
+        self.attempt(lambda disk: disk.remove_record("missing", table.id))
+
     def _succeeds(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
         """Record a version as the one after record `number`; False if another has taken its place."""
         self._remember_files(table, version)
@@ -352,6 +367,10 @@ def _commit_of(found: Any) -> tuple[str, int]:
 def _floor_of(found: Any) -> dict[str, Any]:
     commit, raised_s, boot = _commit_of(found["commit"]), number_of(found["raised_s"]), text_of(found["boot"])
     return {"commit": commit, "raised_s": raised_s, "boot": boot}
+
+
+def _missing_of(found: Any) -> dict[str, Any]:
+    return {"since_s": number_of(found["since_s"]), "boot": text_of(found["boot"])}
 
 
 def _row_of(found: Any) -> dict[str, Any]:

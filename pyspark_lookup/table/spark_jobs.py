@@ -43,6 +43,7 @@ class WritingJobs:
         if kept is None or kept.digest == gone:
             return None
         self._seen_s[table.id] = self._clock.steady_s()
+        self._host.forget_missing(table)
         lacks = problem.listing is not None and set(kept.files).difference(problem.listing.files)
         self._lacking = kept.digest if lacks else None
         self._metrics.inc("busyServedCount")
@@ -55,11 +56,22 @@ class WritingJobs:
 
     def was_here_lately(self, table: Table) -> bool:
         """Whether this host has seen the table within `lookup.busy-timeout`."""
-        record, now_s = self._host.last(table), self._clock.steady_s()
+        seen_s = self._last_seen_s(table)
+        return seen_s is not None and self._clock.steady_s() - seen_s <= table.busy.timeout_s
+
+    def missing_since_s(self, table: Table) -> float:
+        """When the first query of this host found that the table had gone, which was seen before that: now, if this one does.
+
+        So the wait for a job is one for all: a task that is tried again, and the next query, go on where the first one was.
+        """
+        return self._host.missing_since_s(table, self._last_seen_s(table) or 0.0)
+
+    def _last_seen_s(self, table: Table) -> float | None:
+        """When this host has seen the table last; None: not since it was booted."""
+        record = self._host.last(table)
         if record is None or record["boot"] != self._clock.boot:
-            return False
-        seen_s = max(record["started_s"], self._host.seen_s(table), self._seen_s.get(table.id, 0.0))
-        return bool(now_s - seen_s <= table.busy.timeout_s)
+            return None
+        return max(float(record["started_s"]), self._host.seen_s(table), self._seen_s.get(table.id, 0.0))
 
     def dead(self, table: Table, listing: Listing) -> list[str]:
         """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""

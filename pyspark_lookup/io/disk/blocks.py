@@ -43,6 +43,7 @@ _FORGOTTEN_FOR_SPACE = (
     "files",
     "log",
     "log-tail",
+    "missing",
     "plan",
     "reloads",
     "schema",

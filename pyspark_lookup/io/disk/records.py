@@ -20,7 +20,7 @@ _DAY_S = 86400.0
 _HELD_AT_MOST_S = 3600.0  # then it is read, and so seen to be in use
 _GRANULE_S = 0.02  # of a disk's clock: a file that is newer may be another one by the same signs
 _DAYS_KEPT = {
-    1: ("execution", "plan", "unsettled", "asked"),
+    1: ("execution", "plan", "unsettled", "asked", "missing"),
     7: ("bounds", "files", "place", "schema"),
     30: (
         "delta",
