@@ -68,7 +68,7 @@ class Locations:
         plain = plain_location(written)
         if plain == self._own or plain.startswith(self._own + "/"):
             return self.root + plain[len(self._own) :]
-        if self._moved and (plain.startswith(self._before + "/") or not self._before):
+        if self._moved and (plain.startswith(self._before + "/") or (not self._before and "://" not in plain)):
             return self._now + "/" + plain[len(self._before) :].lstrip("/")
         if plain.startswith("/"):
             scheme = _SCHEME.match(written)
