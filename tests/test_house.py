@@ -24,6 +24,7 @@ ORDER = ["base", "columnar", "options", "io", "table", "scan", "cache", "managed
 # Other packages, and the packages or modules of ours that may know them.
 KNOWN_BY = {
     "aiobotocore": {"io.stores.s3"},
+    "botocore": {"io.stores.s3"},
     "click": {"cli"},
     "fsspec": {"io.stores"},
     "jinja2": {"cli.report"},

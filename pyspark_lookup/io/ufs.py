@@ -124,7 +124,7 @@ class Ufs:
         with self._store.pin(file) as read:
 
             def get(part: Range) -> bytes:
-                return self._retry(self._read, read, part)
+                return self._retry(self._read, file, read, part)
 
             if len(ranges) == 1 or at_once == 1:
                 return [get(part) for part in ranges]
@@ -243,13 +243,13 @@ class Ufs:
             raise UfsUnavailableError(f"{redact('path', path)}: its bytes arrive damaged")
         return file if again == data else None
 
-    def _read(self, read: Callable[[int, int], bytes], part: Range) -> bytes:
+    def _read(self, file: FileVersion, read: Callable[[int, int], bytes], part: Range) -> bytes:
         offset, length = part
         self._count("get")
         data = read(offset, length)
         self._metrics.inc("ufsGetBytes", len(data))
         if len(data) != length:
-            raise _ShortReadError(f"short read: {len(data)} of {length} bytes at {offset}")
+            raise _ShortReadError(f"{redact('path', file.url)}: short read: {len(data)} of {length} bytes at {offset}")
         return data
 
     def _count(self, kind: str) -> None:

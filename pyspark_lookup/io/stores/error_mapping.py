@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 from pyspark_lookup.base.errors import (
     PysparkLookupError,
@@ -61,29 +62,91 @@ def our_error(error: BaseException, url: str) -> BaseException:
     if isinstance(error, PysparkLookupError):
         return error
     url = redact("path", url)
-    chain = [error, error.__cause__ or error]
-    status = http_status(error)
+    chain, code, status = _chain(error), error_code(error), http_status(error)
     names = {base.__name__ for e in chain for base in type(e).__mro__}
     # fsspec's web client says FileNotFoundError for every failure; its cause says which.
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-    text = f"{url}: {foreign_text(str(chain[missing]))}"
     timed_out = isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names)
     # 409: another conditional write of this key was under way.
-    transient = status in (409, 429) or (status or 0) >= 500 or names & _LOST or error_code(error) in _TRANSIENT_CODES
+    transient = status in (409, 429) or (status or 0) >= 500 or names & _LOST or code in _TRANSIENT_CODES
     if status in (412, 304) or (isinstance(error, FileNotFoundError) and "FileExpired" in names):
         return SourceChangedError(f"{url} changed while it was read")
+    if code == "NoSuchBucket":
+        return UfsNotFoundError(
+            f"{url}: there is no such bucket: check its name, and which store is asked (its endpoint)"
+        )
     if status in (404, 410) or (missing and not (status or timed_out or transient)):
         return UfsNotFoundError(f"{url} does not exist")
-    if status in (401, 403) or isinstance(error, PermissionError) or "NoCredentialsError" in names:
-        return UfsPermissionError(f"{text} (check the credentials in the environment or the conf file)")
+    text = f"{url}: {foreign_text(_reason(chain, missing))}"
+    if advice := _advice(error, code, status):
+        text += f" ({advice})"
+    if code in _REGION_CODES or status in REDIRECTED:
+        return UfsError(text)
+    # s3fs takes 405, which has nothing to do with credentials, for a PermissionError.
+    local = status is None and isinstance(error, PermissionError)
+    if status in (401, 403) or code in _EXPIRED or local or "NoCredentialsError" in names:
+        return UfsPermissionError(text if advice else f"{text} ({_CHECK})")
     if timed_out:
         return UfsTimeoutError(text)
     return UfsUnavailableError(text) if transient else UfsError(text)
 
 
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and its causes, nearest first; at least two, and no more than a few."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and len(chain) < _CAUSES:
+        chain.append(cause)
+    return chain if len(chain) > 1 else [error, error]
+
+
+def _reason(chain: Sequence[BaseException], missing: bool) -> str:
+    """One line: what a store gives as the reason, else what the error says. The numbers of s3fs (`[Errno 22]`) tell nobody anything."""
+    said = _answer(chain[0]).get("Error", {})
+    code, message = said.get("Code"), said.get("Message")
+    reason = message or str(chain[missing]) or type(chain[0]).__name__
+    line = " ".join(reason[:_LONGEST_REASON].split()).rstrip(".")
+    return line if not message or not code or code.isdigit() else f"{line} ({code})"
+
+
+def _advice(error: BaseException, code: str | None, status: int | None) -> str | None:
+    """What to do about a refusal of S3; None if it does not tell."""
+    answer = _answer(error)
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    region = answer.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region")
+    if code in _REGION_CODES or status in REDIRECTED:
+        host = urlsplit(headers.get("location", "")).hostname or answer.get("Error", {}).get("Endpoint")
+        where = f"the bucket is in region {region}" if region else "the bucket is in another region"
+        to = f", a redirect to {host} is not followed" if host and not region else ""
+        return f"{where}{to}: set AWS_DEFAULT_REGION, or lookup.storage.endpoint_url to the bucket's own store"
+    if code in _EXPIRED:
+        return (
+            "the credentials are no longer valid: renew them, and restart this process if it has them from the environment or the "
+            "conf file"
+        )
+    if code in _BY_CODE:
+        return _BY_CODE[code]
+    if code == "InvalidRequest" and "encryption" in answer.get("Error", {}).get("Message", "").lower():
+        return (
+            "the object is encrypted with a key that only its writer has (SSE-C): put it again under SSE-S3 or SSE-KMS"
+        )
+    operation = next((name for one in _chain(error) if (name := getattr(one, "operation_name", None))), "")
+    if status == 400 and operation == "HeadObject":  # whose answer has no body
+        return "S3 does not say why: expired credentials, another region, or a key that only the writer has (SSE-C)"
+    permission = _PERMISSIONS.get(operation) if status in (401, 403) else None
+    return f"{_CHECK}: they need {permission}" if permission else None
+
+
+def _answer(error: BaseException) -> dict[str, Any]:
+    """What S3 has answered; {} if the error is not about an answer."""
+    answers = (getattr(one, "response", None) for one in _chain(error))
+    return next((answer for answer in answers if isinstance(answer, dict)), {})
+
+
 def read_error(error: Exception, url: str) -> BaseException:
     """As `our_error`, of a read: a file that is gone, that is a directory now, or ends before the range, is another version."""
     ours = our_error(error, url)
+    if error_code(error) == "NoSuchBucket":
+        return ours
     if isinstance(ours, UfsNotFoundError) or isinstance(error, IsADirectoryError) or http_status(error) == 416:
         return SourceChangedError(f"{redact('path', url)} was replaced or removed")
     return ours
@@ -98,13 +161,38 @@ _LOST = {
     "IncompleteReadError",
     "ResponseParserError",
 }
+_CAUSES = 5  # that are looked through for what a store has answered
+_LONGEST_REASON = 2000  # characters
+_CHECK = "check the credentials in the environment or the conf file"
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "RequestExpired"}
+_BY_CODE = {
+    "InvalidAccessKeyId": _CHECK,
+    "SignatureDoesNotMatch": _CHECK,
+    "RequestTimeTooSkewed": "set the clock of this host",
+    "InvalidObjectState": "the object is archived, restore it first",
+}
+_REGION_CODES = {
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+}
+REDIRECTED = (301, 302, 303, 307, 308)
+"""The HTTP statuses by which a store names another host."""
+_PERMISSIONS = {
+    "ListObjectsV2": "s3:ListBucket for the bucket",
+    "HeadObject": "s3:GetObject, and s3:ListBucket to be told that a file is missing",
+    "GetObject": "s3:GetObject",
+    "PutObject": "s3:PutObject",
+    "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
+}
 _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted"}
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status that an error, or its cause, is about: botocore's ClientError, aiohttp's ClientResponseError."""
-    chain = (error, error.__cause__ or error)
-    return next((status for one in chain if (status := _status(one)) is not None), None)
+    """The HTTP status that an error, or a cause of it, is about: botocore's ClientError, aiohttp's ClientResponseError."""
+    return next((status for one in _chain(error) if (status := _status(one)) is not None), None)
 
 
 def _status(error: BaseException) -> int | None:
@@ -117,5 +205,4 @@ def _status(error: BaseException) -> int | None:
 
 def error_code(error: BaseException) -> str | None:
     """What S3 calls an error, or its cause."""
-    response = getattr(error.__cause__ or error, "response", None)
-    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    return cast("str | None", _answer(error).get("Error", {}).get("Code"))

@@ -20,7 +20,14 @@ from pyspark_lookup.base.errors import (
     UfsUnavailableError,
     raise_ours,
 )
-from pyspark_lookup.io.stores.error_mapping import error_code, http_status, our_error, read_error, translate_errors
+from pyspark_lookup.io.stores.error_mapping import (
+    REDIRECTED,
+    error_code,
+    http_status,
+    our_error,
+    read_error,
+    translate_errors,
+)
 from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import LOG_DIRECTORIES, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
@@ -29,20 +36,41 @@ _PAGE = 1000  # objects that one request lists, or removes
 
 
 def _sent_once() -> dict[str, Any]:
-    """The part of a client's configuration by which it sends each request once.
+    """The part of a client's configuration by which it sends each request once, and to no other host.
 
     aiohttp sends one again by itself if its connection ends without an answer. What is refused then may have been done the
-    first time: whoever asked would take a commit that lies in the log for one that failed.
+    first time: whoever asked would take a commit that lies in the log for one that failed. It also follows redirects, with the
+    session token, the keys of objects and the bytes that are put; botocore asks in which region the bucket lies, and signs anew.
     """
     # They come with s3fs, and take a while to import: here a store is wanted.
     from aiobotocore.config import AioConfig
     from aiobotocore.httpsession import AIOHTTPSession
+    from botocore.exceptions import ClientError
+
+    class HereOnly:
+        def __init__(self, session: Any) -> None:
+            self._session = session
+
+        def request(self, *args: Any, **options: Any) -> Any:
+            return self._session.request(*args, **options, allow_redirects=False)
 
     class SentOnce(AIOHTTPSession):  # type: ignore[misc]
         async def _get_session(self, proxy_url: str | None) -> Any:
             session = await super()._get_session(proxy_url)
             session._retry_connection = False
-            return session
+            return HereOnly(session)
+
+        async def send(self, request: Any) -> Any:
+            answer = await super().send(request)
+            # botocore asks for a region by HEAD, and again if that is redirected: without a region in the answer, for ever.
+            if (
+                request.method == "HEAD"
+                and answer.status_code in REDIRECTED
+                and "x-amz-bucket-region" not in answer.headers
+            ):
+                metadata = {"HTTPStatusCode": answer.status_code, "HTTPHeaders": dict(answer.headers)}
+                raise ClientError({"Error": {"Code": "TemporaryRedirect"}, "ResponseMetadata": metadata}, "HEAD")
+            return answer
 
     # Releases before May 2025 do not take it.
     takes = "http_session_cls" in inspect.signature(AioConfig).parameters
@@ -159,13 +187,22 @@ class S3Store:
         return self._listing(bucket, directory, objects, listed_at_s)
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """One LIST of the name as a prefix: the object itself, if there is one, sorts first.
+        """One LIST of the name as a prefix: the object itself, if there is one, sorts first. An object may be read where nothing may be listed.
 
         Many tools put an empty object of a directory's name beside what lies in it: that is no file.
         """
         bucket, key = self._bucket_key(path)
         if not key or key.endswith("/"):
             return self.list_status(path, count)
+        try:
+            return self._status(path, bucket, key, count)
+        except Exception as error:
+            if error_code(error) == "AccessDenied":
+                with contextlib.suppress(UfsError):
+                    return self.get_meta(path, count)
+            raise
+
+    def _status(self, path: str, bucket: str, key: str, count: Count) -> FileVersion | Listing:
         directory = key + "/"
         objects: list[dict[str, Any]] = []
         empty: FileVersion | None = None
