@@ -6,6 +6,8 @@ import datetime
 import json
 from pathlib import Path
 
+import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -65,6 +67,30 @@ def test_columns_of_files(tmp_path: Path, name: str, column: pa.Array) -> None:
     (tmp_path / "t").mkdir()
     write(tmp_path / "t" / name, {"odd": column, "id": pa.array([1, 2]), "v": pa.array(["a", "b"])})
     check(tmp_path / "t", tmp_path / "cache", "odd", {"columns": "id, v"}, {"schema": "id BIGINT, v STRING"})
+
+
+OTHERS: dict[str, tuple[str, object]] = {
+    "polars, int128, parquet": ("a.parquet", pl.Series([2**100, None], dtype=pl.Int128)),
+    "polars, list of uint128, parquet": ("a.parquet", pl.Series([[1], None], dtype=pl.List(pl.UInt128))),
+    "polars, struct of int128, arrow": ("a.arrow", pl.Series([{"a": 1}, None], dtype=pl.Struct({"a": pl.Int128}))),
+    "duckdb, interval": ("a.parquet", "INTERVAL 1 DAY"),
+    "duckdb, list of intervals": ("a.parquet", "[INTERVAL 1 DAY]"),
+    "duckdb, variant": ("a.parquet", "1::VARIANT"),
+}
+
+
+@pytest.mark.parametrize(("name", "column"), OTHERS.values(), ids=list(OTHERS))
+def test_columns_of_files_of_others(tmp_path: Path, name: str, column: object) -> None:
+    """Types that pyarrow does not know, for which it refuses the whole file, and such as it takes for something else."""
+    path = tmp_path / "t" / name
+    path.parent.mkdir()
+    if isinstance(column, str):
+        rows = f"SELECT {column} AS odd, i AS id, chr((96 + i)::INT) AS v FROM range(1, 3) AS t(i)"
+        duckdb.connect().execute(f"COPY ({rows}) TO '{path}' (FORMAT parquet)")
+    else:
+        frame = pl.DataFrame({"odd": column, "id": [1, 2], "v": pl.Series(["a", "b"], dtype=pl.Categorical)})
+        frame.write_parquet(path) if path.suffix == ".parquet" else frame.write_ipc(path, compression="zstd")
+    check(path.parent, tmp_path / "cache", "odd", {"columns": "id, v"}, {"schema": "id BIGINT, v STRING"})
 
 
 def test_a_column_that_one_file_has_so(tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def unreadable_type(reason: str) -> pa.DataType:
     return pa.opaque(pa.null(), reason, __name__)
 
 
+def without_counterpart(field: pa.Field, kind: str | None, url: str) -> pa.Field:
+    """A column of the file at `url` as one that cannot be read, if it has values of a `kind` that is not known to Spark."""
+    if kind is None:
+        return field
+    return field.with_type(unreadable_type(f"column {field.name!r}: type {kind} has no counterpart in Spark ({url})"))
+
+
 def type_of_column(parse: Callable[[Any], pa.DataType], declared: Any, column: str) -> pa.DataType:
     """The type that a table's metadata declares for a column; an `unreadable_type` if `parse` raises NotSupportedError for it."""
     try:

@@ -41,6 +41,15 @@ class RangesFile(io.RawIOBase):
         self._fetch = fetch
         self._at = 0
 
+    def with_tail(self, start: int, tail: bytes) -> RangesFile:
+        """The same file with other bytes from `start` to its end."""
+        parts: dict[Range, Data] = {(start, len(tail)): tail}
+        for offset, (_, data) in zip(self._starts, self._parts, strict=True):
+            if offset < start:
+                head = memoryview(data)[: start - offset]
+                parts[offset, len(head)] = head
+        return RangesFile(self._size, parts, self._fetch)
+
     def readable(self) -> bool:
         return True
 

@@ -10,6 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +19,9 @@ import pyarrow.parquet as pq
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.calendars import Convert, bounds_of, convert_columns, gregorian_dates, gregorian_instants
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import lenient_schema, parts_of, with_collations, with_parts
+from pyspark_lookup.columnar.types import lenient_schema, parts_of, with_collations, with_parts, without_counterpart
 from pyspark_lookup.io.stores import FileVersion, Range
+from pyspark_lookup.scan.formats.arrow_schema import narrow_parquet
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 from pyspark_lookup.scan.formats.spark_types import typed_fields
 
@@ -27,6 +29,7 @@ _DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured
 _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make a batch of few rows
 _WIDE, _TOGETHER = 256, 4 * 1024 * 1024  # columns, bytes: of so many that are so small each costs more than it saves
 _INDEX_BYTES = 24  # of a row, for its key and its place in the file
+_INTERVAL_BYTES = 12
 _SPARK = b"org.apache.spark."
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"  # Spark keeps its own schema in the footer, as JSON
 
@@ -35,11 +38,23 @@ class ParquetFormat(FooterFormat):
     name, magic, frame = "parquet", b"PAR1", 12
 
     def _index(self, file: FileVersion, source: RangesFile, start: int, length: int) -> FileIndex:
-        return ParquetIndex(file, pq.read_metadata(pa.PythonFile(source, mode="r")))
+        try:
+            return ParquetIndex(file, pq.read_metadata(pa.PythonFile(source, mode="r")))
+        except pa.ArrowNotImplementedError:
+            source.seek(start)
+            tail, wide = narrow_parquet(bytes(source.read()))
+            if not wide:
+                raise
+            source = source.with_tail(start, tail)
+            return ParquetIndex(file, pq.read_metadata(pa.PythonFile(source, mode="r")), wide)
 
 
 class ParquetIndex(FileIndex):
-    def __init__(self, file: FileVersion, metadata: pq.FileMetaData) -> None:
+    """`wide`: columns with integers that are no Parquet or Arrow type here, and these."""
+
+    def __init__(
+        self, file: FileVersion, metadata: pq.FileMetaData, wide: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._file = file
         self._metadata = metadata
         self.memory_bytes = metadata.serialized_size * _DECODED_FOOTER
@@ -48,10 +63,16 @@ class ParquetIndex(FileIndex):
         self._converts: dict[str, list[Convert | None]] = {}  # of columns that are in another calendar
         calendars = HybridTimes.of(metadata.metadata)
         first, fields = 0, []
-        for field in arrow:
+        variants = _variants(arrow, metadata.schema)
+        for place, field in enumerate(arrow):
             leaves = range(first, first + _leaf_count(field.type))
-            int96 = [metadata.schema.column(leaf).physical_type == "INT96" for leaf in leaves]
-            fields.append(pa.field(field.name, _with_instants(field.type, iter(int96))))
+            columns = [metadata.schema.column(leaf) for leaf in leaves]
+            int96 = [column.physical_type == "INT96" for column in columns]
+            odd = wide.get(field.name) or ("VARIANT of Parquet" if place in variants else None)
+            if any(column.length == _INTERVAL_BYTES and column.converted_type == "INTERVAL" for column in columns):
+                odd = "INTERVAL of Parquet"
+            kind = _with_instants(field.type, iter(int96))
+            fields.append(without_counterpart(pa.field(field.name, kind), odd, file.url))
             self._leaves[field.name] = leaves
             first = leaves.stop
             if calendars is not None:
@@ -201,6 +222,23 @@ def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
     if chunk.dictionary_page_offset:  # some writers give 0 for none
         start = min(start, chunk.dictionary_page_offset)
     return start, chunk.total_compressed_size
+
+
+def _variants(arrow: pa.Schema, schema: pq.ParquetSchema) -> set[int]:
+    """The places of the columns with VARIANTs, which Parquet has as groups: of them only the text of a schema tells the type."""
+    if not any(_has_variant_parts(field.type) for field in arrow):
+        return set()
+    place, found = -1, set()
+    for line in str(schema).splitlines()[1:]:
+        place += re.match(r"  \w", line) is not None
+        if "(Variant(" in line:
+            found.add(place)
+    return found
+
+
+def _has_variant_parts(kind: pa.DataType) -> bool:
+    shape, parts = parts_of(kind)
+    return (isinstance(shape, tuple) and shape[:1] == ("metadata",)) or any(map(_has_variant_parts, parts))
 
 
 def _leaf_count(kind: pa.DataType) -> int:
