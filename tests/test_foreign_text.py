@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.base.credentials import without_credentials, without_url_credentials
@@ -26,9 +27,12 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.printable import printable
 from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.rows import rows_given
 from pyspark_lookup.io.stores.error_mapping import our_error
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.parsing import make
 from pyspark_lookup.providers.functions import KeyLookupFunction, LookupFunctionProvider
+from pyspark_lookup.providers.made_provider import attribute_of
 
 SECRET = "SESAME42"
 NAMES = (
@@ -241,3 +245,140 @@ def test_what_a_terminal_obeys_is_escaped() -> None:
     assert printable("Ærøskøbing 東京 🙂") == "Ærøskøbing 東京 🙂"
     assert foreign_text("one\ntwo\x1b[1m") == "one\ntwo\\x1b[1m"
     assert str(OptionError(f"bad {TRICKS}")).replace("\n", "").isprintable()
+
+
+class Odd:
+    """A value, a factory's answer, or an error's argument that Python cannot write."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError(f"password={SECRET}")
+
+    __str__ = __repr__
+
+
+def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
+    """Where Arrow, drivers, parsers and users' objects enter: what each does with a text of theirs."""
+    ids = pa.schema([("id", pa.int64())])
+    commit = '{{"metaData":{{"id":"x","schemaString":"{}","partitionColumns":[],"format":{{"provider":"parquet"}}}}}}\n'
+
+    def options(**given: object) -> dict[str, Any]:
+        return {"lookup.keys": "id", "lookup.max-retries": 0, "lookup.cache.dir": str(tmp_path / "cache"), **given}
+
+    def write(name: str, data: str, **given: object) -> object:
+        (tmp_path / name).write_text(data)
+        return LookupTable(tmp_path / name, options(**{"lookup.schema": "id INT"}, **given)).scan()
+
+    def delta(text: str) -> object:
+        log = tmp_path / f"d{len(list(tmp_path.iterdir()))}" / "_delta_log"
+        log.mkdir(parents=True)
+        (log / f"{0:020}.json").write_text(
+            '{"protocol":{"minReaderVersion":1}}\n' + commit.format(json.dumps(text)[1:-1])
+        )
+        return LookupTable(log.parent, options()).scan()
+
+    def returning(rows: object) -> Callable[[str], object]:
+        def ask(text: str) -> object:
+            Returning.rows = staticmethod(lambda: rows(text) if callable(rows) else rows)
+            return LookupTable(None, options(**{"lookup.provider": f"{__name__}:returning"})).get(1)
+
+        return ask
+
+    return {
+        "rows": lambda text: rows_given([{"id": text}], lambda: ids),
+        "rows of objects": lambda text: rows_given([{"id": OfDriverError(text)}], lambda: ids),
+        "keys": lambda text: LookupTable(tmp_path / "t", options()).get_many([{"id": text}]),
+        "CSV": lambda text: write("a.csv", f'id\n"{text}"\n'),
+        "JSON": lambda text: write("a.json", json.dumps({"id": text})),
+        "no Parquet": lambda text: write("a.parquet", "PAR1" + text + "PAR1"),
+        "Delta": delta,
+        "returned": returning(lambda text: pa.table({"id": [1], "name": [b"\xff" + text.encode()]})),
+        "returned type": returning(lambda text: pa.table({"id": [1], text: [1]})),
+        "raised": returning(lambda text: (_ for _ in ()).throw(OfDriverError(text))),
+        "raised ours": returning(lambda text: _ours_from(OfDriverError(text))),
+        "an attribute": lambda text: attribute_of("a:b", Asking(text), "schema"),
+        "a factory": lambda text: make("lookup.provider", "builtins:exec", f"raise ValueError({text!r})", LookupFunctionProvider),
+        "a factory's answer": lambda text: make("lookup.provider", "builtins:list", [text], LookupFunctionProvider),
+    }  # fmt: skip
+
+
+class Asking:
+    """A provider whose attribute asks its system."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @property
+    def schema(self) -> pa.Schema:
+        raise OfDriverError(self._text)
+
+
+def _ours_from(foreign: Exception) -> None:
+    raise LookupFunctionError("it failed") from foreign
+
+
+class Returning(KeyLookupFunction):
+    """A lookup that returns, or does, what a test says."""
+
+    schema = Telling.schema
+    rows: Any = None
+
+    def lookup_key(self, key: Any) -> Any:
+        return type(self).rows()
+
+
+def returning(context: Any) -> LookupFunctionProvider:
+    return LookupFunctionProvider(Returning(), Returning.schema)
+
+
+def test_causes_tell_no_credentials(tmp_path: Path) -> None:
+    """Wherever a text of others enters, the error that comes of it has them neither in itself, nor in a cause, nor in a traceback."""
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "t")
+    texts = [*SPELLINGS[:: len(FORMS) + 1], *SPELLINGS[-len(WHOLE) :: 4]]
+    for place, enter in entries(tmp_path).items():
+        for text in texts if place in ("rows", "raised", "raised ours", "a factory", "rows of objects") else texts[::9]:
+            with pytest.raises((PysparkLookupError, TypeError)) as caught:
+                enter(text)
+            assert [one for one in told(caught.value) if SECRET in one] == [], place
+
+
+def test_objects_that_cannot_be_told(tmp_path: Path) -> None:
+    """An error of ours names the place, whatever a user's object does when somebody asks what it is."""
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "t")
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), "lookup.max-retries": 0}
+    odd: list[Any] = [
+        Odd(),
+        "x" * 10**7,
+        "a\x1b[2J\ud800\n",
+        MuteError("x"),
+        ValueError("x" * 10**7),
+        ValueError(Odd()),
+        ValueError("\ud800\x1b[1m"),
+    ]
+
+    def answer(act: Callable[[], object]) -> object:
+        Returning.rows = staticmethod(act)
+        return LookupTable(None, {**options, "lookup.provider": f"{__name__}:returning"}).get(1)
+
+    def throw(value: Any) -> None:
+        raise value
+
+    for value in odd:
+        places: list[Callable[[], object]] = [
+            lambda value=value: make("lookup.provider", "operator:itemgetter", value, LookupFunctionProvider),
+            lambda value=value: make("lookup.provider", f"{__name__}:identity", value, LookupFunctionProvider),
+            lambda value=value: rows_given([{"id": value}], lambda: Telling.schema),
+            lambda value=value: answer(lambda: value),
+            lambda value=value: answer(lambda: throw(value)),
+        ]
+        for place in places:
+            with pytest.raises((PysparkLookupError, TypeError)) as caught:
+                place()
+            text = "".join(told(caught.value))
+            assert SECRET not in text
+            assert len(text) < 10**6
+            assert "\x1b" not in text
+            text.encode()
+
+
+def identity(value: Any) -> Any:
+    return value

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_lookup
+from pyspark_lookup.base import errors
 from pyspark_lookup.io.disk.records import _RECORDS_KEPT_S
 
 ROOT = Path(pyspark_lookup.__file__).parent
@@ -191,6 +192,28 @@ def test_a_child_inherits_no_lock() -> None:
             # Such names would not be seen above.
             if imported in ("threading", "queue", "multiprocessing", "asyncio"):
                 wrong.append(f"{name}: from {imported}")
+    assert wrong == []
+
+
+def test_causes_are_ours() -> None:
+    """`raise … from` names an error of ours: a foreign one, whose text may hold a credential, becomes a cause by `raise_ours`."""
+    ours = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, BaseException)
+    }
+    wrong = []
+    for module, tree in TREES.items():
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            kinds = {arg.arg: ast.unparse(arg.annotation) for arg in function.args.args if arg.annotation is not None}
+            handlers = [
+                node for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and node.name and node.type
+            ]
+            kinds |= {str(node.name): ast.unparse(node.type) for node in handlers if node.type is not None}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Raise) and isinstance(node.cause, ast.Name) and module:
+                    named = set(re.findall(r"\w+", kinds.get(node.cause.id, node.cause.id)))
+                    wrong += [f"{module}:{node.lineno} {name}" for name in named - ours]
     assert wrong == []
 
 

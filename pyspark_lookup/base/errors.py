@@ -6,7 +6,7 @@ None of them tells a credential, whatever it is given to say. A foreign error be
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -20,6 +20,14 @@ def foreign_text(text: str) -> str:
     """A text of others as it stands in one of ours: without credentials, and nothing that a terminal obeys. What is very long is cut."""
     more = f"… ({len(text)} characters)" if len(text) > _LONGEST else ""
     return printable(without_credentials(text[:_LONGEST]), lines=True) + more
+
+
+def foreign_repr(value: object) -> str:
+    """How Python writes a value or an error of others, which may fail; its type then."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}, which cannot be written>"
 
 
 class _RedactedError(Exception):
@@ -36,19 +44,28 @@ def cause_of(error: BaseException) -> BaseException:
             continue
         seen.add(id(one))
         said = _all_of(one)
-        if len(said) > _LONGEST or without_credentials(said) != said:
+        if said is None or foreign_text(said) != said:
             return _RedactedError(foreign_text(f"{type(error).__name__}: {_text_of(error)}"))
-        pending += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        pending += [one.__cause__, one.__context__, *_members(one)]
     return error
 
 
-def _all_of(error: BaseException) -> str:
-    """What an error says wherever it is shown: its text, its notes, and how Python writes it."""
-    said = "".join(traceback.format_exception_only(type(error), error))
+def _members(error: BaseException) -> Iterator[BaseException]:
+    """The errors of a group."""
     try:
-        return said + repr(error)
+        members = getattr(error, "exceptions", ())
     except Exception:
-        return said
+        return
+    if isinstance(members, (tuple, list)):
+        yield from (one for one in members if isinstance(one, BaseException))
+
+
+def _all_of(error: BaseException) -> str | None:
+    """What an error says wherever it is shown: its text, its notes, and how Python writes it; None if that fails."""
+    try:
+        return "".join(traceback.format_exception_only(type(error), error)) + repr(error)
+    except Exception:
+        return None
 
 
 def _text_of(error: BaseException) -> str:
@@ -58,10 +75,12 @@ def _text_of(error: BaseException) -> str:
         return "it has no text"
 
 
-def raise_ours(ours: BaseException, foreign: BaseException) -> NoReturn:
-    """Raise an error of ours for a foreign one, which is its cause and stands nowhere else."""
+def raise_ours(ours: BaseException, foreign: BaseException | None) -> NoReturn:
+    """Raise an error of ours for a foreign one, which is its cause (None: it has none) and stands nowhere else."""
     try:
-        raise ours from cause_of(foreign)
+        if foreign is ours:
+            raise ours
+        raise ours from None if foreign is None else cause_of(foreign)
     finally:
         ours.__context__ = None  # of those who go through chains by hand
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.errors import OptionError, raise_ours
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, UNSET
 from pyspark_lookup.cli.output import ABSENT, CACHE_DIR, CLOCK, JSON, bytes_text, count_text, disk_at, show, shown_url
 from pyspark_lookup.cli.prometheus import HostCollector
@@ -96,7 +96,7 @@ def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str
     try:
         server, thread = start_http_server(port, address, registry)
     except OSError as problem:
-        raise OptionError(f"--address {address} --port {port}: {problem.strerror}: choose others") from problem
+        raise_ours(OptionError(f"--address {address} --port {port}: {problem.strerror}: choose others"), problem)
     click.echo(f"serving metrics at http://{address}:{server.server_port}/metrics")
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

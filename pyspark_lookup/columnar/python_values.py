@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.errors import SchemaError, raise_ours
 from pyspark_lookup.columnar.types import parts_of
 
 _MOST_DIGITS = 38
@@ -25,7 +25,7 @@ def table_of_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Ta
         try:
             columns.append(exact_array([row.get(field.name) for row in rows], field.type))
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as problem:
-            raise SchemaError(f"column {field.name!r}: {problem}") from problem
+            raise_ours(SchemaError(f"column {field.name!r}: {problem}"), problem)
     return pa.Table.from_arrays(columns, schema=schema)
 
 

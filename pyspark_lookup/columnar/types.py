@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import NotSupportedError, SchemaError, UnreadableColumnError
+from pyspark_lookup.base.errors import NotSupportedError, SchemaError, UnreadableColumnError, raise_ours
 
 _UNSIGNED = {
     pa.uint8(): pa.int16(),
@@ -377,7 +377,7 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
             column = column.cast(pa.timestamp("us"))  # INT96: instants in UTC without saying so
         return cast_exactly(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
-        raise SchemaError(f"column {name!r} of {origin} does not fit {kind}: {problem}") from problem
+        raise_ours(SchemaError(f"column {name!r} of {origin} does not fit {kind}: {problem}"), problem)
 
 
 def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schema, origin: str) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.errors import SchemaError, foreign_repr, foreign_text, raise_ours
 from pyspark_lookup.columnar.python_values import exact_array
 from pyspark_lookup.columnar.types import cast_exactly, converts, spark_type
 
@@ -48,12 +48,12 @@ def rows_given(
             # What has a name is a column, as after a groupby or set_index; a mere numbering is not.
             return pa.Table.from_pandas(rows, preserve_index=all(name is not None for name in rows.index.names))
         except pa.ArrowException as problem:
-            raise SchemaError(f"the rows: {problem}") from problem
+            raise_ours(SchemaError(f"the rows: {problem}"), problem)
     if isinstance(rows, ArrowStream):
         try:
             return pa.RecordBatchReader.from_stream(rows)
         except (pa.ArrowInvalid, ValueError) as problem:  # one column
-            raise TypeError(f"{type(rows).__name__}: {_ROWS}") from problem
+            raise_ours(TypeError(f"{type(rows).__name__}: {_ROWS}"), problem)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
         return _of_dictionaries(rows, known(), alike)
     raise TypeError(f"{type(rows).__name__}: {_ROWS}")
@@ -79,9 +79,9 @@ def keys_given(keys: Any, names: Sequence[str]) -> pa.Table:
         of_pandas = _is_of_pandas(keys, "Series")
         column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=of_pandas)
     except OverflowError as problem:
-        raise SchemaError(f"keys: {problem}: no key column can hold such a number") from problem
+        raise_ours(SchemaError(f"keys: {problem}: no key column can hold such a number"), problem)
     except (TypeError, ValueError, pa.ArrowException) as problem:
-        raise TypeError(f"{type(keys).__name__}: {_KEYS}") from problem
+        raise_ours(TypeError(f"{type(keys).__name__}: {_KEYS}"), problem)
     if pa.types.is_struct(column.type):
         return _named(pa.Table.from_struct_array(column), names)
     return pa.table({(names or ("key",))[0]: column}) if len(names) <= 1 else _of_tuples(column.to_pylist(), names)
@@ -101,7 +101,9 @@ def _named(keys: pa.Table, names: Sequence[str]) -> pa.Table:
 def _of_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
     wrong = next((key for key in keys if not isinstance(key, (tuple, list)) or len(key) != len(names)), None)
     if wrong is not None:
-        raise TypeError(f"key {wrong!r}: lookup.keys has {len(names)} columns, {', '.join(names)}: {_KEYS}")
+        raise TypeError(
+            f"key {foreign_text(foreign_repr(wrong))}: lookup.keys has {len(names)} columns, {', '.join(names)}: {_KEYS}"
+        )
     return pa.table({name: [key[place] for key in keys] for place, name in enumerate(names)})
 
 
@@ -113,7 +115,9 @@ def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) 
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys(name for row in rows for name in row):  # of all rows: some may lack one
         if not isinstance(name, str):
-            raise TypeError(f"a dictionary with the name {name!r}: names of columns are texts")
+            raise TypeError(
+                f"a dictionary with the name {foreign_text(foreign_repr(name))}: names of columns are texts"
+            )
         if alike and not all(name in row for row in rows):
             raise SchemaError(
                 f"some of the dictionaries have no {name!r}: give it to all, None for null, or write those without it apart"
@@ -121,7 +125,7 @@ def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) 
         try:
             columns[name] = _column([row.get(name) for row in rows], types.get(name.lower()))
         except (TypeError, ValueError, OverflowError, SchemaError, pa.ArrowException) as problem:
-            raise SchemaError(f"column {name!r} of the rows: {problem}") from problem
+            raise_ours(SchemaError(f"column {name!r} of the rows: {problem}"), problem)
     if not columns and known is not None:
         return known.empty_table()
     return pa.table(columns)

@@ -20,6 +20,7 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
     UfsTimeoutError,
     UfsUnavailableError,
+    raise_ours,
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.base.parallel import run_in_order
@@ -227,7 +228,7 @@ class Ufs:
             with contextlib.suppress(UfsError):
                 return self._find_written(path, data)
             if unanswered:
-                raise PutUnknownError(f"whether {redact('path', path)} was put is unknown: {problem}") from problem
+                raise_ours(PutUnknownError(f"whether {redact('path', path)} was put is unknown: {problem}"), problem)
             raise
 
     def _find_written(self, path: str, data: bytes) -> FileVersion | None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from pyspark_lookup.base.errors import CommitUnknownError, UfsError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.base.errors import CommitUnknownError, UfsError, UfsNotFoundError, UfsUnavailableError, raise_ours
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.data_files import remove_files
@@ -111,7 +111,7 @@ def append_unseen(
     try:
         return log.append(make, after)
     except CommitUnknownError as problem:
-        raise nothing_written(log, problem) from problem
+        raise_ours(nothing_written(log, problem), problem)
 
 
 def nothing_written(log: NotificationLog, problem: CommitUnknownError) -> UfsUnavailableError:

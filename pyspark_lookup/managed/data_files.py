@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_lookup.base.errors import PutUnknownError, UfsError, UfsUnavailableError
+from pyspark_lookup.base.errors import PutUnknownError, UfsError, UfsUnavailableError, raise_ours
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.definitions import conform
 from pyspark_lookup.managed.jobs import Job
@@ -108,4 +108,4 @@ class DataFiles:
                 if self._ufs.put_if_absent(f"{self._url}/{name}", data):
                     return DataFile(name, len(data), rows)
             except PutUnknownError as problem:  # if it is there, nothing names it
-                raise UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__}") from problem
+                raise_ours(UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__}"), problem)

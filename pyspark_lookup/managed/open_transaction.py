@@ -15,6 +15,7 @@ from pyspark_lookup.base.errors import (
     UfsError,
     UfsUnavailableError,
     WriteConflictError,
+    raise_ours,
 )
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.columnar.types import text_of_schema
@@ -203,10 +204,13 @@ class OpenWrites:
     def _check_whole(self, cause: Exception | None = None) -> None:
         """Raise UfsUnavailableError if it is unknown whether one of the writes is in the log."""
         if self._lost is not None:
-            raise UfsUnavailableError(
-                f"the transaction on {redact('path', self._log.url)} is given up, and nothing of it will be committed: "
-                f"{self._lost}; begin another one"
-            ) from cause
+            raise_ours(
+                UfsUnavailableError(
+                    f"the transaction on {redact('path', self._log.url)} is given up, and nothing of it will be committed: "
+                    f"{self._lost}; begin another one"
+                ),
+                cause,
+            )
 
     # --- its end ----------------------------------------------------------------------------------
 

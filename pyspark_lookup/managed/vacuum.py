@@ -17,6 +17,7 @@ from pyspark_lookup.base.errors import (
     UfsError,
     UfsNotFoundError,
     UfsUnavailableError,
+    raise_ours,
 )
 from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
 from pyspark_lookup.io.stores.own_files import is_data_file, is_own, whole_name
@@ -94,7 +95,7 @@ def vacuum(
     try:
         state = log.append(removed, after=state)
     except CommitUnknownError as problem:
-        raise UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}") from problem
+        raise_ours(UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}"), problem)
     if state.table_id != table_id:
         raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
     done = _sweep(ufs, log, state, until_s)

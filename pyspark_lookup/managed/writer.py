@@ -23,6 +23,7 @@ from pyspark_lookup.base.errors import (
     UfsError,
     UfsNotFoundError,
     WriteConflictError,
+    raise_ours,
 )
 from pyspark_lookup.columnar.ddl import columns_ddl
 from pyspark_lookup.columnar.keys import cast_keys, check_key_types
@@ -146,7 +147,7 @@ class TableWriter:
                 lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition, self._sizes.log_page)
             )
         except CommitUnknownError as problem:
-            raise nothing_written(self._log, problem) from problem
+            raise_ours(nothing_written(self._log, problem), problem)
         state = made or self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url}: the table was removed as it was created")
@@ -244,7 +245,7 @@ class TableWriter:
         if state is not None and write is not None and write.committed:
             return state
         if write is not None and isinstance(problem, CommitUnknownError):
-            raise nothing_written(self._log, problem) from problem
+            raise_ours(nothing_written(self._log, problem), problem)
         raise problem from problem.__cause__
 
     def _commit(

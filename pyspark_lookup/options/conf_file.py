@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_lookup.base.credentials import names_secret, without_url_credentials
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.errors import OptionError, raise_ours
 
 STORAGE = "lookup.storage."
 
@@ -66,9 +66,9 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
     except FileNotFoundError as problem:
         if not named:
             return {}
-        raise OptionError(f"conf file {path} ($LOOKUPCACHE_CONF) does not exist") from problem
+        raise_ours(OptionError(f"conf file {path} ($LOOKUPCACHE_CONF) does not exist"), problem)
     except OSError as problem:
-        raise OptionError(f"conf file {path} cannot be read: {problem}") from problem
+        raise_ours(OptionError(f"conf file {path} cannot be read: {problem}"), problem)
     except UnicodeDecodeError as problem:
         wrong: str | None = f" cannot be read: {problem}"
     else:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from pyspark_lookup.base.errors import OptionError, raise_ours
+from pyspark_lookup.base.errors import OptionError, foreign_repr, raise_ours
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.options.enums import ReloadStrategy, StreamStart
 
@@ -201,9 +201,9 @@ def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
     except OptionError:
         raise
     except Exception as problem:  # whatever a user's module does when it is imported or called
-        raise_ours(OptionError(f"option {option} = {name!r} cannot be made: {problem!r}"), problem)
+        raise_ours(OptionError(f"option {option} = {name!r} cannot be made: {foreign_repr(problem)}"), problem)
     if not isinstance(made, kind):
-        raise OptionError(f"option {option} = {name!r} returned {made!r}: return a {kind.__name__}")
+        raise OptionError(f"option {option} = {name!r} returned {foreign_repr(made)}: return a {kind.__name__}")
     return made
 
 
@@ -337,7 +337,7 @@ def check_argument(name: str, value: Any, kinds: type | tuple[type, ...], expect
     """Raise OptionError for an argument of another type; True and False are no numbers."""
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        raise OptionError(f"argument {name} = {value!r}: expected {expected}")
+        raise OptionError(f"argument {name} = {foreign_repr(value)}: expected {expected}")
 
 
 def duration_argument_s(name: str, value: Any) -> float:
@@ -350,7 +350,7 @@ def duration_argument_s(name: str, value: Any) -> float:
     try:
         return parse_duration_s(value)
     except ValueError as problem:
-        raise OptionError(f"argument {name} = {value!r}: expected {problem}") from None
+        raise OptionError(f"argument {name} = {foreign_repr(value)}: expected {problem}") from None
 
 
 def option_text(value: Any) -> str:

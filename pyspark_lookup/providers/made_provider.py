@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import LookupTimeoutError, OptionError
+from pyspark_lookup.base.errors import (
+    LookupFunctionError,
+    LookupTimeoutError,
+    OptionError,
+    PysparkLookupError,
+    foreign_repr,
+    raise_ours,
+)
 from pyspark_lookup.columnar.predicate import columns_of
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names, spark_schema, spark_type
@@ -17,6 +25,16 @@ from pyspark_lookup.providers.call_runner import CallFailedError, CallTimeoutErr
 from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 
 PROVIDER_OPTION = "lookup.provider"
+
+
+def attribute_of(name: str, part: object, attribute: str) -> Any:
+    """An attribute of a provider, or of its function, which may be a property that asks its system. Raises LookupFunctionError."""
+    try:
+        return getattr(part, attribute)
+    except PysparkLookupError:
+        raise
+    except Exception as problem:
+        raise_ours(LookupFunctionError(f"provider {name} failed, {attribute}: {foreign_repr(problem)}"), problem)
 
 
 class MadeProvider:
@@ -33,10 +51,10 @@ class MadeProvider:
         self._timeout_s = options.async_timeout_s
         self.latest = self._make()
         self._provider: LookupProvider | None = self.latest
-        schema = self.latest.schema
+        schema = attribute_of(self.name, self.latest, "schema")
         if not isinstance(schema, pa.Schema):
             raise OptionError(
-                f"option {PROVIDER_OPTION} = {self.name!r} has the schema {schema!r}: give a pyarrow.Schema"
+                f"option {PROVIDER_OPTION} = {self.name!r} has the schema {foreign_repr(schema)}: give a pyarrow.Schema"
             )
         known = spark_schema(schema, f"provider {self.name}")
         self.schema = pa.schema([(field.name, spark_type(field.type)) for field in known])
@@ -66,7 +84,7 @@ class MadeProvider:
                 f"provider {self.name} was not made within lookup.async.timeout = {self._timeout_s:g} s"
             ) from None
         except CallFailedError as failed:
-            raise failed.problem from failed.problem.__cause__
+            raise_ours(failed.problem, failed.problem.__cause__)
 
     def current(self) -> LookupProvider:
         """The provider; another one after a call of it was given up."""

@@ -21,6 +21,7 @@ from pyspark_lookup.base.errors import (
     LookupTimeoutError,
     OptionError,
     PysparkLookupError,
+    foreign_repr,
     raise_ours,
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
@@ -40,7 +41,7 @@ from pyspark_lookup.providers.functions import (
     PartialCachingAsyncLookupProvider,
     PartialCachingLookupProvider,
 )
-from pyspark_lookup.providers.made_provider import PROVIDER_OPTION, MadeProvider
+from pyspark_lookup.providers.made_provider import PROVIDER_OPTION, MadeProvider, attribute_of
 from pyspark_lookup.providers.returned_rows import ReturnedRows, show_keys
 
 _GRACE_S = 1.0
@@ -75,21 +76,23 @@ class ProvidedTable:
     @property
     def versioned(self) -> bool:
         """Whether the provider tells versions apart."""
-        return self._made.latest.version is not None
+        return attribute_of(self.name, self._made.latest, "version") is not None
 
     @property
     def cache(self) -> LookupCache | None:
         """The cache that the provider brings with it."""
         provider = self._made.latest
         if isinstance(provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
-            return provider.cache
+            cache: LookupCache | None = attribute_of(self.name, provider, "cache")
+            return cache
         return None
 
     @property
     def trigger(self) -> CacheReloadTrigger | None:
         """The reload trigger that the provider brings with it."""
         provider = self._made.latest
-        return provider.reload_trigger if isinstance(provider, FullCachingLookupProvider) else None
+        known = isinstance(provider, FullCachingLookupProvider)
+        return attribute_of(self.name, provider, "reload_trigger") if known else None
 
     @property
     def asynchronous(self) -> bool:
@@ -103,7 +106,7 @@ class ProvidedTable:
 
     def version(self) -> str | None:
         """The version now; None if the provider has none. Raises LookupFunctionError."""
-        version = self._made.current().version
+        version: Callable[[], str] | None = attribute_of(self.name, self._made.current(), "version")
         if version is None:
             return None
 
@@ -118,7 +121,9 @@ class ProvidedTable:
         except CallFailedError as failed:
             raise_ours(self._fail("version()", failed.problem), failed.problem)
         if not isinstance(found, str) or not found:
-            raise LookupFunctionError(f"version() of provider {self.name} returned {found!r}: return a text")
+            raise LookupFunctionError(
+                f"version() of provider {self.name} returned {foreign_repr(found)}: return a text"
+            )
         return found
 
     def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -128,14 +133,15 @@ class ProvidedTable:
         provider = self._made.current()
         assert isinstance(provider, FullCachingLookupProvider)
         try:
-            for batch in beside(provider.scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
+            scan = attribute_of(self.name, provider, "scan")
+            for batch in beside(scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
                 yield from self._returned.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
         except CallTimeoutError:
             self._replace()
             raise self._too_slow("a batch of scan()") from None
         except CallFailedError as failed:
             if isinstance(failed.problem, PysparkLookupError):
-                raise failed.problem from failed.problem.__cause__
+                raise_ours(failed.problem, failed.problem.__cause__)
             raise_ours(self._fail("scan()", failed.problem), failed.problem)
         except (TypeError, AttributeError, pa.ArrowException) as problem:  # no batch
             raise_ours(self._fail("scan()", problem), problem)
@@ -286,7 +292,9 @@ class ProvidedTable:
             tried_again = self._options.max_retries and isinstance(problem, Exception)
             attempts = f" in {self._options.max_retries + 1} attempts" if tried_again else ""
             raise_ours(
-                LookupFunctionError(f"provider {self.name} failed to look up {show_keys(keys)}{attempts}: {problem!r}"),
+                LookupFunctionError(
+                    f"provider {self.name} failed to look up {show_keys(keys)}{attempts}: {foreign_repr(problem)}"
+                ),
                 problem,
             )
         return rows
@@ -297,12 +305,13 @@ class ProvidedTable:
             raise OptionError(
                 f"option {PROVIDER_OPTION} = {self.name!r} has no lookup function: it is for lookup.cache = 'FULL'"
             )
-        size = provider.function.batch_size
+        function: _Function = attribute_of(self.name, provider, "function")
+        size = attribute_of(self.name, function, "batch_size")
         if size is not None and (type(size) is not int or size < 1):
             raise LookupFunctionError(
-                f"provider {self.name} has batch_size = {size!r}: give a whole number, 1 or more, or None"
+                f"provider {self.name} has batch_size = {foreign_repr(size)}: give a whole number, 1 or more, or None"
             )
-        return provider.function
+        return function
 
     def close(self) -> None:
         """Close the function; what is asked afterwards opens it again."""
@@ -324,14 +333,14 @@ class ProvidedTable:
             raise self._too_slow(what) from None
         except CallFailedError as failed:
             if isinstance(failed.problem, PysparkLookupError):
-                raise failed.problem from failed.problem.__cause__
+                raise_ours(failed.problem, failed.problem.__cause__)
             raise_ours(self._fail(what, failed.problem), failed.problem)
         except BaseException:
             self._replace()
             raise
 
     def _fail(self, what: str, problem: BaseException) -> LookupFunctionError:
-        return LookupFunctionError(f"provider {self.name} failed, {what}: {problem!r}")
+        return LookupFunctionError(f"provider {self.name} failed, {what}: {foreign_repr(problem)}")
 
     def _too_slow(self, what: str) -> LookupTimeoutError:
         return LookupTimeoutError(

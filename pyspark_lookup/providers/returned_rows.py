@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import LookupFunctionError, SchemaError
+from pyspark_lookup.base.errors import LookupFunctionError, SchemaError, raise_ours
 from pyspark_lookup.columnar.key_rows import match_rows, rows_at
 from pyspark_lookup.columnar.keys import Keys, one_array
 from pyspark_lookup.columnar.types import cast_column, spark_type, widens
@@ -68,7 +68,7 @@ class ReturnedRows:
             try:
                 fits = widens(spark_type(column.type), field.type) or column.null_count == len(column)
             except SchemaError as problem:
-                raise LookupFunctionError(f"{named}: {problem}") from problem
+                raise_ours(LookupFunctionError(f"{named}: {problem}"), problem)
             if not fits:
                 raise LookupFunctionError(f"{named} is {column.type}, its schema says {field.type}")
 
@@ -80,13 +80,13 @@ class ReturnedRows:
                 arrays.append(cast_column(column, field.type, field.name, f"provider {self._name}"))
                 arrays[-1].validate(full=True)  # Arrow takes any bytes for text
             except SchemaError as problem:
-                raise LookupFunctionError(
-                    f"provider {self._name}, {what}: column {field.name!r}: {problem}"
-                ) from problem
+                raise_ours(
+                    LookupFunctionError(f"provider {self._name}, {what}: column {field.name!r}: {problem}"), problem
+                )
             except pa.ArrowInvalid as problem:
                 says = "holds text that is no UTF-8: decode it, or declare the column as binary"
                 says = says if "UTF8" in str(problem) else f"is no valid {field.type}: {problem}"
-                raise LookupFunctionError(f"provider {self._name}, {what}: column {field.name!r} {says}") from problem
+                raise_ours(LookupFunctionError(f"provider {self._name}, {what}: column {field.name!r} {says}"), problem)
         return pa.Table.from_arrays(arrays, schema=columns)
 
 

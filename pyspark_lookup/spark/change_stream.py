@@ -18,6 +18,7 @@ from pyspark_lookup.base.errors import (
     OptionError,
     SourceChangedError,
     VersionGoneError,
+    raise_ours,
 )
 from pyspark_lookup.engine.changes import managed_state, read_share, shares
 from pyspark_lookup.engine.runtime import runtime
@@ -215,8 +216,11 @@ def _read(
     try:
         yield from read_share(engine, options, columns, tasks, added)
     except SourceChangedError as gone:
-        raise VersionGoneError(
-            f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"
-        ) from gone
+        raise_ours(
+            VersionGoneError(
+                f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"
+            ),
+            gone,
+        )
     finally:
         engine.publish_metrics()

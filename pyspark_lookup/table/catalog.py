@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from pyspark_lookup.base import threads
-from pyspark_lookup.base.errors import CatalogUnavailableError, OptionError
+from pyspark_lookup.base.errors import CatalogUnavailableError, OptionError, raise_ours
 
 T = TypeVar("T")
 
@@ -71,7 +71,10 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(_READER)
     except ImportError as problem:
-        raise OptionError(
-            f"option lookup.catalog = {name!r} needs PyIceberg, which this machine does not have: pip install "
-            f"'pyspark-lookup[iceberg]' ({problem})"
-        ) from problem
+        raise_ours(
+            OptionError(
+                f"option lookup.catalog = {name!r} needs PyIceberg, which this machine does not have: pip install "
+                f"'pyspark-lookup[iceberg]' ({problem})"
+            ),
+            problem,
+        )

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
-from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.base.errors import DamagedFileError, raise_ours
 from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.io.stores import DELETE_FILE, Deletes, FileVersion, Range
 from pyspark_lookup.options.conf_file import redact
@@ -110,5 +110,5 @@ def _positions_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
         places = {path: np.unique(part) for path, part in places.items()}
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         shown = redact("path", url)
-        raise DamagedFileError(f"{shown} names no deleted rows: {problem}") from problem
+        raise_ours(DamagedFileError(f"{shown} names no deleted rows: {problem}"), problem)
     return places

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from pyspark_lookup.base.errors import SourceChangedError, VersionGoneError
+from pyspark_lookup.base.errors import SourceChangedError, VersionGoneError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.model import Table, TableVersion
 
@@ -47,13 +47,19 @@ def read_with_restarts(
             if table.retained and version.digest == gone.digest:
                 shown, place = redact("path", table.url), "" if version.number is None else f" {version.number}"
                 if table.pinned is not None:
-                    raise VersionGoneError(
-                        f"{shown}: version{place} has lost files: {change}. VACUUM removes those that newer versions do not need"
-                    ) from change
-                raise VersionGoneError(
-                    f"{shown}: {change}, and it is still a file of the current version{place}: somebody has removed it "
-                    "otherwise than by the table's own means; restore it"
-                ) from change
+                    raise_ours(
+                        VersionGoneError(
+                            f"{shown}: version{place} has lost files: {change}. VACUUM removes those that newer versions do not need"
+                        ),
+                        change,
+                    )
+                raise_ours(
+                    VersionGoneError(
+                        f"{shown}: {change}, and it is still a file of the current version{place}: somebody has removed it "
+                        "otherwise than by the table's own means; restore it"
+                    ),
+                    change,
+                )
     raise VersionGoneError(
         f"{redact('path', table.url)} changed under {_STARTS} reads in a row: write new files and keep the old ones a while, "
         "or set lookup.settle"

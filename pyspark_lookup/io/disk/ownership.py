@@ -8,7 +8,7 @@ import re
 import stat
 from pathlib import Path
 
-from pyspark_lookup.base.errors import CacheDirectoryError
+from pyspark_lookup.base.errors import CacheDirectoryError, raise_ours
 
 LAYOUT = "v1"
 _TRIES = 10
@@ -118,7 +118,7 @@ def _mark(layout: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        raise _unusable(layout, error) from error
+        raise_ours(_unusable(layout, error), error)
 
 
 def _foreign(layout: Path) -> str | None:
@@ -214,7 +214,7 @@ def _directory(path: Path, instead: bool = False) -> os.stat_result:
             os.unlink(path)
             _make(path)
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise_ours(_unusable(path, error), error)
     return _status(path)
 
 
@@ -234,7 +234,7 @@ def _status(path: Path) -> os.stat_result:
     try:
         status = os.lstat(path)
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise_ours(_unusable(path, error), error)
     if not stat.S_ISDIR(status.st_mode):
         raise CacheDirectoryError(
             f"cache directory {path} is not a directory (links are refused): set lookup.cache.dir"

@@ -77,7 +77,7 @@ def our_error(error: BaseException, url: str) -> BaseException:
         )
     if status in (404, 410) or (missing and not (status or timed_out or transient)):
         return UfsNotFoundError(f"{url} does not exist")
-    text = f"{url}: {foreign_text(_reason(chain, missing))}"
+    text = f"{url}: {_reason(chain, missing)}"
     if advice := _advice(error, code, status):
         text += f" ({advice})"
     if code in _REGION_CODES or status in REDIRECTED:
@@ -104,7 +104,9 @@ def _reason(chain: Sequence[BaseException], missing: bool) -> str:
     said = _answer(chain[0]).get("Error", {})
     code, message = said.get("Code"), said.get("Message")
     reason = message or str(chain[missing]) or type(chain[0]).__name__
-    line = " ".join(reason[:_LONGEST_REASON].split()).rstrip(".")
+    line = " ".join(foreign_text(reason[:_LONGEST_REASON]).split()).rstrip(
+        "."
+    )  # in which order: a secret may take several lines
     return line if not message or not code or code.isdigit() else f"{line} ({code})"
 
 

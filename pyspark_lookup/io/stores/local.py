@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fsspec.implementations.local import make_path_posix
 
-from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError, raise_ours
 from pyspark_lookup.io.disk.directory import sync_directory
 from pyspark_lookup.io.no_links import open_below
 from pyspark_lookup.io.stores.error_mapping import read_error, translate_errors
@@ -186,7 +186,7 @@ class LocalStore:
             # A pipe that has taken the file's place is not waited for.
             descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)
         except (OSError, ValueError) as error:  # ValueError: no name of a file
-            raise read_error(error, file.url) from error
+            raise_ours(read_error(error, file.url), error)
         try:
             self._check(descriptor, file)
 
@@ -196,7 +196,7 @@ class LocalStore:
                     try:
                         part = os.pread(descriptor, length, offset)
                     except OSError as error:
-                        raise read_error(error, file.url) from error
+                        raise_ours(read_error(error, file.url), error)
                     if not part:
                         break
                     parts.append(part)
@@ -288,9 +288,10 @@ class LocalStore:
                 try:
                     os.fsync(directory)
                 except OSError as error:
-                    raise UfsUnavailableError(
-                        f"{path} was put, but the disk does not say that it will stay: {error}"
-                    ) from error
+                    raise_ours(
+                        UfsUnavailableError(f"{path} was put, but the disk does not say that it will stay: {error}"),
+                        error,
+                    )
                 return self._version(local, status)
         raise UfsUnavailableError(
             f"{path} was not put: its directory cannot be made, or others remove it again and again"

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import DamagedFileError, PysparkLookupError
+from pyspark_lookup.base.errors import DamagedFileError, PysparkLookupError, raise_ours
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.inference import Inferred
@@ -206,7 +206,7 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
     except PysparkLookupError:
         raise
     except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, struct.error, zlib.error) as problem:
-        raise damaged(file, kind, problem) from problem
+        raise_ours(damaged(file, kind, problem), problem)
 
 
 def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:

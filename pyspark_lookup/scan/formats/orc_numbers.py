@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_lookup.base.errors import raise_ours
+
 Numbers = npt.NDArray[np.int64]
 
 _WIDTHS = [*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64]
@@ -23,7 +25,7 @@ def unsigned_numbers(data: bytes | memoryview, count: int, version: int) -> Numb
             found[place : place + len(run)] = run
             place += len(run)
     except (IndexError, OverflowError) as problem:
-        raise ValueError(f"a stream of numbers ends after {place} of {count}") from problem
+        raise_ours(ValueError(f"a stream of numbers ends after {place} of {count}"), problem)
     return found
 
 

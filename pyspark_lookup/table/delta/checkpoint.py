@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
-from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.base.errors import DamagedFileError, raise_ours
 from pyspark_lookup.io.stores import IMMUTABLE, FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.delta.actions import actions_of
@@ -111,7 +111,7 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
                     add["stats"] = json.dumps(add["stats_parsed"], default=_text_of_value)
                 yield action
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
-        raise DamagedFileError(f"{shown} is no Delta checkpoint: {problem}") from problem
+        raise_ours(DamagedFileError(f"{shown} is no Delta checkpoint: {problem}"), problem)
 
 
 def _rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from pyspark_lookup.base.errors import (
     SourceChangedError,
     UfsNotFoundError,
     VersionGoneError,
+    raise_ours,
 )
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext
@@ -136,7 +137,7 @@ class DeltaLog:
                 replay.apply(actions_of(text, shown))
                 replay.version = _version_of(file)
             except UNREADABLE as problem:
-                raise DamagedFileError(f"{shown} is no Delta commit: {problem}") from problem
+                raise_ours(DamagedFileError(f"{shown} is no Delta commit: {problem}"), problem)
         return self._state_of(replay)
 
     def _state_of(self, replay: Replay) -> DeltaState:
@@ -147,7 +148,9 @@ class DeltaLog:
         except NotSupportedError as problem:
             raise NotSupportedError(f"{self._shown}, version {replay.version} of a Delta table: {problem}") from None
         except UNREADABLE as problem:
-            raise DamagedFileError(f"{self._shown}, version {replay.version} of a Delta table: {problem}") from problem
+            raise_ours(
+                DamagedFileError(f"{self._shown}, version {replay.version} of a Delta table: {problem}"), problem
+            )
 
     # --- from a checkpoint on -----------------------------------------------------------------------
 
@@ -304,7 +307,7 @@ class DeltaLog:
             check_commit(actions)
             return actions
         except UNREADABLE as problem:
-            raise DamagedFileError(f"{shown} is no Delta commit: {problem}") from problem
+            raise_ours(DamagedFileError(f"{shown} is no Delta commit: {problem}"), problem)
 
     # --- files ------------------------------------------------------------------------------------
 

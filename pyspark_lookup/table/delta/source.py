@@ -15,7 +15,13 @@ from typing import Any, cast
 import pyarrow as pa
 
 from pyspark_lookup.base.decoding import UNREADABLE, exact_of, is_utf8
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, SourceChangedError, VersionGoneError
+from pyspark_lookup.base.errors import (
+    DamagedFileError,
+    NotSupportedError,
+    SourceChangedError,
+    VersionGoneError,
+    raise_ours,
+)
 from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import EXACT, text_of_schema
@@ -95,7 +101,7 @@ class DeltaSource(VersionSource):
                 known = self._files_of(table, state).version(state)
             except UNREADABLE as problem:
                 shown = redact("path", table.url)
-                raise DamagedFileError(f"{shown}, version {state.version} of a Delta table: {problem}") from problem
+                raise_ours(DamagedFileError(f"{shown}, version {state.version} of a Delta table: {problem}"), problem)
             state.memo[table, self._parts.ufs.scope] = known
         assert isinstance(known, TableVersion)
         return known

@@ -14,7 +14,7 @@ import pyarrow.orc
 import pyarrow.parquet as pq
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
-from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.base.errors import DamagedFileError, raise_ours
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
@@ -77,7 +77,7 @@ class PositionDeletes:
                 key = locations.url_of(path).removeprefix(self.table + "/")
                 found[key] = np.union1d(found[key], part) if key in found else part
         except (*UNREADABLE, pa.ArrowException, OSError) as problem:
-            raise DamagedFileError(f"{redact('path', self.url)} names no deleted rows: {problem}") from problem
+            raise_ours(DamagedFileError(f"{redact('path', self.url)} names no deleted rows: {problem}"), problem)
         return found
 
     def _rows(self, source: pa.BufferReader) -> pa.Table:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, show, text_of, texts_of
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, OptionError, VersionGoneError
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, OptionError, VersionGoneError, raise_ours
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.conf_file import redact
@@ -218,7 +218,7 @@ def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
         text = _decompressed(data) if data[:2] == _GZIP else data
         return metadata_of_json(location, json.loads(text), place)
     except (*UNREADABLE, EOFError, OSError) as problem:
-        raise DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}") from problem
+        raise_ours(DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}"), problem)
 
 
 def metadata_of_json(location: str, found: Any, place: str) -> IcebergMetadata:
@@ -228,4 +228,4 @@ def metadata_of_json(location: str, found: Any, place: str) -> IcebergMetadata:
     except NotSupportedError as problem:
         raise NotSupportedError(f"{redact('path', place)}, an Iceberg table: {problem}") from None
     except UNREADABLE as problem:
-        raise DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}") from problem
+        raise_ours(DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}"), problem)

@@ -15,6 +15,7 @@ from pyspark_lookup.base.errors import (
     OptionError,
     SourceChangedError,
     UfsNotFoundError,
+    raise_ours,
 )
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import key_of
@@ -194,9 +195,9 @@ class IcebergSource(VersionSource):
         except NotSupportedError as problem:
             raise NotSupportedError(f"{shown}{place} of an Iceberg table: {problem}") from None
         except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
-            raise DamagedFileError(f"{problem}: {shown}{place} of an Iceberg table") from problem
+            raise_ours(DamagedFileError(f"{problem}: {shown}{place} of an Iceberg table"), problem)
         except UNREADABLE as problem:
-            raise DamagedFileError(f"{shown}{place} of an Iceberg table: {problem}") from problem
+            raise_ours(DamagedFileError(f"{shown}{place} of an Iceberg table: {problem}"), problem)
 
     def _build(self, table: Table, metadata: IcebergMetadata, chosen: Chosen) -> TableVersion:
         locations = self._locations(table, metadata)
@@ -283,7 +284,7 @@ class IcebergSource(VersionSource):
                     size = self._ufs.get_meta(url).size if pointer.size is None else pointer.size
                     data = self._ufs.read_ranges(FileVersion(url, size, IMMUTABLE), [(0, size)])[0]
                 except (UfsNotFoundError, SourceChangedError) as problem:
-                    raise DamagedFileError(f"{problem}: {self._shown(table)}, an Iceberg table") from problem
+                    raise_ours(DamagedFileError(f"{problem}: {self._shown(table)}, an Iceberg table"), problem)
                 known = parse_metadata(pointer.location, data, table.url)
             self._metadata = {**self._metadata, table.url: (pointer, known)}
         return known
@@ -378,7 +379,10 @@ def _import() -> Any:
     try:
         return importlib.import_module(_READER)
     except ImportError as problem:
-        raise OptionError(
-            "an Iceberg table needs PyIceberg, which reads its manifests and which this machine does not have: pip install "
-            f"'pyspark-lookup[iceberg]' ({problem})"
-        ) from problem
+        raise_ours(
+            OptionError(
+                "an Iceberg table needs PyIceberg, which reads its manifests and which this machine does not have: pip install "
+                f"'pyspark-lookup[iceberg]' ({problem})"
+            ),
+            problem,
+        )

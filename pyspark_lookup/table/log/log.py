@@ -26,6 +26,7 @@ from pyspark_lookup.base.errors import (
     UfsError,
     UfsNotFoundError,
     UfsUnavailableError,
+    raise_ours,
 )
 from pyspark_lookup.io.block_cache import path_key_of
 from pyspark_lookup.io.context import HostContext
@@ -340,7 +341,7 @@ class NotificationLog:
         try:
             return self._ufs.put_if_absent(self._events.path(event.position), event_bytes(event))
         except PutUnknownError as problem:
-            raise self._unknown(event, problem) from problem
+            raise_ours(self._unknown(event, problem), problem)
 
     def _unknown(self, event: Event, problem: Exception) -> CommitUnknownError:
         return CommitUnknownError(
@@ -361,7 +362,7 @@ class NotificationLog:
                 return True
             self._ufs.delete(self._events.path(event.position))
         except (UfsError, DamagedFileError) as problem:
-            raise self._unknown(event, problem) from problem
+            raise_ours(self._unknown(event, problem), problem)
         with self._lock:
             self._known = None
         return False
