@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
@@ -30,7 +30,7 @@ from pyspark_lookup.managed.change_feed import (
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import Change, TableState, WriteMode
 from pyspark_lookup.table.model import Kind
-from tests.fuzzing import MORE
+from tests.fuzzing import fuzzed
 from tests.test_by_key import SCHEMA, Model, steps
 from tests.test_compaction import OFF
 from tests.test_writing import Site, rows, site
@@ -101,7 +101,7 @@ def played(
 
 
 @given(history=steps, small=st.sampled_from([0, 4000, 2**26]))
-@settings(max_examples=12 * MORE, deadline=None)
+@fuzzed(12)
 def test_changes_played_back_are_the_versions(
     tmp_path_factory: pytest.TempPathFactory, history: list[Any], small: int
 ) -> None:

@@ -20,7 +20,7 @@ import pyarrow.feather
 import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import DamagedFileError, OptionError, SchemaError
@@ -32,7 +32,7 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
 from pyspark_lookup.scan.formats.parquet import spark_fields
 from pyspark_lookup.table.file_names import format_of
-from tests.fuzzing import MORE
+from tests.fuzzing import fuzzed
 
 BLOCK = 4096
 SMALL = 256 * 1024  # up to here a file comes in one range
@@ -161,7 +161,7 @@ def test_format_of() -> None:
 # --- RangesFile ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300 * MORE, deadline=None)
+@fuzzed(300)
 @given(st.data())
 def test_ranges_file_reads_as_the_file(data: st.DataObject) -> None:
     """Seek, tell, read and readinto give what a file of those bytes gives, over gaps, overlaps and fetches."""
@@ -568,7 +568,7 @@ def test_what_is_no_file_of_its_format(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["d.parquet", "d.arrow"])
-@settings(max_examples=100 * MORE, deadline=None)
+@fuzzed(100)
 @given(length=st.integers(-(2**31), 2**31 - 1) | st.integers(-50, 5000))
 def test_a_footer_of_another_length(name: str, length: int) -> None:
     """What begins elsewhere than the footer does is none, whether it is within the file or not."""
@@ -577,7 +577,7 @@ def test_a_footer_of_another_length(name: str, length: int) -> None:
     assert said == good[at : at + 4] or read_or_damaged(name, patched(good, at, said))
 
 
-@settings(max_examples=300 * MORE, deadline=None)
+@fuzzed(300)
 @given(name=st.sampled_from([name for name in GOOD if not name.endswith((".parquet", ".orc"))]), data=st.data())
 def test_flipped_bytes(name: str, data: st.DataObject) -> None:
     """Flipped bytes give other values, damage or a type Spark lacks, but never a read beyond the file or memory.

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import NonUniqueKeyError, SchemaError, WriteConflictError
 from pyspark_lookup.table.log import NotificationLog
-from tests.fuzzing import MORE
+from tests.fuzzing import fuzzed
 from tests.test_writing import Site, site
 
 __all__ = ["site"]
@@ -127,7 +127,7 @@ def before_events(act: Callable[[int], None]) -> Iterator[None]:
         yield
 
 
-@settings(max_examples=20 * MORE, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzzed(20)
 @given(
     first=st.lists(FULL, max_size=4, unique_by=lambda row: row["id"]),
     own=st.lists(KEYLESS, min_size=1, max_size=4, unique_by=lambda row: row["id"]),

@@ -15,13 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.scan.formats.inference import NOTHING, convert, infer_texts, join_inferred
-from tests.fuzzing import MORE
+from tests.fuzzing import fuzzed
 
 D = decimal.Decimal
 UTC = datetime.timezone.utc
@@ -134,7 +134,7 @@ def is_back(text: str, value: Any) -> bool:
     return text == (value.isoformat() if isinstance(value, datetime.date) else str(value))
 
 
-@settings(max_examples=150 * MORE, deadline=None)
+@fuzzed(150)
 @given(texts=COLUMNS, data=st.data())
 def test_nothing_is_lost(texts: list[str], data: st.DataObject) -> None:
     """Every value of a column is written back as it was read; whatever files they are in, its type is the same."""
@@ -239,7 +239,7 @@ def means(value: Any, found: Any, kind: pa.DataType) -> bool:
     return bool(found == value) and (not isinstance(value, int) or int(found) == value)
 
 
-@settings(max_examples=150 * MORE, deadline=None)
+@fuzzed(150)
 @given(rows=OBJECTS, cut=st.integers(0, 4), array=st.booleans())
 def test_json_of_any_shape(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], cut: int, array: bool

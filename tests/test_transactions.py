@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
@@ -20,7 +20,7 @@ from pyspark_lookup.base.errors import (
     UfsUnavailableError,
     WriteConflictError,
 )
-from tests.fuzzing import MORE
+from tests.fuzzing import fuzzed
 from tests.test_by_key import Row, rows_of, table_of, writes
 from tests.test_writing import Site, ids_of, rows, site
 
@@ -169,7 +169,7 @@ def replayed(state: list[Row], history: list[Any], number: int) -> list[Row]:
 
 
 @given(st.lists(st.tuples(st.lists(writes, max_size=4), writes, st.booleans()), min_size=1, max_size=4))
-@settings(max_examples=12 * MORE, deadline=None)
+@fuzzed(12)
 def test_any_transactions_are_as_the_model(tmp_path_factory: pytest.TempPathFactory, history: list[Any]) -> None:
     """Random transactions, some given up, beside writes of others: what is seen inside and after is what a model says."""
     home = tmp_path_factory.mktemp("transactions")

@@ -18,7 +18,7 @@ from tests.fakes import FakeClock
 from tests.fuzzing import seeds
 from tests.partial.common import ROWS, Source, Worker, unknown
 
-_HISTORIES = 4
+_HISTORIES = 2
 _STEPS = 40
 _KEYS = range(2)
 

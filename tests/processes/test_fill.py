@@ -33,6 +33,7 @@ from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import Disk, on_disk
 from pyspark_lookup.io.disk.directory import HEADER_BYTES
 from tests.fakes import FakeClock, Host, make_host
+from tests.fuzzing import by_day
 from tests.test_disk import data_of
 from tests.workers import BOUND_S, in_fresh_process, must_end, run_processes
 
@@ -84,7 +85,7 @@ def racer(path: Path, cache_dir: Path, me: int, start: Any, answer: Path) -> Non
     answer.write_text(json.dumps([hashlib.sha256(data).hexdigest(), gets(host)]))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", by_day(["fork", "spawn"], 2))
 def test_racing_processes_fetch_each_block_once(tmp_path: Path, cache_dir: Path, source: Path, method: str) -> None:
     """Of 16 processes that want the same blocks at once every one reads them whole, and the store is asked once per block."""
     answers = raced(tmp_path, method, 16, racer, source, cache_dir)
@@ -296,7 +297,7 @@ def kill_at_every_step(path: Path, base: Path, full: bool, answer: Path) -> None
     answer.write_text(json.dumps(reached))
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["empty cache", "full cache"])
+@pytest.mark.parametrize("full", by_day([True, False], 2), ids=["full cache", "empty cache"])
 def test_killed_at_every_step_of_a_fill(tmp_path: Path, source: Path, full: bool) -> None:
     """A filler killed before any of its system calls or requests leaves no lock, nothing broken, nothing uncounted."""
     in_fresh_process(kill_at_every_step, source, tmp_path / "caches", full, tmp_path / "answer")
@@ -405,7 +406,7 @@ def fork_while_busy(path: str, cache_dir: Path, conf: Path, environ: dict[str, s
 CSV = "id,name\n" + "".join(f"{n},n{n}\n" for n in range(1000))
 
 
-@pytest.mark.parametrize("store", ["local", "s3"])
+@pytest.mark.parametrize("store", by_day(["s3", "local"], 2))
 def test_a_forked_child_builds_its_own_runtime(tmp_path: Path, cache_dir: Path, s3: S3Server, store: str) -> None:
     """Children forked at any moment of a parent that reads all the time have a runtime and connections of their own, and do not
     hang."""

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import LookupFunctionError, LookupTimeoutError, OptionError, PredicateError, SchemaError
@@ -35,7 +35,7 @@ from pyspark_lookup.providers.functions import (
     LookupProvider,
 )
 from tests.caching.common import Dictionary
-from tests.fuzzing import MORE
+from tests.fuzzing import fuzzed
 from tests.providers.common import (
     BOUND_S,
     CACHES,
@@ -441,7 +441,7 @@ IDS = st.integers(0, 9) | st.none()
 ROWS = st.tuples(st.integers(0, 9), st.sampled_from(["x", "y", ""]), st.sampled_from([0, 0, 0, 1, 3, 6]))
 
 
-@settings(max_examples=30 * MORE, deadline=None)
+@fuzzed(30)
 @given(
     batches=st.lists(st.tuples(st.lists(IDS, max_size=8), st.booleans()), min_size=1, max_size=6),
     rows=st.lists(ROWS, max_size=12),
