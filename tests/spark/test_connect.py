@@ -51,7 +51,7 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 
 def test_spark_connect(tmp_path: Path) -> None:
     """Over Spark Connect: auto-discovered, current at every action, SQL tables and errors as elsewhere. Tasks that are told a version need
-    no PyIceberg. In the function of a pipeline's flow, where nothing may be analysed, lookups are planned without, and tasks check the keys."""
+    no PyIceberg."""
     path = saved(tmp_path / "dim.parquet", {"id": [1, 2], "name": ["a", "b"]})
     replacement = saved(tmp_path / "new.parquet", {"id": [1, 2], "name": ["c", "d"]})
     script = """
@@ -102,9 +102,34 @@ try:
 except Exception as problem:
     print("ERROR", "did you mean lookup.cache" in str(problem))
 spark.sql("DROP TABLE dim")
+spark.stop()
+"""
+    variables = {"PYTHONPATH": without_pyiceberg(tmp_path)}
+    assert said_by(tmp_path, _CONNECT + script, path, replacement, variables=variables) == [
+        "FIRST ['a', 'b']",
+        "SECOND ['c', 'd'] 1 2",
+        "TABLE ['c', 'd']",
+        "NAMED 2",
+        "DELTA 1 1",
+        "DELTA 2 2",
+        "WORKERS False",
+        "ICEBERG 1 1 1",
+        "ICEBERG 2 2 2",
+        "ERROR True",
+    ]
+
+
+@pytest.mark.nightly
+def test_flows_of_pipelines(tmp_path: Path) -> None:
+    """In the function of a pipeline's flow, where nothing may be analysed, lookups are planned without, and tasks check the keys."""
+    path = saved(tmp_path / "dim.parquet", {"id": [1, 2], "name": ["c", "d"]})
+    script = """
 from datetime import datetime, timezone
+import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark_lookup import lookup_join
 from pyspark.pipelines.add_pipeline_analysis_context import add_pipeline_analysis_context
+spark.sql(f"CREATE TABLE dim USING lookupcache OPTIONS (path '{path}')")
 
 def enrich(query, table, on, *others, **given):
     df = spark.sql(query)
@@ -143,18 +168,7 @@ for moment in "TIMESTAMP'2024-01-03 00:59'", "TIMESTAMP'2024-01-03 01:00'", "TIM
     enrich(f"SELECT 1 AS k, {moment} AS t", history, {"k": "id"}, **since)
 spark.stop()
 """
-    variables = {"PYTHONPATH": without_pyiceberg(tmp_path)}
-    assert said_by(tmp_path, _CONNECT + script, path, replacement, variables=variables) == [
-        "FIRST ['a', 'b']",
-        "SECOND ['c', 'd'] 1 2",
-        "TABLE ['c', 'd']",
-        "NAMED 2",
-        "DELTA 1 1",
-        "DELTA 2 2",
-        "WORKERS False",
-        "ICEBERG 1 1 1",
-        "ICEBERG 2 2 2",
-        "ERROR True",
+    assert said_by(tmp_path, _CONNECT + script, path, "", timeout_s=200) == [
         "FLOW [(1, 'c'), (9, None), (None, None)]",
         "FLOW [(1,)]",
         "FLOW [(9,)]",

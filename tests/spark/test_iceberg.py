@@ -63,7 +63,7 @@ class Dim:
         return snapshot.snapshot_id
 
 
-@pytest.fixture(params=["catalog", "hint"])
+@pytest.fixture(params=["catalog", pytest.param("hint", marks=pytest.mark.nightly)])
 def dim(request: pytest.FixtureRequest, tmp_path: Path) -> Dim:
     return Dim(tmp_path, request.param)
 

@@ -14,7 +14,8 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import functions as sf
 
-from pyspark_lookup import LookupTable, lookup_join, register_lookup
+from pyspark_lookup import LookupTable, OptionError, lookup_join, register_lookup
+from pyspark_lookup.spark.source import DefaultSource
 from pyspark_lookup.spark.types import SPARK
 from tests.spark.common import MODES, NO_OPTIONS, batches_of, catalog_options, each_batch, events, load, put, stream_of
 
@@ -340,7 +341,6 @@ def test_limits(desk: Desk) -> None:
     for limit, value, sizes in [
         ("rows", "4", [4, 4]),
         ("rows", "5", [4, 4]),
-        ("rows", "1", [2, 2, 2, 2]),
         ("files", "3", [6, 2]),
         ("bytes", "1", [2, 2, 2, 2]),
         ("bytes", "1 GiB", [8]),
@@ -371,8 +371,11 @@ def test_where_it_begins(desk: Desk) -> None:
         ({"lookup.view": "files"}, "use data or changes"),
         ({"lookup.write.mode": "upsert"}, "lookup.write.mode is for writes"),
     ):
-        with pytest.raises(Exception, match=words):
-            desk.run(options, "refused")
+        with pytest.raises(OptionError, match=words):
+            source = DefaultSource({"path": desk.path, **options})
+            source.streamReader(source.schema()).initialOffset()
+    with pytest.raises(Exception, match="the log of the table ends at"):
+        desk.run({"lookup.stream.start": "99"}, "refused")
     with pytest.raises(Exception, match=r"changes are read by spark.readStream"):
         load(desk.spark, desk.path, CHANGES).collect()
     shutil.rmtree(desk.path)

@@ -31,7 +31,7 @@ from pyspark_lookup.columnar.predicate import StartsWith
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.spark.planning import predicate_of
 from pyspark_lookup.spark.types import struct_type
-from tests.fuzzing import MORE
+from tests.fuzzing import MORE, by_day
 from tests.spark.common import FULL, Calls, conf, load
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -423,7 +423,7 @@ def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkS
     assert min(compared, pruned, probed) >= len(tables) * PREDICATES * 5 // 6
 
 
-@pytest.mark.parametrize("pushed", [False, True])
+@pytest.mark.parametrize("pushed", by_day([True, False], 2))
 def test_predicates_answer_alike_in_spark(pushed: bool, tables: dict[str, Table], spark: SparkSession) -> None:
     """`lookup.where`, and what Spark pushes for `lookup.filter-pushdown`, select the rows that Spark's reader gives, and prune row groups."""
     pruned = 0

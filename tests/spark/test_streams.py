@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-COUNT, BATCHES, RESTARTS = 200, 12, 3
+COUNT, BATCHES, RESTARTS = 200, 8, 2
 STRATEGIES: tuple[Strategy, ...] = ("cache", "broadcast")
 
 
@@ -242,7 +242,7 @@ def writing(spark: SparkSession, home: Path, kind: str) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("kind", by_day(JOBS, 3))
+@pytest.mark.parametrize("kind", by_day(JOBS, 6))
 def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """No stream dies, no answer has half a commit; the first micro-batch after the commit sees it, as do late hosts."""
     home = tmp_path
