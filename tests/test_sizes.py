@@ -5,8 +5,11 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import re
 import resource
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +23,9 @@ from pyarrow import feather, orc
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import NotSupportedError, without_credentials
-from pyspark_lookup.scan.formats import whole_file
+from pyspark_lookup.scan import contract
+from pyspark_lookup.scan.formats import orc as orc_format
+from pyspark_lookup.scan.formats import parquet, whole_file
 from pyspark_lookup.table import file_names
 from pyspark_lookup.table.roaring import read_roaring
 
@@ -104,7 +109,7 @@ def test_text_that_is_larger_than_can_be_read(
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_text_for_which_there_is_no_memory(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_file, "_LARGE", 10)
-    monkeypatch.setattr(whole_file, "_free_bytes", lambda: 100)
+    monkeypatch.setattr(whole_file, "free_bytes", lambda: 100)
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / f"a.{form}").write_bytes(b"v\n" * 50 if form == "csv" else b'{"v": 1}\n' * 12)
     with pytest.raises(NotSupportedError, match=rf"a\.{form} holds .* and 100 bytes of memory are free"):
@@ -124,6 +129,102 @@ def test_a_bomb(tmp_path: Path) -> None:
     with pytest.raises(NotSupportedError, match=r"a\.csv\.gz: it holds more than"):
         _read(tmp_path / "t")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
+
+
+CONSTANTS = pa.DictionaryArray.from_arrays(pa.array(np.zeros(3000, np.int32)), ["x" * 100_000])
+FLAT = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@pytest.mark.parametrize("as_stored", [True, False], ids=["dictionary", "text"])
+def test_few_bytes_that_stand_for_many_long_values(
+    tmp_path: Path, as_stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One value of a Parquet dictionary in each row: batches have fewer rows, so that they stay small."""
+    monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**22)
+    monkeypatch.setattr(contract, "_UNCHECKED_BYTES", 2**22)
+    (tmp_path / "t").mkdir()
+    rows = pa.table({"id": np.arange(3000), "v": CONSTANTS})
+    pq.write_table(rows, tmp_path / "t" / "a.parquet", store_schema=as_stored, write_statistics=False)
+    assert (tmp_path / "t" / "a.parquet").stat().st_size < 200_000
+    table = _read(tmp_path / "t")
+    assert table.num_rows == 3000
+    assert max(chunk.nbytes for chunk in table["v"].chunks) < 2**24
+    monkeypatch.setattr(contract, "free_bytes", lambda: 2**21)
+    with pytest.raises(
+        NotSupportedError, match=r"/t: its rows take more than \d+ bytes of memory, and 2097152 are free"
+    ):
+        _read(tmp_path / "t")
+
+
+def test_lists_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of Parquet that is as long as many is refused before it is decoded."""
+    monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**20)
+    monkeypatch.setattr(parquet, "free_bytes", lambda: 2**20)
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"id": [1], "v": [[0] * 2**18]}), tmp_path / "t" / "a.parquet")
+    with pytest.raises(
+        NotSupportedError, match=r"a\.parquet: there is no memory .*262144 values in the lists of 1 rows"
+    ):
+        _read(tmp_path / "t")
+
+
+def test_a_stripe_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t").mkdir()
+    orc.write_table(pa.table({"id": np.zeros(2**17, np.int64)}), tmp_path / "t" / "a.orc", compression="zstd")
+    assert (tmp_path / "t" / "a.orc").stat().st_size < 2000
+    assert _read(tmp_path / "t").num_rows == 2**17
+    monkeypatch.setattr(orc_format, "_LARGE", 2**16)
+    monkeypatch.setattr(orc_format, "free_bytes", lambda: 2**19)
+    with pytest.raises(
+        NotSupportedError, match=r"a\.orc: there is no memory .*131072 rows in one stripe take 1048576 byte"
+    ):
+        _read(tmp_path / "t")
+
+
+def _write_parquet_bomb(path: Path) -> None:
+    step = 2_000_000
+    rows = pa.record_batch([pa.array(np.ones(step, np.int64)), pa.array(["x" * 20] * step)], schema=FLAT)
+    with pq.ParquetWriter(path, FLAT, compression="zstd") as writer:
+        for _ in range(50):
+            writer.write_batch(rows)
+
+
+def _write_orc_bomb(path: Path) -> None:
+    rows = pa.table({"id": pa.array(np.ones(40_000_000, np.int64))})
+    with orc.ORCWriter(str(path), compression="zlib", stripe_size=2**30) as writer:
+        for _ in range(10):
+            writer.write(rows)
+
+
+IN_LITTLE_MEMORY = """
+import resource, sys
+from pyspark_lookup import LookupTable
+from pyspark_lookup.base.errors import NotSupportedError
+resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30,) * 2)
+table = LookupTable(sys.argv[1], {"lookup.cache.dir": sys.argv[2], "lookup.keys": "id"})
+for read in (table.scan, lambda: table.get(1)):
+    try:
+        read()
+    except NotSupportedError as problem:
+        print(problem)
+if not sys.argv[1].endswith("orc"):
+    assert table.scan(columns=["id"], predicate="id = 2").num_rows == 0
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("write", [_write_parquet_bomb, _write_orc_bomb], ids=["parquet", "orc"])
+def test_a_bomb_of_rows(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    """More rows than there is memory for are an error, whatever asks for them; a stream of them goes on."""
+    form = write.__name__.split("_")[2]
+    path = tmp_path / form / f"a.{form}"
+    path.parent.mkdir()
+    write(path)
+    assert path.stat().st_size < 2_000_000
+    command = [sys.executable, "-c", IN_LITTLE_MEMORY, str(path.parent), str(tmp_path / "cache")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"/(parquet|orc).* (take|no memory)", done.stdout)) == 2, done.stderr
 
 
 @pytest.mark.parametrize("rows", [1, 65_536, 2**28, 2**28 + 1, 2**40])

@@ -21,6 +21,7 @@ from pyspark_lookup.managed.change_feed import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.contract import table_of
 from pyspark_lookup.table.log import TableState
 
 _TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
@@ -107,4 +108,4 @@ def scan_changes(
     if columns is not None:
         chosen = pa.schema([everything.field(name) for name in resolve_names(columns, everything, "columns")])
     parts = (read_share(engine, options, chosen, share, also=also) for share in plan_changes(engine, options))
-    return pa.Table.from_batches([batch for part in parts for batch in part], chosen)
+    return table_of((batch for part in parts for batch in part), chosen, options.path)

@@ -30,7 +30,7 @@ from pyspark_lookup.engine.planner import keys_of
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode
-from pyspark_lookup.scan.contract import all_columns, coalesce
+from pyspark_lookup.scan.contract import all_columns, coalesce, table_of
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.executions import Execution, Resolution
 from pyspark_lookup.table.model import TableVersion
@@ -277,7 +277,7 @@ def _get_uncached(
         columns = pa.schema([*planned, *(field for field in fields if field.name not in planned.names)])
         projection = dataclasses.replace(plan.projection, columns=columns, predicate=predicate)
         read = reader.versions.read_files(dataclasses.replace(plan, projection=projection), version)
-        return _join(pa.Table.from_batches(list(read), columns), names, probed, schema)
+        return _join(table_of(read, columns, plan.table.url), names, probed, schema)
     given = _given(fields, arrays)
     kept = pa.schema([plan.projection.data.field(name) for name in plan.needed if name not in given])
     chosen, places = distinct_keys(probed, probed.hashes(SEED))

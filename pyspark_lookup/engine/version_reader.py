@@ -18,7 +18,7 @@ from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import PreparedScan, TableScan, all_columns, slices_of
+from pyspark_lookup.scan.contract import PreparedScan, TableScan, all_columns, slices_of, table_of
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.schema_cache import HostSchemas
 from pyspark_lookup.table.model import Table, TableVersion
@@ -90,7 +90,7 @@ class VersionReader:
         """
         projection = dataclasses.replace(layout.projection, predicate=wanted)
         prepared = self.prepare(plan.table, version, slices_of(files), projection)
-        return pa.Table.from_batches(list(prepared.batches()), layout.columns)
+        return table_of(prepared.batches(), layout.columns, plan.table.url)
 
     def files(self, keep: bool = True) -> TableScan:
         """What reads files; `keep`: what it read stays in this host's cache, for those who read it next."""

@@ -9,14 +9,19 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, evaluate
 from pyspark_lookup.io.stores import Deletes, EqualityColumns, FileVersion
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.equality import DeletedValues
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
+
+_UNCHECKED_BYTES = 64 * 1024 * 1024  # of rows in memory: a batch is large then, and it is time to look at what is free
 
 
 def slices_of(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
@@ -140,18 +145,35 @@ def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
 def coalesce(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, metrics: CacheMetricGroup
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of about 64k, with exactly `schema`."""
+    """The rows in batches of about 64k, fewer if they are long, with exactly `schema`."""
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         metrics.inc("rowsReadCount", batch.num_rows)
-        if rows and rows + batch.num_rows > BATCH_ROWS:
+        if rows and (rows + batch.num_rows > BATCH_ROWS or size > _UNCHECKED_BYTES):
             yield _concat(waiting, schema)
-            waiting, rows = [], 0
+            waiting, rows, size = [], 0, 0
         waiting.append(batch)
         rows += batch.num_rows
+        size += 0 if batch.num_rows == BATCH_ROWS else batch.nbytes
     if waiting:
         yield _concat(waiting, schema)
+
+
+def table_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema, url: str) -> pa.Table:
+    """The rows of the table at `url` in memory. Raises NotSupportedError for more than there is room for."""
+    kept: list[pa.RecordBatch] = []
+    size = checked = 0
+    for batch in batches:
+        kept.append(batch)
+        size += batch.nbytes
+        if size - checked > _UNCHECKED_BYTES:
+            checked = size
+            if (free := free_bytes()) < max(2 * _UNCHECKED_BYTES, size // 4):
+                raise NotSupportedError(
+                    f"{redact('path', url)}: its rows take more than {size} bytes of memory, and {free} are free: ask for fewer columns or rows, or read it with Spark"
+                )
+    return pa.Table.from_batches(kept, schema)
 
 
 def matching_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.RecordBatch | None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import DamagedFileError, PysparkLookupError, raise_ours
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, PysparkLookupError, raise_ours
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.inference import Inferred
@@ -205,6 +205,9 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
         yield
     except PysparkLookupError:
         raise
+    except MemoryError as problem:
+        no_room = f"there is no memory for what it holds ({problem}): ask for fewer columns, or write it in smaller parts"
+        raise_ours(NotSupportedError(f"{file.url}: {no_room}"), problem)
     except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, struct.error, zlib.error) as problem:
         raise_ours(damaged(file, kind, problem), problem)
 

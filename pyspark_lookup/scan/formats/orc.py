@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.orc
 
 from pyspark_lookup.base.forks import cached_property
+from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.columnar.calendars import Convert, convert_columns, gregorian_dates
 from pyspark_lookup.columnar.types import lenient_schema, parts_of, unreadable
 from pyspark_lookup.io.stores import FileVersion, Range
@@ -21,6 +22,7 @@ from pyspark_lookup.scan.formats.spark_types import typed_fields
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 _SPARK_VERSION = b"org.apache.spark.version"
 _OUT_OF_RANGE = "out of range for nanosecond resolution"  # pyarrow has no other one for times in ORC
+_LARGE = 64 * 1024 * 1024  # bytes of a stripe from which on memory counts
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
@@ -85,18 +87,31 @@ class OrcIndex(FileIndex):
         with reading(self._file, "orc"):
             # Without any column it would read no row.
             read = list(columns) or self.schema.names[:1]
-            if self._times.isdisjoint(read) or all(stripe.time_zone in UTC_NAMES for stripe in self._tail.stripes):
+            file = pa.orc.ORCFile(pa.BufferReader(self._content))
+            as_it_is = self._times.isdisjoint(read) or all(
+                stripe.time_zone in UTC_NAMES for stripe in self._tail.stripes
+            )
+            for number in range(file.nstripes):
+                self._check_room(number, read)
                 try:
-                    file = pa.orc.ORCFile(pa.BufferReader(self._content))
-                    table = file.read(columns=self._unmistakable(read)).select(list(columns))
+                    batch = file.read_stripe(number, columns=self._unmistakable(read)) if as_it_is else None
                 except pa.ArrowInvalid as problem:
                     if _OUT_OF_RANGE not in str(problem):
                         raise
+                    batch = None
+                if batch is None:
+                    batch = self._exact(number, read, columns)
                 else:
-                    for batch in table.to_batches(BATCH_ROWS):
-                        yield convert_columns(batch, self._converts)
-                    return
-            yield from self._exact_batches(read, columns)
+                    batch = convert_columns(batch.select(list(columns)), self._converts)
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    yield batch.slice(start, BATCH_ROWS)
+
+    def _check_room(self, number: int, columns: Sequence[str]) -> None:
+        """Raise MemoryError for a stripe that is read as one piece and larger than what is free: a few bytes may stand for many rows."""
+        rows = self._tail.rows[number]
+        size = rows * sum(_least_bytes(self._raw.field(name).type) for name in columns)
+        if size > _LARGE and size > (free := free_bytes()):
+            raise MemoryError(f"{rows} rows in one stripe take {size} bytes or more, and {free} are free")
 
     def _unmistakable(self, columns: Sequence[str]) -> list[str] | None:
         """Columns as the reader is asked for them; None, which are all, where it would take one for a field of a struct."""
@@ -104,21 +119,21 @@ class OrcIndex(FileIndex):
         mistaken = any(name[:at] in structs for name in columns for at, mark in enumerate(name) if mark == ".")
         return None if mistaken else list(columns)
 
-    def _exact_batches(self, read: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Batches with times of any year, and of writers in any time zone."""
-        file = pa.orc.ORCFile(pa.PythonFile(self._tail.with_seconds(), mode="r"))
-        numbers = {name: self._tail.columns_in(name, self._raw) for name in self._times.intersection(read)}
-        for number, stripe in enumerate(self._tail.stripes):
-            converts = dict(self._converts)
-            for name, of in numbers.items():
-                times = StoredTimes(self._tail, stripe, f"column {name!r} of {self._file.url}")
-                raw, stored = self._raw.field(name).type, self._stored.field(name).type
-                known = iter(self._converts.get(name) or [None] * _leaf_count(raw))
-                converts[name] = list(_exact_leaves(raw, stored, times, iter(of), known))
-            batch = file.read_stripe(number, columns=self._unmistakable(read))
-            batch = convert_columns(batch.select(list(columns)), converts)
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield batch.slice(start, BATCH_ROWS)
+    def _exact(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
+        """The rows of a stripe with times of any year, and of writers in any time zone."""
+        converts = dict(self._converts)
+        for name in self._times.intersection(read):
+            times = StoredTimes(self._tail, self._tail.stripes[number], f"column {name!r} of {self._file.url}")
+            raw, stored = self._raw.field(name).type, self._stored.field(name).type
+            known = iter(self._converts.get(name) or [None] * _leaf_count(raw))
+            of = iter(self._tail.columns_in(name, self._raw))
+            converts[name] = list(_exact_leaves(raw, stored, times, of, known))
+        batch = self._with_seconds.read_stripe(number, columns=self._unmistakable(read))
+        return convert_columns(batch.select(list(columns)), converts)
+
+    @cached_property
+    def _with_seconds(self) -> pa.orc.ORCFile:
+        return pa.orc.ORCFile(pa.PythonFile(self._tail.with_seconds(), mode="r"))
 
 
 def _exact_leaves(
@@ -143,6 +158,14 @@ def _exact_leaves(
         yield functools.partial(times.instants, number=column)
     else:
         yield functools.partial(times.local, number=column)
+
+
+def _least_bytes(kind: pa.DataType) -> int:
+    """What a row takes at least, in a column of that type."""
+    try:
+        return int(kind.bit_width + 7) // 8
+    except ValueError:  # of texts and nested types
+        return 4
 
 
 def _leaf_count(kind: pa.DataType) -> int:

@@ -20,6 +20,7 @@ _FOOTER_LENGTH, _COMPRESSION, _BLOCK_SIZE = 1, 2, 3  # fields of the postscript
 _STRIPES, _TYPES, _METADATA, _WRITER, _CALENDAR = 3, 4, 5, 9, 11  # fields of the footer
 _SUBTYPES, _ATTRIBUTES = 2, 7  # fields of a type
 _STREAMS, _ENCODINGS, _TIME_ZONE = 1, 2, 3  # fields of a stripe's footer
+_STRIPE_ROWS = 5  # field of what the footer says of a stripe
 _NESTED = (10, 11, 12, 13)  # kinds of types: lists, maps, structs, unions
 _TIMESTAMPS, _LONG = (9, 18), 4
 _SECONDARY = 5  # of the kinds of streams
@@ -138,6 +139,11 @@ class OrcTail:
         if calendar == 0:
             return _number(self.footer, _WRITER, _JAVA) == _JAVA
         return calendar != _PROLEPTIC and not self._of_iceberg
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """How many each stripe has."""
+        return [_number(stripe, _STRIPE_ROWS) for stripe in _parts(self.footer, _STRIPES)]
 
     @cached_property
     def stripes(self) -> list[Stripe]:

@@ -14,12 +14,20 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_lookup.base.forks import cached_property
+from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.columnar.calendars import Convert, bounds_of, convert_columns, gregorian_dates, gregorian_instants
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import lenient_schema, parts_of, with_collations, with_parts, without_counterpart
+from pyspark_lookup.columnar.types import (
+    lenient_schema,
+    parts_of,
+    with_collations,
+    with_parts,
+    without_counterpart,
+)
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.arrow_schema import narrow_parquet
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
@@ -27,6 +35,8 @@ from pyspark_lookup.scan.formats.spark_types import typed_fields
 
 _DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured for 63 kB of 300 columns
 _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make a batch of few rows
+_BOUND_BYTES = 256 * 1024 * 1024  # that a batch may take
+_VALUE_BYTES = 8  # of a number, at most
 _WIDE, _TOGETHER = 256, 4 * 1024 * 1024  # columns, bytes: of so many that are so small each costs more than it saves
 _INDEX_BYTES = 24  # of a row, for its key and its place in the file
 _INTERVAL_BYTES = 12
@@ -157,24 +167,57 @@ class ParquetIndex(FileIndex):
         return int(size)
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
+        # By number: a name with a dot is also the path of a struct's field.
+        leaves = [leaf for name in columns for leaf in self._leaves[name]]
         with reading(self._file, "parquet"):
-            file = pq.ParquetFile(
-                pa.PythonFile(source, mode="r"),
-                metadata=self._metadata,
-                coerce_int96_timestamp_unit="us",
-                pre_buffer=False,
-                # Those of managed tables have checksums; what others write there is not always right.
-                page_checksum_verification=self._file.immutable,
-            )
-            # By number: a name with a dot is also the path of a struct's field.
-            leaves = [leaf for name in columns for leaf in self._leaves[name]]
-            group = self._metadata.row_group(unit.number)
-            size = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
-            rows = _BATCH_BYTES * group.num_rows // max(size, 1)
-            for batch in file.reader.iter_batches(
-                min(max(rows, 1), BATCH_ROWS), row_groups=[unit.number], column_indices=leaves, use_threads=False
-            ):
+            rows = self._batch_rows(unit, leaves, source)
+            for batch in self._read(unit, leaves, source, rows):
                 yield convert_columns(batch, self._converts)
+
+    def _read(
+        self, unit: Unit, leaves: list[int], source: RangesFile, rows: int, dictionary: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        file = pq.ParquetFile(
+            pa.PythonFile(source, mode="r"),
+            metadata=self._metadata,
+            read_dictionary=None if dictionary is None else [dictionary],
+            coerce_int96_timestamp_unit="us",
+            pre_buffer=False,
+            # Those of managed tables have checksums; what others write there is not always right.
+            page_checksum_verification=self._file.immutable,
+        )
+        yield from file.reader.iter_batches(rows, row_groups=[unit.number], column_indices=leaves, use_threads=False)
+
+    def _batch_rows(self, unit: Unit, leaves: Sequence[int], source: RangesFile) -> int:
+        """How many rows a batch may have, so that it takes a bounded amount of memory: a few bytes may stand for many long values."""
+        group, schema = self._metadata.row_group(unit.number), self._metadata.schema
+        chunks = [group.column(leaf) for leaf in leaves]
+        size = sum(chunk.total_uncompressed_size for chunk in chunks)
+        rows = min(max(_BATCH_BYTES * group.num_rows // max(size, 1), 1), BATCH_ROWS)
+        most = max((chunk.num_values for chunk in chunks), default=0)
+        if most * max(size, _VALUE_BYTES) <= _BOUND_BYTES:
+            return int(rows)  # if each value were all that there is
+        decoded = 0
+        for leaf, chunk in zip(leaves, chunks, strict=True):
+            width, total = _VALUE_BYTES, chunk.total_uncompressed_size
+            if chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
+                width = max(schema.column(leaf).length, 1)
+            elif chunk.has_dictionary_page and min(rows, group.num_rows) * total > _BOUND_BYTES:
+                width = max(width, self._longest(unit, leaf, source))
+            decoded += width * chunk.num_values
+            if chunk.num_values > group.num_rows and chunk.num_values * width > max(_BOUND_BYTES, free_bytes()):
+                raise MemoryError(f"{chunk.num_values} values in the lists of {group.num_rows} rows")
+        return max(int(min(rows, _BOUND_BYTES * group.num_rows // max(decoded, 1))), 1)
+
+    def _longest(self, unit: Unit, leaf: int, source: RangesFile) -> int:
+        """The bytes of the longest text in the dictionary of a column that is not nested; 0 of others."""
+        column = self._metadata.schema.column(leaf)
+        if column.physical_type != "BYTE_ARRAY" or column.path != column.name:
+            return 0
+        batch = next(self._read(unit, [leaf], source, 1, column.path), None)
+        if batch is None or not pa.types.is_dictionary(batch.schema.field(0).type):
+            return 0
+        return pc.max(pc.binary_length(batch.column(0).dictionary)).as_py() or 0
 
 
 @dataclasses.dataclass(frozen=True)

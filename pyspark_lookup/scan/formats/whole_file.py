@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import NotSupportedError, SchemaError
+from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.columnar.types import lenient_schema
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName
@@ -63,7 +60,7 @@ class WholeFileFormat:
                     f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece of up to "
                     "2 GiB: split it, or write parquet"
                 )
-            if len(content) > _LARGE and (free := _free_bytes()) < len(content) * _COPIES:
+            if len(content) > _LARGE and (free := free_bytes()) < len(content) * _COPIES:
                 raise NotSupportedError(
                     f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece, and {free} bytes of memory "
                     "are free: split it, or write parquet"
@@ -74,18 +71,6 @@ class WholeFileFormat:
             else:
                 text = CsvFile(content, self._csv, file.url, self._declared.names if self._declared else None)
             return _TextIndex(file, text, planned, self._declared is not None, self.first_ranges(file))
-
-
-def _free_bytes() -> int:
-    """What this process may still take of memory, about."""
-    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit == resource.RLIM_INFINITY:
-            return free
-        return min(free, limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
-    return sys.maxsize
 
 
 class _TextIndex(FileIndex):
