@@ -12,16 +12,15 @@ import dataclasses
 import hashlib
 import os
 import random
-import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import CacheFullError
+from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.cache.full.equality import read_deleted
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
@@ -423,12 +422,5 @@ def _threads() -> int:
 
 
 def _memory_bytes() -> int:
-    """What a build may hold in memory: an eighth of what is free, or of what the process may address."""
-    limits = [_MEMORY_AT_MOST]
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        limits += [int(line.split()[1]) * 1024 // 8 for line in lines if line.startswith("MemAvailable:")]
-    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if address_space != resource.RLIM_INFINITY:
-        limits.append(address_space // 8)
-    return max(min(limits), 16 * 1024 * 1024)
+    """What a build may hold in memory: an eighth of what is free."""
+    return max(min(free_bytes() // 8, _MEMORY_AT_MOST), 16 * 1024 * 1024)

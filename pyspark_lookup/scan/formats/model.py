@@ -206,7 +206,9 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
     except PysparkLookupError:
         raise
     except MemoryError as problem:
-        no_room = f"there is no memory for what it holds ({problem}): ask for fewer columns, or write it in smaller parts"
+        no_room = (
+            f"there is no memory for what it holds ({problem}): ask for fewer columns, or write it in smaller parts"
+        )
         raise_ours(NotSupportedError(f"{file.url}: {no_room}"), problem)
     except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, struct.error, zlib.error) as problem:
         raise_ours(damaged(file, kind, problem), problem)
