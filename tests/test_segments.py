@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import gc
 import itertools
 import json
@@ -23,7 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.io.disk import OpenSegment, SegmentWriter, on_disk
+from pyspark_lookup.io.disk import OpenSegment, SegmentWriter, directory, on_disk
 from pyspark_lookup.io.disk.space import Usage
 from tests import test_disk as blocks
 from tests.fuzzing import fuzzed, memory_at_most
@@ -266,6 +267,57 @@ def test_a_mapping_outlives_its_file(opened: Opened) -> None:
     assert opened.disk.open_segment("t", "s") is None
     assert opened.disk.segments("t") == []
     assert opened.disk.remove_segment("t", "s")
+
+
+def fill(opened: Opened) -> None:
+    """Ask for more than can be had, so that all goes that can."""
+    with contextlib.suppress(OSError):
+        opened.disk.take("segments", 2**40)
+
+
+UPKEEP: dict[str, Callable[[Opened], object]] = {
+    "clear": lambda opened: opened.disk.clear(),
+    "check": lambda opened: opened.disk.check(repair=True),
+    "sweep": lambda opened: opened.disk.sweep(),
+    "supersede": lambda opened: opened.disk.supersede_segments("t", ["s"]),
+    "discard": lambda opened: opened.disk.discard_segment("t", "s"),
+    "unlink": lambda opened: opened.disk.unlink_segment("t", "s"),
+    "publish again": published,
+    "no room": fill,
+}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_upkeep_shortens_no_file_in_place(opened: Opened, damaged: bool) -> None:
+    """Whatever removes or replaces files of the cache directory, a process that has one mapped reads what it was, and is not killed."""
+    for name, act in UPKEEP.items():
+        segment = published(opened)
+        opened.disk.open_numbers("t", "s", 7, create=True)
+        opened.disk.put_blocks({blocks.key(1, 5000): bytes(5000)})
+        found = opened.disk.open_segment("t", "s")
+        assert found is not None
+        if damaged:
+            edited(segment, in_footer)
+        kinds = (opened.root / "blocks", opened.root / "snapshots")
+        files = [path for kind in kinds for path in kind.rglob("*") if path.is_file()]
+        with contextlib.ExitStack() as stack:
+            held = [(path, stack.enter_context(path.open("rb"))) for path in files]
+            before = [(path, file.read()) for path, file in held]
+            opened.clock.tick(100 * 86400)
+            act(opened)
+            after = [(path, os.pread(file.fileno(), 2**20, 0)) for path, file in held]
+            assert after == before, name
+        assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+        del found
+
+
+def test_who_has_a_segment_locked_and_stands_still(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is stopped in the middle of removing a segment keeps nobody from reading it."""
+    monkeypatch.setattr(directory, "_LOCK_WAIT_S", 0.0)
+    with published(opened).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert content(opened) == REGIONS
+    assert content(opened) == REGIONS
 
 
 # --- damage ------------------------------------------------------------------------------------------------

@@ -29,7 +29,9 @@ HEADER_BYTES = _HEADER.size
 NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _TRIES = 5  # to do something in a directory that others remove meanwhile
 _LOCK_POLL_S, _ACQUIRE_POLL_S = 0.001, 0.01
-_LOCK_WAIT_S = 1.0  # for the counter and for evictions: longer than either takes, short for a read that waits
+_LOCK_WAIT_S = (
+    1.0  # for the counter, evictions and segments: longer than any of them takes, short for a read that waits
+)
 LEFTOVER_AFTER_S = 3600.0
 CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: none of ours comes near it
 
@@ -225,15 +227,8 @@ class Directory:
         """Hold one of the directory's own locks. TimeoutError if it is not had soon, another OSError if the directory is gone."""
         path = self._root / name
         with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
-            until_s = time.monotonic() + _LOCK_WAIT_S
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= until_s:
-                        raise TimeoutError(errno.ETIMEDOUT, "another process holds it for long", str(path)) from None
-                    time.sleep(_LOCK_POLL_S)
+            if not lock_soon(fd, fcntl.LOCK_EX):
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds it for long", str(path))
             try:
                 yield
             finally:
@@ -362,6 +357,18 @@ def sync_directory(path: str | Path) -> None:
 def is_own_file(status: os.stat_result) -> bool:
     """Whether that is a file of this user's: no directory, pipe, socket or device, and nobody else's."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def lock_soon(fd: int, kind: int) -> bool:
+    """Lock a file, of a `kind` of `fcntl`; whether that was had soon. Who holds it may be stopped, so nobody waits for long."""
+    until_s = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= until_s:
+            return False
+        time.sleep(_LOCK_POLL_S)
 
 
 def is_unlocked(fd: int) -> bool:

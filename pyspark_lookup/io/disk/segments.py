@@ -34,6 +34,7 @@ from pyspark_lookup.io.disk.directory import (
     entries_in,
     is_own_file,
     key_of,
+    lock_soon,
     names_in,
     older_than,
     sync_directory,
@@ -181,7 +182,8 @@ class Segments(Records):
                 if not _has_ends(fd, status, table, name):
                     self.discard_segment(table, name)
                     return None
-                fcntl.flock(fd, fcntl.LOCK_SH)
+                # Without it the file may be removed meanwhile, but what is mapped stays.
+                lock_soon(fd, fcntl.LOCK_SH)
                 # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
                 view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
         except FileNotFoundError:
