@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import importlib
 import os
 import random
@@ -14,6 +15,7 @@ import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -25,6 +27,8 @@ from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full import loader
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
+from pyspark_lookup.engine import lookup_table as api
+from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.io.disk import Disk, SegmentWriter
 from pyspark_lookup.io.disk.space import ReservedFile
@@ -34,7 +38,7 @@ from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.formats.parquet import ParquetIndex
 from pyspark_lookup.scan.open_file import KnownFiles
-from tests.fakes import FakeClock, Later, wait_until_settled
+from tests.fakes import CACHES, FakeClock, Later, wait_until_settled
 from tests.fuzzing import seeds
 from tests.partial.common import run_waiting
 from tests.soak.watch import bytes_below
@@ -504,7 +508,7 @@ def test_indexes_in_memory_are_bounded_by_bytes(tmp_path: Path) -> None:
     pq.write_table(pa.table({f"c{place}": [1] for place in range(300)}), path)
     index = ParquetIndex(FileVersion(path, os.path.getsize(path), ""), pq.read_metadata(path))
     assert index.memory_bytes > 500_000
-    known = KnownFiles()
+    known = KnownFiles(200)
     files = [FileVersion(f"file:///{number}", 1, IMMUTABLE) for number in range(200)]
     for file in files:
         known.keep(file, index, ())
@@ -516,3 +520,75 @@ def test_indexes_in_memory_are_bounded_by_bytes(tmp_path: Path) -> None:
         known.begin_read()
         assert known.index(files[-1]) is not None
     assert [file for file in files if known.index(file) is not None] == files[-1:]
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_what_is_read_once_leaves_nothing_in_memory(tmp_path: Path, compacts: bool) -> None:
+    """The footers of files that a full cache has loaded, or a compaction has replaced, are not kept: nobody looks at them again."""
+    mode = CACHES["NONE" if compacts else "FULL"]
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), **mode}
+    with LookupTable(str(tmp_path / "t"), options) as table:
+        for number in range(12):
+            table.upsert([{"id": number}])
+        if compacts:
+            table.compact()
+        assert table.get(7) == [{"id": 7}]
+        known: Any = table._engine().reader.fulls.scan
+        assert len(known._known._indexes._held) <= (13 if compacts else 0)  # those of the last one
+        for number in range(12, 16):
+            table.upsert([{"id": number}])
+            table.compact()
+        assert len(known._known._indexes._held) <= 5
+
+
+@pytest.mark.parametrize("mode", ["PARTIAL", "FULL"])
+def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """It keeps the parts of those that it used last and of those that are held, with the files that they have open. A table whose
+    parts have gone is read as by another process: what was committed, invalidated and counted holds."""
+    monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 2)
+    current = Runtime(FakeClock(time.time()).host(), random.Random(7))
+    monkeypatch.setattr(api, "runtime", lambda: current)
+
+    def table(number: int) -> LookupTable:
+        options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), **CACHES[mode]}
+        return LookupTable(str(tmp_path / f"t{number}"), options)
+
+    held = [table(number) for number in range(2)]
+    for one in held:
+        one.write([{"id": 7, "v": 0}])
+        assert one.get(7) == [{"id": 7, "v": 0}]
+    handles = len(handles_below(tmp_path))
+    for number in range(2, 7):
+        table(number).write([{"id": 7, "v": number}])
+        assert table(number).get(7) == [{"id": 7, "v": number}]
+        gc.collect()
+    assert len(current._engines) <= 2 + len(held)
+    assert len(handles_below(tmp_path)) <= handles + 2 * 4
+    for number in range(2, 7):
+        table(number).upsert([{"id": 7, "v": -number}])
+    for number in range(2, 7):
+        assert table(number).get(7) == [{"id": 7, "v": -number}]
+        assert table(number).metrics()["resolutionCount"] >= 2
+    assert [one.get(7) for one in held] == [[{"id": 7, "v": 0}]] * 2
+
+
+def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a table stay while a commit is not on the host's record, as the disk did not take it, and while its schedule runs."""
+    monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 1)
+    current = Runtime(FakeClock(time.time()).host(), random.Random(7), start=Later())
+    cache = {"lookup.cache.dir": str(tmp_path / "cache")}
+    plain = LookupOptions.parse({"path": str(tmp_path / "t"), **cache})
+    current.engine(plain).reader.resolver.host._unwritten["file:///t"] = {}
+    scheduled = LookupOptions.parse({"path": str(tmp_path / "t"), **cache, **CACHE})
+    engine = current.engine(scheduled)
+    full = engine.reader.fulls.of(engine.reader.resolver.table_of(scheduled, "DIRECTORY"), scheduled)
+    assert full is not None
+    full.schedule.ensure()
+    kept = set(current._engines)
+    del engine, full
+    for number in range(20):
+        current.engine(LookupOptions.parse({"path": str(tmp_path / f"u{number}"), **cache}))
+    gc.collect()
+    assert len(kept) == 2
+    assert kept <= set(current._engines)
+    assert len(current._engines) <= 4

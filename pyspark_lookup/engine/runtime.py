@@ -7,6 +7,7 @@ before a fork (a store's connections, a lock) may be used after it.
 from __future__ import annotations
 
 import atexit
+import collections
 import concurrent.futures
 import contextlib
 import functools
@@ -15,6 +16,7 @@ import logging
 import os
 import random
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -48,6 +50,8 @@ from pyspark_lookup.table.sources import SOURCES
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
+_ENGINES_KEPT = 256  # of tables that nobody holds: each takes 25 kB and more, and has a file of counters open
+_LOOKED_AT = 16  # of them, to find one that is idle
 
 
 class Engine:
@@ -62,6 +66,7 @@ class Engine:
         sizes: WriteSizes,
     ) -> None:
         self.reader = reader
+        reader.fulls.owner = self
         self.sizes = sizes
         self.disk = context.disk
         self._ufs = ufs
@@ -86,6 +91,11 @@ class Engine:
             self.reader.let_go(*held, user)
         if not self.reader.is_held:
             self._publisher.close()
+
+    def rest(self) -> None:
+        """Publish the counters, and close their file until the next use."""
+        self._publisher.publish()
+        self._publisher.close()
 
     @contextlib.contextmanager
     def measure(self, name: str) -> Iterator[None]:
@@ -182,8 +192,11 @@ class Runtime:
         self._stores: dict[str, Store] = {}
         self._catalogs: dict[tuple[str, tuple[tuple[str, str], ...]], Catalog] = {}
         self._disks: dict[str, Disk | str] = {}  # or why there is none
-        self._engines: dict[str, Engine] = {}
-        self._publishers: dict[str, Publisher] = {}
+        # Those that somebody uses, and the ones that were used last. One that is gone is made again as another process makes its own:
+        # what may not be lost with it is on the host's record.
+        self._engines: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
+        self._recent: collections.OrderedDict[str, Engine] = collections.OrderedDict()
+        self._publishers: weakref.WeakValueDictionary[str, Publisher] = weakref.WeakValueDictionary()
         self._application = ""
         self._provided: dict[str, concurrent.futures.Future[ProvidedTable]] = {}
 
@@ -192,20 +205,35 @@ class Runtime:
         provided = self._provided_table(options)
         with self._lock:
             key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, self._provided_key(options), options.cache)  # fmt: skip
-            if key not in self._engines:
-                self._engines[key] = self._build(options, provided)
-            return self._engines[key]
+            engine = self._engines.get(key)
+            if engine is None:
+                engine = self._engines[key] = self._build(options, provided)
+            self._recent[key] = engine
+            self._recent.move_to_end(key)
+            idle = self._take_idle(key)
+        if idle is not None:
+            idle.rest()
+        return engine
+
+    def _take_idle(self, asked: str) -> Engine | None:
+        """An engine beyond those that are kept, other than the one that was just asked for: it goes once nobody uses it."""
+        for _ in range(_LOOKED_AT if len(self._recent) > _ENGINES_KEPT else 0):
+            key, engine = next(iter(self._recent.items()))
+            if engine.reader.is_idle and key != asked:
+                return self._recent.pop(key)
+            self._recent.move_to_end(key)
+        return None
 
     def of_application(self, name: str) -> None:
         """Count from here on for the Spark application of that name (its id), which this process is a worker of."""
         with self._lock:
             self._application = name
-            for publisher in self._publishers.values():
+            for publisher in list(self._publishers.values()):
                 publisher.application = name
 
     def publish(self) -> None:
         """Put what was counted in this process where the host finds it."""
-        for publisher in self._publishers.values():
+        for publisher in list(self._publishers.values()):
             publisher.publish()
 
     def nonce(self) -> str:

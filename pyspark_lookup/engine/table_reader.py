@@ -63,10 +63,10 @@ class TableReader:
         self.metrics = context.metrics
         self._context = context
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
-        # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well.
+        # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well. It reads a file once, as a compaction does.
         self._scan, load_scan = scans or (
             Scan(blocks, context.metrics, block_size),
-            Scan(blocks.read_only(), context.metrics, block_size),
+            Scan(blocks.read_only(), context.metrics, block_size, again=False),
         )
         self.versions = VersionReader(self._scan, load_scan, context)
         self.partials = PartialTables(context, cache)
@@ -218,6 +218,11 @@ class TableReader:
     def is_held(self) -> bool:
         """Whether anybody holds it."""
         return bool(self._users)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether another one can take its place: nobody holds it, and this process knows nothing by it that the host does not."""
+        return not self._users and not self.resolver.host.has_unwritten
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
         """Log once, from one process of the host, that a later execution reads an older plan's version."""

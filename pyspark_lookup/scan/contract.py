@@ -87,6 +87,9 @@ class TableScan(abc.ABC):
     def close(self) -> None:  # noqa: B027 # most hold nothing
         """Let go of connections until the next use."""
 
+    def forget_files(self) -> None:  # noqa: B027
+        """Let go of what is known of files, none of which is read again soon."""
+
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may be read in parts."""
         return False

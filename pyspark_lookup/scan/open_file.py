@@ -29,7 +29,6 @@ from pyspark_lookup.scan.stored_columns import column_as_planned, missing_column
 _INDEXES = 64 * 1024 * 1024  # bytes of memory, about
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept
 _VALUES = 4 * 1024 * 1024  # in all, 8 bytes each
-_READS_KEPT = 200  # after so many in which a file was not looked at, its index costs less to read again than to keep
 _ASKED_AT_MOST = 1000  # values; with more a file will have one of them
 _SEED = Seed(0x2545F4914F6CDD1D, 0x9E6C63D0876A9A47)
 
@@ -167,11 +166,11 @@ class Latest(Generic[T]):
 
 
 class KnownFiles:
-    """What this process knows of files that never change."""
+    """What this process knows of files that never change, and that were looked at in the last `reads_kept` reads."""
 
-    def __init__(self) -> None:
-        self._indexes = Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES, _READS_KEPT)
-        self._values = Latest[Numbers](_VALUES, _READS_KEPT)
+    def __init__(self, reads_kept: int) -> None:
+        self._indexes = Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES, reads_kept)
+        self._values = Latest[Numbers](_VALUES, reads_kept)
 
     def begin_read(self) -> None:
         """Forget files that no read of late has looked at."""

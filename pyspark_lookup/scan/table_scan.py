@@ -39,18 +39,23 @@ from pyspark_lookup.table.partitions import partition_fields, partition_values_o
 # only where rows match; above, a second round of requests costs more than it saves.
 _TWO_PHASE_UNITS = 8
 _TWO_PHASE_BYTES = 256 * 1024
+_READS_KEPT = 200  # after so many in which a file was not looked at, its index costs less to read again than to keep
 
 
 class Scan(TableScan):
-    """Reads of one table through one block cache."""
+    """Reads of one table through one block cache. `again`: the next reads are of the same files, for the most part."""
 
-    def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int) -> None:
+    def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int, again: bool = True) -> None:
         self._blocks = blocks
         self._metrics = metrics
         self._block_size = block_size
         self._deleted = DeletedRows(blocks)
-        self._known = KnownFiles()
+        self._reads_kept = _READS_KEPT if again else 1  # parts of one large file are read one after the other
+        self._known = KnownFiles(self._reads_kept)
         self._by_value: EqualityDeleted | None = None
+
+    def forget_files(self) -> None:
+        self._known = KnownFiles(self._reads_kept)
 
     def splittable(self, table: Table) -> bool:
         assert table.format is not None

@@ -199,6 +199,11 @@ class HostVersions:
                     self._unwritten[url] = {**value, "commit": (table_id, position)}
                     self.forget(table)
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether only this process knows of a commit of its own, as the disk did not take it."""
+        return bool(self._unwritten)
+
     def floor(self, url: str) -> tuple[str, int] | None:
         """(table id, log position) of the newest commit that this host has made to the table at `url`."""
         raised = self._get_floor(url)

@@ -164,6 +164,8 @@ class SnapshotLoader:
                 size = max(size + problem.more, min(2 * max(size, _MIB), self.disk.most() * 7 // 8))
             problem.wanted, problem.of_bytes = size, wanted
             raise
+        finally:  # the next load reads other files: the rows of these are in the layers
+            self.scan.forget_files()
 
     def _lacking(self, version: TableVersion, layout: Layout, last: Snapshot) -> set[FileVersion]:
         """Files of which the layers lack a column: it was called otherwise, or dropped for a while. Reads footers, after a change of the columns."""

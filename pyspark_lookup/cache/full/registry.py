@@ -34,6 +34,7 @@ class FullTables:
         self._lock = threading.Lock()
         self._caches: dict[tuple[object, ...], FullCache] = {}
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
+        self.owner: object = None  # what there is once while a schedule of these runs
 
     def of(self, table: Table, options: LookupOptions) -> FullCache | None:
         """The full cache that the options ask for; None if they do not, or there is no cache directory."""
@@ -50,7 +51,7 @@ class FullTables:
                     key,
                     table,
                     options,
-                    functools.partial(self.layout_of, table, options),
+                    functools.partial(self._lay_out, table, options),
                     self.resolver,
                     SnapshotLoader(
                         self.scan, self.context.disk, self.context.rng, table, key, options.build_memory_bytes
@@ -60,6 +61,9 @@ class FullTables:
                     self.trigger,
                 )
             return self._caches[place]
+
+    def _lay_out(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
+        return self.layout_of(table, options, version)
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
         """Keep a cache's schedule until `user` lets go of it, or is gone."""
