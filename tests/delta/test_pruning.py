@@ -283,6 +283,59 @@ def test_numbers_that_no_column_holds(tmp_path: Path, number: str, mode: str) ->
                 assert len(reader.get(2)) == 1
 
 
+OTHER_TYPES = ['"5"', '"1"', "true", "false", "[1]", '{"a": 1}', "1.5e0", "-3", '"Infinity"', "NaN"]
+PLACES = [
+    "minValues.",
+    "maxValues.",
+    "nullCount.",
+    "minValues",
+    "maxValues",
+    "nullCount",
+    "numRecords",
+    "tightBounds",
+    "",
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_statistics_of_another_type(tmp_path: Path, place: str) -> None:
+    """What is no number where one belongs, and the like, bounds nothing: no row is lost, whatever is asked for."""
+    rows = {
+        "k": pa.array([2, 3]),
+        "small": pa.array([decimal.Decimal("2.50"), decimal.Decimal("3.50")], pa.decimal128(10, 2)),
+        "double": [2.5, 3.5],
+        "text": ["b", "c"],
+        "flag": [True, False],
+        "day": DAYS[:2],
+        "at": pa.array([2, 3], pa.timestamp("us", "UTC")),
+    }
+    write_deltalake(str(tmp_path / "t"), pa.table(rows))
+    (commit,) = (tmp_path / "t" / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    (add,) = (action["add"] for action in actions if "add" in action)
+    true, (outer, dot, _) = json.loads(add["stats"]), place.partition(".")
+    for form in OTHER_TYPES:
+        mark = dict.fromkeys(rows, "HERE") if dot else "HERE"
+        add["stats"] = json.dumps({**true, outer: mark}).replace('"HERE"', form) if outer else "HERE"
+        text = "\n".join(map(json.dumps, actions))
+        commit.write_text(text if outer else text.replace('"HERE"', form))
+        reader = opened(tmp_path / "t", tmp_path / "cache", keys="k")
+        wheres = (
+            "k = 3",
+            "k > 2",
+            "small = 3.50",
+            "double >= 3",
+            "text = 'c'",
+            "flag = false",
+            f"day = DATE '{DAYS[1]}'",
+        )
+        for where in wheres:
+            assert reader.scan(predicate=where).column("k").to_pylist() == [3], (form, where)
+        every = " AND ".join(f"{column} IS NOT NULL" for column in rows)
+        assert reader.scan(predicate=every).num_rows == reader.scan().num_rows == 2, form
+        assert len(reader.get(3)) == 1, form
+
+
 def test_whole_decimals_beyond_64_bits(tmp_path: Path) -> None:
     """In delta-rs's statistics they are the largest number of 64 bits, or the smallest."""
     numbers = [

@@ -94,7 +94,7 @@ class Add:
             partition,
             positive_of(found["size"]),  # an empty file would have no rows
             int(found.get("modificationTime") or 0),
-            text_of(statistics) if statistics else None,
+            statistics if isinstance(statistics, str) and statistics else None,
             Vector.of(found.get("deletionVector")),
         )
 
@@ -146,7 +146,7 @@ class Statistics:
             rows = found.get("numRecords")
             parts = (found.get(name) or {} for name in ("minValues", "maxValues", "nullCount"))
             low, high, nulls = (part if isinstance(part, dict) else {} for part in parts)
-            tight = found.get("tightBounds") is not False
+            tight = found.get("tightBounds", True) is True
             return cls(None if rows is None else count_of(rows), low, high, nulls, tight)
         except (ValueError, TypeError, AttributeError, RecursionError):
             return None

@@ -43,6 +43,7 @@ _MINUTE = datetime.timedelta(minutes=1)
 _CUT, _LAST = "\ufffd", "\U0010ffff"
 _DIGITS = 15  # of a decimal that a double holds exactly
 _ROUNDED = decimal.Decimal(2) ** -48
+_FLOATS_AS_TEXTS = ("Infinity", "-Infinity")
 _ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs writes for whole ones beyond them
 
 
@@ -276,11 +277,11 @@ def _statistics_of(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]
         for field in data:
             own = stored[field.name]
             nulls = found.nulls.get(own)
-            if not isinstance(nulls, int) or (not found.tight and 0 < nulls < found.rows):
+            if type(nulls) is not int or not 0 <= nulls <= found.rows or (not found.tight and 0 < nulls < found.rows):
                 nulls = None
             low = _bound(found.low.get(own), field.type, False)
             high = _bound(found.high.get(own), field.type, True)
-            if low is None or high is None:
+            if low is None or high is None or low > high:
                 low = high = None
             elif pa.types.is_temporal(field.type):
                 low, high = widened(low, high)  # those of a table that was converted are as its footers have them
@@ -290,16 +291,19 @@ def _statistics_of(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]
 
 
 def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
-    """A bound in statistics as a value of its column's type; None: it says nothing."""
-    if value is None or isinstance(value, (dict, list)):
+    """A bound in statistics as a value of its column's type; None: it says nothing, or is of another type, as in Spark."""
+    is_number = isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool)
+    if not is_number and not isinstance(value, str):
         return None
     with contextlib.suppress(*UNREADABLE, decimal.InvalidOperation):
         if pa.types.is_string(kind):
             return _text_bound(value, high) if isinstance(value, str) and is_utf8(value) else None
         if pa.types.is_integer(kind):
+            if not is_number:
+                return None
             return whole if -(2**63) <= (whole := int(value)) < 2**63 else None
         if pa.types.is_decimal(kind):
-            exact = exact_of(str(value))
+            exact = exact_of(str(value)) if is_number else None
             if exact is None or exact.adjusted() > kind.precision - kind.scale:
                 return None
             if kind.precision <= _DIGITS:
@@ -310,6 +314,8 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
             away = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
             return EXACT.add(exact, more).quantize(decimal.Decimal(1).scaleb(-kind.scale), away, EXACT)
         if pa.types.is_floating(kind):
+            if not is_number and value not in _FLOATS_AS_TEXTS:
+                return None
             number = float(value)
             if math.isnan(number):
                 return None
