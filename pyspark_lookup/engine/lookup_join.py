@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pyspark_lookup.base import errors
 from pyspark_lookup.base.errors import (
     DamagedFileError,
     LookupFunctionError,
     NotATableError,
+    PysparkLookupError,
     ReloadFailedError,
     UfsError,
     VersionGoneError,
@@ -101,7 +103,7 @@ def _schema_of(text: str) -> pa.Schema:
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
     """The version that `execution` reads, as the token that its tasks get.
 
-    Raises what resolving raises; with `lookup.on-error=NULL` tasks get that instead.
+    Raises what resolving raises; with `lookup.on-error=NULL` tasks get that instead, and decide what becomes of it.
     """
     engine = runtime().engine(options)
     try:
@@ -110,7 +112,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
         engine.reader.metrics.inc("tokenCount")
         engine.reader.resolver.host.record_token(table, version)
         return VersionToken.of(table, version).to_bytes()
-    except _CAUGHT as problem:
+    except PysparkLookupError as problem:
         if options.on_error is OnError.FAIL:
             raise
         return _FAILED + _message(problem).encode(errors="replace")[:_MESSAGE_BYTES]
@@ -186,8 +188,9 @@ class Lookup:
         if not table.num_rows:  # nobody is asked for nothing
             return self._rows(table, times, self._nothing(), None)
         if token.startswith(_FAILED):
-            known = np.zeros(table.num_rows, np.bool_)
-            return self._fail(table, times, self._nothing(), known, token[len(_FAILED) :].decode(errors="replace"))
+            known, message = np.zeros(table.num_rows, np.bool_), token[len(_FAILED) :].decode(errors="replace")
+            self._refuse(message)
+            return self._fail(table, times, self._nothing(), known, message)
         at: _At | None = None
         try:
             with self._engine.measure("lookupTime"):
@@ -214,6 +217,15 @@ class Lookup:
     def publish(self) -> None:
         """Put this process's counters where others of the host find them."""
         self._engine.publish_metrics()
+
+    def _refuse(self, message: str) -> None:
+        """Raise the error by which the version was not resolved, unless `lookup.on-error` lets rows pass without it."""
+        name, _, text = message.partition(": ")
+        kind = getattr(errors, name, None)
+        if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):  # a provider's own
+            kind, text = LookupFunctionError, message
+        if self._options.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
+            raise kind(text)
 
     def _nothing(self) -> pa.Table:
         return self.spec.columns.append(pa.field(KEY_INDEX, pa.int64())).empty_table()

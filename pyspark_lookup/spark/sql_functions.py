@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from pyspark_lookup.base.errors import NotSupportedError, OptionError
 from pyspark_lookup.base.forks import ForkSafeLock
 from pyspark_lookup.engine.lookup_pass import PassSpec, Stage
-from pyspark_lookup.options.enums import View
+from pyspark_lookup.options.enums import OnError, View
 from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, lookup_udf
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_pipeline
@@ -27,6 +27,7 @@ from pyspark_lookup.spark.table_argument import (
     defaults_to_full,
     look_up,
     quote,
+    view_of,
     with_default_cache,
 )
 
@@ -87,7 +88,9 @@ def register_lookup(
 def _create(found: LookedUp, whole: LookedUp, name: str, multi: bool) -> None:
     """Both functions, with what they stand on: the view of the version, and a UDF for each."""
     base = f"_lookup_{name.lower()}"
-    found.view(View.TOKEN).createOrReplaceTempView(f"{base}_version")
+    # Of an error in a subquery Spark shows its own frames: the function gets it in place of the version, and raises it.
+    options = {**found.options, "lookup.on-error": OnError.NULL.value}
+    view_of(found.spark, options, View.TOKEN).createOrReplaceTempView(f"{base}_version")
     bodies = {name: _body(found, base, many=multi), f"{name}_rows": _body(whole, base, many=True, as_rows=True)}
     for function, body in bodies.items():
         found.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {function}{body}")

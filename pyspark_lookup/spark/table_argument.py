@@ -71,9 +71,6 @@ class LookedUp:
         shown = ",".join(map(quote, columns))
         return _load(self.spark, {**self.options, "lookup.columns": shown})
 
-    def view(self, view: View) -> DataFrame:
-        return view_of(self.spark, self.options, view)
-
     def arrow(self, names: Sequence[str]) -> pa.Schema:
         return arrow_schema(StructType([self.schema[name] for name in names]))
 

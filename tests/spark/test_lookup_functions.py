@@ -167,3 +167,22 @@ def test_refusals(spark: SparkSession, tmp_path: Path, name: str, monkeypatch: p
     assert spark.sql(f"SELECT {name}(1).v AS v, r.v AS w FROM {name}_rows(1) r").collect() == [(1, 1)]
     register_lookup(spark, name, str(new), "id")
     assert spark.sql(f"SELECT {name}(1).w AS v, r.w AS w FROM {name}_rows(1) r").collect() == [("x", "x")]
+
+
+@pytest.mark.nightly
+def test_a_table_that_is_gone(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Below Spark's own header an error is one line, ours: that of a version which cannot be resolved, too. With
+    `lookup.on-error=NULL` it stands beside the rows; a query without rows has none."""
+    path = put(tmp_path / "dim" / "a.parquet", 1)
+    options = {"lookup.busy-wait": "0 s"}
+    register_lookup(spark, name, str(path.parent), "id", options=options)
+    register_lookup(spark, f"{name}_lenient", str(path.parent), "id", options={**options, "lookup.on-error": "NULL"})
+    path.unlink()
+    path.parent.rmdir()
+    with pytest.raises(PythonException) as caught:
+        spark.sql(f"SELECT {name}(1).version, r.* FROM {name}_rows(1) r").collect()
+    lines = str(caught.value).strip().splitlines()
+    assert lines[1:] == [f"pyspark_lookup.base.errors.UfsNotFoundError: file://{path.parent} does not exist"]
+    assert spark.sql(f"SELECT {name}(id) FROM range(0)").collect() == []
+    ((found,),) = spark.sql(f"SELECT {name}_lenient(1)").collect()
+    assert (found.version, found.lookup_error) == (None, f"UfsNotFoundError: file://{path.parent} does not exist")
