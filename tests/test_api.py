@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -704,3 +705,39 @@ def test_a_failed_first_write_says_that_it_made_the_table(tmp_path: Path) -> Non
             table.write([{"id": 1, "v": 1}, {"id": 1, "v": 2}])
         with pytest.raises(SchemaError, match=r"Nothing was ever committed to the table.*remove its directory"):
             table.write(pa.table({"id": ["1"], "v": [1]}))
+
+
+BEYOND: dict[str, pa.Array] = {
+    "date": pa.array([2**31 - 1, 0], pa.int32()).cast(pa.date32()),
+    "instant": pa.array([2**62, 0], pa.int64()).cast(pa.timestamp("us", "UTC")),
+    "time": pa.array([-(2**62), 0], pa.int64()).cast(pa.timestamp("us")),
+    "list": pa.array([[2**31 - 1], None], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
+}
+
+
+@pytest.mark.parametrize("cache", ["NONE", "FULL"])
+@pytest.mark.parametrize("kind", BEYOND)
+def test_values_that_no_type_of_python_holds(tmp_path: Path, kind: str, cache: str) -> None:
+    """They are an error by name where Python's are asked for, and as ever where Arrow's are."""
+    path = put(tmp_path / "a.parquet", id=[1, 2], v=BEYOND[kind])
+    options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id", "lookup.cache": cache}
+    reader = LookupTable(str(path), options)
+    for _ in range(2):
+        with pytest.raises(SchemaError, match=r"column 'v' of type .* no type of Python holds .* by get_many\(\)"):
+            reader.get(1)
+    assert reader.get(2)[0]["id"] == 2
+    assert reader.get_many([1]).column("v").combine_chunks().equals(BEYOND[kind][:1])
+    assert LookupTable(str(path), {**options, "lookup.columns": "id"}).get(1) == [{"id": 1}]
+
+
+@pytest.mark.parametrize("key", ["1e-300000000", "1e300000000", "-1e999999999999", "0e-300000000", "NaN", "sNaN"])
+def test_keys_with_huge_exponents(table: Opens, key: str) -> None:
+    """They are refused, or have no row, and cost nothing."""
+    reader = table({"lookup.keys": "id"})
+    start = time.process_time()
+    for ask in (reader.get, lambda one: reader.get_many([one]), lambda one: reader.get_many([{"id": one}])):
+        try:
+            assert not len(ask(decimal.Decimal(key)))
+        except (TypeError, SchemaError) as problem:
+            assert "key" in str(problem) or "column 'id'" in str(problem)
+    assert time.process_time() - start < 2

@@ -23,6 +23,7 @@ from pyspark_lookup.cli.output import (
     typed_keys,
 )
 from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.rows import as_python
 from pyspark_lookup.options.conf_file import redact
 
 
@@ -77,7 +78,7 @@ def get(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
     """The rows of the KEYS (with several key columns: VALUE,VALUE). Exit code 3 if one of them has none."""
     found = table.get_many(functools.partial(typed_keys, keys, origin="KEYS"))
     known = set(found.column("key_index").to_pylist())
-    show_rows(found.drop_columns(["key_index"]).to_pylist(), as_json)
+    show_rows(as_python(found.drop_columns(["key_index"])), as_json)
     missing = [key for place, key in enumerate(keys) if place not in known]
     if missing:
         click.echo(f"no row for {printable(', '.join(missing))}", err=True)

@@ -22,7 +22,7 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many_at, read_rows
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.rows import KeyMaker, Keys, keys_given
+from pyspark_lookup.engine.rows import KeyMaker, Keys, as_python, keys_given
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.enums import CacheMode
@@ -129,7 +129,7 @@ def rows_with(
     if rows is None:
         keys = keys_given([key], key_names(read.plan.options))
         found = get_many_at(reader, read.plan, keys, read.names, None, resolution, held)[0]
-        rows = found.drop_columns([KEY_INDEX]).to_pylist()
+        rows = as_python(found.drop_columns([KEY_INDEX]))
     return rows
 
 
@@ -140,8 +140,12 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
     one = one_key(key, read.kind)
     if one is None:
         return None
+    try:
+        rows = snapshot.get_one(read.columns, one)
+    except (OverflowError, ValueError):  # a value that Python lacks: the table's column is named
+        return None
     reader.metrics.inc("hitCount")
-    return [dict(zip(read.columns, row, strict=True)) for row in snapshot.get_one(read.columns, one)]
+    return [dict(zip(read.columns, row, strict=True)) for row in rows]
 
 
 def rows_of_keys(

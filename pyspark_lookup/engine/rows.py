@@ -81,10 +81,31 @@ def keys_given(keys: Any, names: Sequence[str]) -> pa.Table:
     except OverflowError as problem:
         raise_ours(SchemaError(f"keys: {problem}: no key column can hold such a number"), problem)
     except (TypeError, ValueError, pa.ArrowException) as problem:
-        raise_ours(TypeError(f"{type(keys).__name__}: {_KEYS}"), problem)
+        raise_ours(TypeError(f"{type(keys).__name__}: {_KEYS}; {foreign_text(str(problem))}"), problem)
     if pa.types.is_struct(column.type):
         return _named(pa.Table.from_struct_array(column), names)
     return pa.table({(names or ("key",))[0]: column}) if len(names) <= 1 else _of_tuples(column.to_pylist(), names)
+
+
+def as_python(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as dictionaries. Raises SchemaError for a value that Arrow has and no type of Python, as a day after the year 9999."""
+    try:
+        found: list[dict[str, Any]] = rows.to_pylist()
+        return found
+    except (OverflowError, ValueError) as problem:
+        raise_ours(SchemaError(_beyond_python(rows)), problem)
+
+
+def _beyond_python(rows: pa.Table | pa.RecordBatch) -> str:
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        try:
+            column.to_pylist()
+        except (OverflowError, ValueError) as problem:
+            instead = "ask by get_many(), which gives Arrow, or leave it out by lookup.columns"
+            return (
+                f"column {name!r} of type {column.type} has a value that no type of Python holds ({problem}): {instead}"
+            )
+    return "the rows have a value that no type of Python holds: ask by get_many(), which gives Arrow"
 
 
 def _is_of_pandas(given: Any, name: str) -> bool:

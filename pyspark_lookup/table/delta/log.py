@@ -180,7 +180,13 @@ class DeltaLog:
     def _replay_of(self, listed: Sequence[FileVersion], version: int | None) -> tuple[DeltaState, FileVersion]:
         commits = _commits_in(listed)
         if not commits:
-            raise UfsNotFoundError(f"{self._shown}: {DELTA_LOG_DIRECTORY} holds no commit, so it is no Delta table")
+            last = max((one.version for one in checkpoints_in(listed)), default=None)
+            instead = (
+                "so it is no Delta table"
+                if last is None
+                else f"but a checkpoint of version {last}, which may not be the newest: bring {last:020}.json and what follows it back"
+            )
+            raise UfsNotFoundError(f"{self._shown}: {DELTA_LOG_DIRECTORY} holds no commit, {instead}")
         if version is not None and not min(commits) <= version <= max(commits):
             raise VersionGoneError(
                 f"{self._shown} has no version {version}: the log has {min(commits)} to {max(commits)}"
