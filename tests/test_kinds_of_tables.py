@@ -13,7 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pyspark_lookup import LookupTable, NotATableError, NotSupportedError, PysparkLookupError, TableFormatError
+from pyspark_lookup import (
+    LookupTable,
+    NotATableError,
+    NotSupportedError,
+    PysparkLookupError,
+    SchemaError,
+    TableFormatError,
+)
 from tests.iceberg.common import sql_catalog
 from tests.s3server import S3Server
 
@@ -88,6 +95,55 @@ def test_a_directory_beside_tables_is_a_table(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
         pq.write_table(ROWS.select(["id"]), tmp_path / name / "x.parquet")
         assert LookupTable(str(tmp_path / name), {"lookup.cache.dir": str(tmp_path / "c")}).scan().num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("marker", "says"),
+    [
+        ("_delta_log/_commits", r"_delta_log holds no commit.*remove the directory _delta_log"),
+        ("_delta_log/00000000000000000000.crc", r"_delta_log holds no commit.*remove the directory _delta_log"),
+        ("_lookup", r"log is empty or gone.*remove the directory _lookup"), ("_lookup/log/notes.json", "is no event"),
+        ("metadata", None), ("metadata/version-hint.text", "of which there is no file"),
+    ],
+)  # fmt: skip
+def test_a_directory_of_a_tables_name(tmp_path: Path, marker: str, says: str | None) -> None:
+    """Without a file of a table it refuses nothing below; what it lies in is read, or refused with what to remove."""
+    place = tmp_path / "t" / marker
+    if place.suffix:
+        place.parent.mkdir(parents=True)
+        place.write_text("1")
+    else:
+        place.mkdir(parents=True)
+    (tmp_path / "t" / "k=1").mkdir()
+    pq.write_table(ROWS.select(["id"]), tmp_path / "t" / "k=1" / "x.parquet")
+    options = {"lookup.cache.dir": str(tmp_path / "c")}
+    assert LookupTable(tmp_path / "t" / "k=1", options).scan().num_rows == 2
+    if says is None:
+        assert LookupTable(tmp_path / "t", options).scan().num_rows == 2
+    else:
+        with pytest.raises(PysparkLookupError, match=says):
+            LookupTable(tmp_path / "t", options).scan()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("INT", "abc"), ("TINYINT", "300"), ("DATE", "1"), ("BOOLEAN", "abc"), ("DECIMAL(5, 2)", "a\nb")],
+)
+def test_a_directory_that_is_none_of_a_declared_type(tmp_path: Path, kind: str, value: str) -> None:
+    """Its path, its value and the type are in the error, by scan and by key; the types that have the value read it."""
+    (tmp_path / "t" / f"k={value}").mkdir(parents=True)
+    pq.write_table(ROWS.select(["id"]), tmp_path / "t" / f"k={value}" / "x.parquet")
+    options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id"}
+    with LookupTable(tmp_path / "t", {**options, "lookup.schema": f"id BIGINT, k {kind}"}) as table:
+        for ask in (table.scan, lambda: table.get(1)):
+            with pytest.raises(SchemaError) as caught:
+                ask()
+            told = str(caught.value)
+            assert told.startswith(f"file://{tmp_path}/t/k=")
+            assert f"the value {value!r} of partition column 'k' is no " in told
+            assert "lookup.schema or .schema(…)" in told
+    with LookupTable(tmp_path / "t", {**options, "lookup.schema": "id BIGINT, k STRING"}) as table:
+        assert set(table.scan().column("k").to_pylist()) == {value}
 
 
 def test_an_s3_path_is_looked_at_once(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from typing import Any, cast
 from pyspark_lookup.base.errors import UfsNotFoundError, VersionGoneError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.io.stores import IMMUTABLE, LOG_DIRECTORY, FileStatistics, FileVersion, Listing
+from pyspark_lookup.io.stores.own_files import is_own
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.deletes import DeleteFile
@@ -18,6 +20,7 @@ from pyspark_lookup.table.log import Change, DataFile, EarlierStateError, Notifi
 from pyspark_lookup.table.model import Kind, Table, TableVersion, VersionMetadata, metadata_of
 from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
+_NAMES_LOOKED_AT = 1000
 _VERSIONS_KEPT = 8
 
 
@@ -33,6 +36,10 @@ class LogSource(VersionSource):
         super().__init__(parts)
         self._logs: dict[str, NotificationLog] = {}
         self._times = TimeTravel()
+
+    @classmethod
+    def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
+        return any(is_own(file.url) for file in ufs.list_files(f"{marker_url}/log", "/", _NAMES_LOOKED_AT))
 
     @classmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:
@@ -52,7 +59,10 @@ class LogSource(VersionSource):
         table = question.table
         state = self.log(table.url).latest()
         if state is None:
-            raise UfsNotFoundError(f"{redact('path', table.url)} is no managed table (any more)")
+            raise UfsNotFoundError(
+                f"{redact('path', table.url)} is no managed table (any more): its log is empty or gone. To read what files there are "
+                f"as they are, remove the directory {LOG_DIRECTORY} if it is left"
+            )
         log, position = self.log(table.url), None
         if isinstance(table.pinned, datetime.datetime):
             position = self._position_at(log, state, table.pinned)

@@ -137,7 +137,12 @@ class VersionSource(abc.ABC):
     @classmethod
     def marks_table(cls, ufs: Ufs, marker_url: str) -> bool:
         """Whether there is a directory of a marker's name, and it is a table's. Raises UfsError."""
-        return ufs.has_directory(marker_url)
+        return ufs.has_directory(marker_url) and cls.has_own_file(ufs, marker_url)
+
+    @classmethod
+    def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
+        """Whether a directory of a marker's name has a file without which there is no table; others may have such directories, too."""
+        return True
 
     @abc.abstractmethod
     def current(self, question: Question) -> Answer:

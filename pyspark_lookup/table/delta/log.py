@@ -182,7 +182,7 @@ class DeltaLog:
         if not commits:
             last = max((one.version for one in checkpoints_in(listed)), default=None)
             instead = (
-                "so it is no Delta table"
+                f"so it is no Delta table. To read what files there are as they are, remove the directory {DELTA_LOG_DIRECTORY}"
                 if last is None
                 else f"but a checkpoint of version {last}, which may not be the newest: bring {last:020}.json and what follows it back"
             )

@@ -27,6 +27,7 @@ from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import EXACT, text_of_schema
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import DELTA_LOG_DIRECTORY, IMMUTABLE, FileStatistics, FileVersion, Listing
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.deletes import DELETES
 from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, decode_path, is_absolute
@@ -37,6 +38,8 @@ from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, met
 from pyspark_lookup.table.restarts import read_again
 from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
+_OF_LOG = re.compile(r"\d{20}\.(?:json|checkpoint\..+)")
+_NAMES_LOOKED_AT = 1000
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _MINUTE = datetime.timedelta(minutes=1)
@@ -59,6 +62,11 @@ class DeltaSource(VersionSource):
         self._logs: dict[str, DeltaLog] = {}
         self._files: dict[str, DeltaFiles] = {}
         self._times = TimeTravel()
+
+    @classmethod
+    def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
+        files = ufs.list_files(marker_url, "/", _NAMES_LOOKED_AT)  # what begins with a dot comes before
+        return any(_OF_LOG.fullmatch(file.url.rpartition("/")[2]) for file in files)
 
     @classmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:

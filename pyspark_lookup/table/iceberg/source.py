@@ -93,14 +93,11 @@ class IcebergSource(VersionSource):
         return cls.kinds[0] if named else None
 
     @classmethod
-    def marks_table(cls, ufs: Ufs, marker_url: str) -> bool:
-        """As in general; but others have directories called `metadata`, too."""
-        if not ufs.has_directory(marker_url):
-            return False
+    def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
         # Catalogs write 00000-….metadata.json, which comes first; others v1.metadata.json and the hint, which come after the manifests.
         names = ("", "v")
         files = [file for after in names for file in ufs.list_files(marker_url, after, _NAMES_LOOKED_AT)]
-        return any(file.url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz", f"/{HINT}")) for file in files)
+        return any(file.url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")) for file in files)
 
     @classmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:
