@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import pyspark_lookup
-from pyspark_lookup.base.errors import LookupFunctionError, OptionError, SchemaError
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.cli.main import _group
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.planner import planned_names
@@ -57,6 +57,8 @@ PLACES = {
     "s3:/b/x": "'s3://b/x'", "s3a:b/x": "'s3a://b/x'", "hdfs:/x": "'hdfs://<namenode>/x'", "gs:/b/x": "'gs://b/x'",
     "abfss:/c@a/x": "'abfss://c@a/x'", "dbfs:/x": "'/dbfs/x'", "DBFS://x": "'/dbfs/x'", "delta.`/p`": "'/p'", "parquet.`s3://b/x`": "'s3://b/x'",
     "S3:///b/x": "'s3://b/x'", "https:/h/x": "'https://h/x'",
+    "file://localhost/x": "'file:///x'", "FILE://host/x": "'file:///…'", "C:\\x": "no drives", "c:/x": "no drives", r"\\srv\x": "no drives",
+    "$HOME/x": "variable $HOME is not", "${HOME}/x": "variable ${HOME} is not", "file://$HOME/x": "$HOME is not", "%TEMP%/x": "%TEMP% is not",
 }  # fmt: skip
 
 
@@ -67,6 +69,21 @@ def test_paths_of_other_programs(path: str) -> None:
         with pytest.raises(OptionError, match=r"^option path = ") as caught:
             use(path)
         assert PLACES[path] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "größe", "100%", "$5", "a$b", "~", "a\nb", "C:x"])
+def test_odd_names_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As they are, relative or not; an error about one is one line."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"id": [1]}), tmp_path / name)
+    for path in (f"./{name}", f"{tmp_path}/{name}", f"file:{tmp_path}/{name}", f"file://{tmp_path}/{name}"):
+        assert (
+            LookupTable(path, {"lookup.format": "parquet", "lookup.cache.dir": str(tmp_path / "c")}).scan().num_rows
+            == 1
+        )
+        with pytest.raises(PysparkLookupError, match=r"^file:///.* does not exist$") as caught:
+            LookupTable(f"{path}/none", {"lookup.cache.dir": str(tmp_path / "c")}).scan()
+        assert "\n" not in str(caught.value)
 
 
 def test_schemes_in_capitals(tmp_path: Path) -> None:

@@ -16,7 +16,12 @@ STORAGE = "lookup.storage."
 
 
 def redact(key: str, value: object) -> str:
-    """`value` as text fit for a message: hidden if it is a credential, or JSON with one inside; without those in URLs."""
+    """`value` as text fit for a message, a path in one line: hidden if it is a credential, or JSON with one inside; without those in URLs."""
+    text = _without_secrets(key, value)
+    return text.replace("\n", "\\n").replace("\r", "\\r") if key == "path" else text
+
+
+def _without_secrets(key: str, value: object) -> str:
     stack: list[Any] = [{key: value if isinstance(value, (dict, list)) else storage_value(value)}]
     while stack:
         item = stack.pop()
@@ -36,7 +41,7 @@ def _looks_secret(key: str) -> bool:
 
 def tells_secret(key: str, value: object) -> bool:
     """Whether an option is or holds a credential, one in a URL among them."""
-    return redact(key, value) != str(value)
+    return _without_secrets(key, value) != str(value)
 
 
 def storage_value(text: object) -> Any:

@@ -125,6 +125,8 @@ _REMOTE = [
     "wasbs",
     "webhdfs",
 ]
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?(?=/|$)|%(\w+)%")
+_DRIVE = re.compile(r"[A-Za-z]:[\\/](?!/)|\\\\")
 _OF_FORMAT = re.compile(r"(\w+)\.`(.+)`", re.DOTALL)
 
 
@@ -137,6 +139,10 @@ def parse_path(text: str) -> str:
         )
     if (of_format := _OF_FORMAT.fullmatch(path)) is not None:
         raise ValueError(f"the path alone, {of_format[2]!r}: what is there says that it is {of_format[1]}")
+    if (variable := _VARIABLE.match(path.removeprefix("file://"))) is not None:
+        raise ValueError(f"a path written out: the variable {variable[0]} is not replaced by its value here")
+    if _DRIVE.match(path) is not None:
+        raise ValueError("a path as Linux and macOS have it, '/…', or a URL: there are no drives")
     found = _SCHEME.fullmatch(path)
     if found is None:
         return path
@@ -147,7 +153,10 @@ def parse_path(text: str) -> str:
         place = f"<namenode>/{rest}" if scheme == "hdfs" else rest
         raise ValueError(f"two slashes, '{scheme}://{place}'")
     if scheme in ("file", "local") and slashes == "//" and rest and not rest.startswith("/"):
-        raise ValueError(f"a path of this machine, '{scheme}:///…': behind two slashes stands the name of a host")
+        host, _, below = rest.partition("/")
+        raise ValueError(
+            f"a path of this machine, '{scheme}:///{below if host == 'localhost' else '…'}': behind two slashes stands the name of a host"
+        )
     return f"{scheme}:{slashes}{rest}" if scheme in (*_REMOTE, "file", "local") or slashes == "//" else path
 
 
