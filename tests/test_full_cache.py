@@ -36,6 +36,9 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.table.executions import Execution
 from tests.fakes import FakeClock, Host, Later, make_host, wait_until_settled
+from tests.test_writing import Site, site
+
+__all__ = ["site"]
 
 EACH = 500
 FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}
@@ -819,3 +822,33 @@ def test_no_segment_goes_before_what_names_it(
     assert len(table.segments()) == 1
     assert lacking
     assert not any(lacking)
+
+
+@pytest.mark.parametrize("gets_on_s", [0, 1500])
+def test_a_process_that_stands_still_in_a_load(site: Site, monkeypatch: pytest.MonkeyPatch, gets_on_s: int) -> None:
+    """A reload waits for the one of another process as long as that gets on; then it fails by the name of the lock, and what there is
+    is read as before."""
+    site.created().write([{"id": 1}])
+    table = site.table(FULL)
+    assert table.get(1) == [{"id": 1, "name": None}]
+    full, began_s = table._full(), site.clock.steady_s
+    lock = full.disk.acquire("reload", full.key, 0)
+    assert lock is not None
+    path = full.disk.lock_path("reload", full.key)
+
+    def acquire(kind: str, name: str, timeout_s: float) -> None:
+        site.clock.tick(max(timeout_s, 0.1))
+        if site.clock.steady_s < began_s + gets_on_s:
+            os.utime(path, (site.clock.steady_s,) * 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(full.disk), "acquire", lambda disk, *args: acquire(*args))
+        with pytest.raises(ReloadFailedError, match=f"holds {path}, and has not got on for 10 minutes"):
+            table.reload()
+    assert gets_on_s + 590 <= site.clock.steady_s - began_s <= gets_on_s + 610
+    assert table.get(1) == [{"id": 1, "name": None}]
+    lock.release()
+    before = path.stat().st_mtime_ns
+    site.clock.tick(60)
+    table.reload()
+    assert path.stat().st_mtime_ns > before

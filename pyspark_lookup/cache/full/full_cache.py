@@ -57,6 +57,7 @@ from pyspark_lookup.table.restarts import read_with_restarts
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
+_SILENT_S = 600.0  # after so long a load that reads no further is taken to stand still
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -262,8 +263,16 @@ class FullCache:
     # --- loading ----------------------------------------------------------------------------------
 
     def reload(self) -> Snapshot:
-        """A snapshot of the store's current version, now, in this thread. Raises what the load raises."""
-        with self._stored.lock():
+        """A snapshot of the store's current version, now, in this thread. Raises what the load raises.
+
+        ReloadFailedError if another process has begun one, and does not get on.
+        """
+        with self._stored.lock(silent_s=_SILENT_S) as held:
+            if not held:
+                raise ReloadFailedError(
+                    f"{self._url} cannot be loaded: another process of this host holds {self._stored.lock_path}, and has not got on for "
+                    f"{_SILENT_S / 60:g} minutes: is it stopped? Let it go on or end it, then try again"
+                )
             return self._load(None, None)
 
     def ask_reload(self, due: bool = False) -> concurrent.futures.Future[None]:
@@ -308,7 +317,13 @@ class FullCache:
         state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s, loading_since_s=None)
         try:
             with progress.show(f"loading {self._url}", clock.steady_s, watched) as report:
-                snapshot, stored = self._make(state, version, report)
+
+                def tell(done: int, total: int) -> None:
+                    self._stored.get_on()
+                    report(done, total)
+
+                self._stored.get_on()
+                snapshot, stored = self._make(state, version, tell)
         except CacheFullError as problem:
             self._refuse(state, problem)
             raise

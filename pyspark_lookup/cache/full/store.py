@@ -10,6 +10,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pyspark_lookup.base.clock import HostClock
@@ -23,6 +24,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.model import Table, TableVersion, has_same_rows
 
 _LOCK_WAIT_S = 1.0
+_SIGN_EVERY_S = 10.0
 _KEPT_OPEN = 2
 
 
@@ -187,6 +189,7 @@ class StoredSnapshots:
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
+        self._got_on_s = -math.inf
         self._state = self.disk.hold_record("snapshot", self.key, State.from_json)
 
     # --- what there is ----------------------------------------------------------------------------
@@ -288,20 +291,39 @@ class StoredSnapshots:
     # --- changes: the lock is held ----------------------------------------------------------------
 
     @contextlib.contextmanager
-    def lock(self, wait_s: float = math.inf) -> Iterator[bool]:
-        """Hold the table's lock of this host; whether it was had within `wait_s`."""
-        lock, until_s = None, self.context.clock.steady_s() + wait_s
+    def lock(self, wait_s: float = math.inf, silent_s: float = math.inf) -> Iterator[bool]:
+        """Hold the table's lock of this host; whether it was had within `wait_s`.
+
+        Neither if whoever holds it has not got on for `silent_s`: a process that is stopped holds what it has for ever.
+        """
+        now_s = self.context.clock.steady_s
+        lock, sign, until_s, silent_until_s = None, -1, now_s() + wait_s, math.inf
         while lock is None:
             check()
-            left_s = max(until_s - self.context.clock.steady_s(), 0.0)
+            left_s = max(until_s - now_s(), 0.0)
             lock = self.disk.acquire("reload", self.key, min(left_s, _LOCK_WAIT_S))
-            if lock is None and left_s <= _LOCK_WAIT_S:
-                yield False
-                return
+            if lock is None:
+                before, sign = sign, self.disk.lock_used_at(self.lock_path)
+                if sign != before:
+                    silent_until_s = now_s() + silent_s
+                if left_s <= _LOCK_WAIT_S or now_s() >= silent_until_s:
+                    yield False
+                    return
         try:
             yield True
         finally:
             lock.release()
+
+    @property
+    def lock_path(self) -> Path:
+        """The file of the table's lock."""
+        return self.disk.lock_path("reload", self.key)
+
+    def get_on(self) -> None:
+        """Show those who wait for the lock that the load for which this process holds it gets on."""
+        if abs(self.context.clock.steady_s() - self._got_on_s) >= _SIGN_EVERY_S:
+            self._got_on_s = self.context.clock.steady_s()
+            self.disk.use_lock(self.lock_path)
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
         """A version as those layers, which are on disk, mapped. Raises OSError if they cannot be."""
