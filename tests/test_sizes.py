@@ -11,22 +11,26 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from pyarrow import feather, orc
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import NotSupportedError, without_credentials
+from pyspark_lookup.base import memory
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, without_credentials
 from pyspark_lookup.scan import contract
 from pyspark_lookup.scan.formats import orc as orc_format
 from pyspark_lookup.scan.formats import parquet, whole_file
 from pyspark_lookup.table import file_names
+from pyspark_lookup.table.iceberg.manifests import read_manifest_list
 from pyspark_lookup.table.roaring import read_roaring
 
 
@@ -163,7 +167,7 @@ def test_lists_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "t").mkdir()
     pq.write_table(pa.table({"id": [1], "v": [[0] * 2**18]}), tmp_path / "t" / "a.parquet")
     with pytest.raises(
-        NotSupportedError, match=r"a\.parquet: there is no memory .*262144 values in the lists of 1 rows"
+        NotSupportedError, match=r"a\.parquet .*262144 values in the lists of 1 rows: there is no memory"
     ):
         _read(tmp_path / "t")
 
@@ -176,7 +180,7 @@ def test_a_stripe_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(orc_format, "_LARGE", 2**16)
     monkeypatch.setattr(orc_format, "free_bytes", lambda: 2**19)
     with pytest.raises(
-        NotSupportedError, match=r"a\.orc: there is no memory .*131072 rows in one stripe take 1048576 byte"
+        NotSupportedError, match=r"a\.orc .*131072 rows in one stripe take 1048576 bytes .*: there is no memory"
     ):
         _read(tmp_path / "t")
 
@@ -244,6 +248,72 @@ def test_a_bomb_of_deleted_rows(rows: int) -> None:
     with pytest.raises(ValueError, match=r"more rows than are announced|deleted rows of one file"):
         read_roaring(struct.pack("<iqI", 1_681_511_377, 1, 0) + bitmap, rows)
     assert time.process_time() - start < 1
+
+
+def _avro(schema: dict[str, object], count: int, data: bytes, codec: str = "null") -> bytes:
+    """A file of one block that says how many records it has."""
+
+    def number(value: int) -> bytes:
+        value, parts = value << 1, b""
+        while value > 127:
+            value, parts = value >> 7, parts + bytes([value & 127 | 128])
+        return parts + bytes([value])
+
+    def text(value: bytes) -> bytes:
+        return number(len(value)) + value
+
+    meta = {"avro.schema": json.dumps(schema), "avro.codec": codec}
+    head = b"".join(text(key.encode()) + text(value.encode()) for key, value in meta.items())
+    return b"Obj\1" + number(len(meta)) + head + number(0) + bytes(16) + number(count) + text(data) + bytes(16)
+
+
+def _record(*fields: dict[str, object]) -> dict[str, object]:
+    return {"type": "record", "name": "manifest_file", "fields": list(fields)}
+
+
+LENGTH = {"name": "manifest_length", "type": ["null", "long"], "default": None, "field-id": 501}
+
+
+@pytest.mark.parametrize(
+    ("file", "error", "says"),
+    [
+        (_avro(_record(), 2**60, b""), DamagedFileError, rf"a block of {2**60} records in 0 bytes"),
+        (_avro(_record(LENGTH), 2**60, bytes(9)), DamagedFileError, rf"a block of {2**60} records in 9 bytes"),
+        (_avro(_record(LENGTH), 2**26, zlib.compress(bytes(2**26))[2:-4], "deflate"), NotSupportedError, r"67108864 records: it takes"),
+        (_avro(_record(LENGTH), 1, zlib.compress(bytes(2**26))[2:-4], "deflate"), DamagedFileError, "more in it than its records"),
+    ],
+    ids=["empty records", "few bytes", "a bomb", "more bytes"],
+)  # fmt: skip
+def test_a_bomb_of_manifests(file: bytes, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a block says of its records is held against its bytes, and against the memory that is free."""
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2**30)
+    start = time.process_time()
+    with pytest.raises(error, match=rf"snap\.avro.*{says}"):
+        read_manifest_list("file:///t/metadata/snap.avro", file)
+    assert time.process_time() - start < 2
+
+
+def test_a_bomb_of_delta_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of which a few bytes stand for many rows, and a commit that is longer than there is memory for, are refused by name."""
+    write_deltalake(str(tmp_path / "t"), pa.table({"id": [1]}))
+    DeltaTable(str(tmp_path / "t")).create_checkpoint()
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2**26)
+    commit = tmp_path / "t" / "_delta_log" / f"{1:020}.json"
+    with commit.open("wb") as file:
+        file.truncate(2**26)
+    with pytest.raises(NotSupportedError, match=r"/t: \d+ bytes of its Delta log: it takes about"):
+        _read(tmp_path / "t")
+    commit.unlink()
+    (checkpoint,) = (tmp_path / "t" / "_delta_log").glob("*.parquet")
+    rows = pq.read_table(checkpoint)
+    added = rows.filter(pc.is_valid(rows["add"])).slice(0, 1)
+    with pq.ParquetWriter(checkpoint, rows.schema, compression="zstd") as writer:
+        writer.write_table(rows)
+        for _ in range(10):
+            writer.write_table(pa.concat_tables([added] * 2**13).combine_chunks())
+    assert checkpoint.stat().st_size < 400_000
+    with pytest.raises(NotSupportedError, match=r"checkpoint\.parquet: \d+ rows of a Delta checkpoint: it takes about"):
+        _read(tmp_path / "t")
 
 
 # --- lines ----------------------------------------------------------------------------------------------

@@ -168,6 +168,10 @@ class DamagedFileError(PysparkLookupError, ValueError):
     """A data file cannot be parsed: the store's bytes, not the cache's, are bad."""
 
 
+class NoMemoryError(DamagedFileError, NotSupportedError):
+    """There is no memory for what a data file says it holds: it is too large for this host, or damaged."""
+
+
 class CacheDirectoryError(PysparkLookupError, PermissionError):
     """The cache directory is foreign, open to others, or no directory."""
 

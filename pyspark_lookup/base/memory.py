@@ -8,12 +8,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pyspark_lookup.base.errors import NotSupportedError
+
 _GROUP = Path("/sys/fs/cgroup")
+_LARGE = 64 * 1024 * 1024  # bytes from which on it counts
 
 
 def free_bytes() -> int:
     """What this process may still take of memory, about."""
     return min(_free(), default=sys.maxsize)
+
+
+def check_room(size: int, what: str) -> None:
+    """Raise NotSupportedError for what takes about that many bytes of memory, and more than are free."""
+    if size > _LARGE and size > (free := free_bytes()):
+        raise NotSupportedError(f"{what}: it takes about {size} bytes of memory, and {free} are free")
 
 
 def _free() -> Iterator[int]:

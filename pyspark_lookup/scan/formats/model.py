@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, PysparkLookupError, raise_ours
+from pyspark_lookup.base.errors import DamagedFileError, NoMemoryError, PysparkLookupError, raise_ours
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.inference import Inferred
@@ -205,13 +205,21 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
         yield
     except PysparkLookupError:
         raise
-    except MemoryError as problem:
-        no_room = (
-            f"there is no memory for what it holds ({problem}): ask for fewer columns, or write it in smaller parts"
-        )
-        raise_ours(NotSupportedError(f"{file.url}: {no_room}"), problem)
-    except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, struct.error, zlib.error) as problem:
-        raise_ours(damaged(file, kind, problem), problem)
+    except (
+        pa.ArrowException,
+        MemoryError,
+        OSError,
+        EOFError,
+        ValueError,
+        RecursionError,
+        struct.error,
+        zlib.error,
+    ) as problem:
+        ours = damaged(file, kind, problem)
+        if isinstance(problem, MemoryError) or "bad_alloc" in str(problem):
+            instead = "if it is not damaged, ask for fewer columns, or write it in smaller parts"
+            ours = NoMemoryError(f"{str(ours).strip()}: there is no memory for what it holds; {instead}")
+        raise_ours(ours, problem)
 
 
 def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
 from pyspark_lookup.base.errors import DamagedFileError, raise_ours
+from pyspark_lookup.base.memory import check_room
 from pyspark_lookup.io.stores import IMMUTABLE, FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.delta.actions import actions_of
@@ -38,6 +39,8 @@ _COLUMNS = {
     "sidecar": ("path", "sizeInBytes"),
 }
 """What is read of a checkpoint: of a column these fields, or all."""
+
+_ROW_BYTES = 1000  # of memory, about
 
 Read = Callable[[Sequence[FileVersion]], list[bytes]]
 
@@ -98,6 +101,8 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
         source = pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
         )
+        rows = source.metadata.num_rows
+        check_room(rows * _ROW_BYTES, f"{shown}: {rows} rows of a Delta checkpoint")
         there = {field.name: field for field in source.schema_arrow}
         wanted: list[str] = []
         for name, fields in _COLUMNS.items():

@@ -25,6 +25,7 @@ from pyspark_lookup.base.errors import (
     VersionGoneError,
     raise_ours,
 )
+from pyspark_lookup.base.memory import check_room
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
@@ -37,6 +38,7 @@ from pyspark_lookup.table.restarts import read_again
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _TAIL_AT_MOST = 64  # commits on record after a state, until that is recorded anew
+_COPIES = 5  # as bytes, as text, and what is in it
 _EARLIER_KEPT = 4  # states of earlier versions, in a process
 
 
@@ -322,11 +324,17 @@ class DeltaLog:
 
     def _read(self, files: Sequence[FileVersion]) -> list[bytes]:
         """Whole commits, which are on record as a state and its tail: no block is kept of them."""
+        self._check_room(files)
         return [parts[0] for parts in self._ufs.read_many([(file, [(0, file.size)]) for file in files])]
 
     def _read_blocks(self, files: Sequence[FileVersion]) -> list[bytes]:
+        self._check_room(files)
         locations = [self._blocks.get_blocks_and_locations(file.url, file) for file in files]
         return [bytes(parts[0]) for parts in self._blocks.read([(of, [(0, of.file.size)]) for of in locations])]
+
+    def _check_room(self, files: Sequence[FileVersion]) -> None:
+        size = sum(file.size for file in files)
+        check_room(size * _COPIES, f"{self._shown}: {size} bytes of its Delta log")
 
     # --- what this host knows ---------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSchemaConversion
 
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, raise_ours
+from pyspark_lookup.base.memory import check_room
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.iceberg.entries import Entry, Manifest
 
@@ -43,6 +44,7 @@ _SPEC_ID = "partition-spec-id"
 
 _SYNC_BYTES = 16
 _BYTES_AT_MOST = 2**29  # of the records in a file, decompressed
+_RECORD_BYTES = 1000  # of memory that a record takes, about
 _NESTED = ("type", "fields", "items", "values")
 _KNOWN = ("decimal", "map")
 # Format 1 has left out what the later ones require, and nothing of that is used here.
@@ -64,7 +66,7 @@ class _AvroFile(AvroFile[Any]):
         self.schema = AvroSchemaConversion().avro_to_iceberg(_expanded(json.loads(self.header.meta["avro.schema"]), {}))
         read_schema = self.read_schema or self.schema
         self.reader = resolve_reader(self.schema, read_schema, self.read_types, self.read_enums)
-        self._block_bytes = self._read_bytes = 0
+        self._block_bytes = self._read_bytes = self._records = 0
         return self
 
     def _read_block(self) -> int:
@@ -82,6 +84,12 @@ class _AvroFile(AvroFile[Any]):
         if count < 0:
             raise ValueError(f"a block of {count} records")
         data = self._decompress(data, _BYTES_AT_MOST - self._read_bytes)
+        if count > len(data):  # of none that are empty there may be any number
+            raise ValueError(f"a block of {count} records in {len(data)} bytes")
+        self._records += count
+        check_room(
+            self._records * _RECORD_BYTES, f"{redact('path', self.input_file.location)}: {self._records} records"
+        )
         self._block_bytes = len(data)
         self._read_bytes += len(data)
         self.block = Block(self.reader, count, StreamingBinaryDecoder(data))
