@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import pyspark_lookup
 from pyspark_lookup.base.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.base.printable import names_shown
 from pyspark_lookup.cli.main import _group
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.planner import planned_names
@@ -223,3 +224,20 @@ def test_the_report_from_a_zip(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "r.html").read_text().startswith("<!")
+
+
+def test_the_column_that_is_meant(tmp_path: Path) -> None:
+    """By its spelling, wherever a column is named; of many columns the first ones are told."""
+    options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id"}
+    table = LookupTable(tmp_path / "t", options)
+    table.write([{"id": 1, "name": "a"}])
+    for act in (
+        lambda: LookupTable(tmp_path / "t", {**options, "lookup.columns": "nmae"}).scan(),
+        lambda: table.scan(columns=["Nmae"]), lambda: table.write([{"id": 1, "nmae": "a"}]),
+        lambda: table.delete(where="nmae = 'a'"),
+    ):  # fmt: skip
+        with pytest.raises(PysparkLookupError, match=r"(?i)no column 'nmae'; .*id, name: did you mean 'name'[?]"):
+            act()
+    wide = names_shown([f"c{number}" for number in range(5000)], "nothing of these")
+    assert wide.startswith("c0, c1, ")
+    assert wide.endswith(", c29, … (5000 in all)")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
+_NAMES_SHOWN = 30
+_NAMES_COMPARED = 1000
+
 
 def printable(text: str, lines: bool = False) -> str:
     """A text that moves no cursor and turns no direction: what is not printable is escaped, line ends too unless it may have `lines`."""
@@ -11,3 +17,11 @@ def printable(text: str, lines: bool = False) -> str:
         char if char.isprintable() or (lines and char == "\n") else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def names_shown(names: Sequence[str], given: str = "") -> str:
+    """The names that there are, as an error about a `given` one lists them: the first ones, and which one is meant."""
+    more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
+    spelled = {name.lower(): name for name in names[:_NAMES_COMPARED]}
+    near = difflib.get_close_matches(given.lower(), spelled, 1, 0.7)
+    return ", ".join(names[:_NAMES_SHOWN]) + more + "".join(f": did you mean {spelled[name]!r}?" for name in near)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import NotSupportedError, SchemaError, UnreadableColumnError, raise_ours
+from pyspark_lookup.base.printable import names_shown
 
 _UNSIGNED = {
     pa.uint8(): pa.int16(),
@@ -351,7 +352,9 @@ def resolve_names(wanted: Sequence[str], schema: pa.Schema, option: str) -> list
     spellings = {name.lower(): name for name in schema.names}
     for name in wanted:
         if name.lower() not in spellings:
-            raise SchemaError(f"option {option}: the table has no column {name!r}; it has {', '.join(schema.names)}")
+            raise SchemaError(
+                f"option {option}: the table has no column {name!r}; it has {names_shown(schema.names, name)}"
+            )
     spelled = [spellings[name.lower()] for name in wanted]
     if isinstance(schema, pa.Schema):
         check_all_readable(pa.schema([schema.field(name) for name in spelled]))

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, SchemaError, UfsNotFoundError
+from pyspark_lookup.base.printable import names_shown
 from pyspark_lookup.cache.full.schedule import trigger_of
 from pyspark_lookup.cache.full.snapshot_scan import key_values
 from pyspark_lookup.columnar.keys import check_key_types
@@ -176,7 +177,7 @@ def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: 
             else "which it had when the query was planned: the table changed; plan again (make the DataFrame, view or stream anew)"
         )
         raise SchemaError(
-            f"{redact('path', url)} has no column {lost[0]!r} (it has {', '.join(columns.names)}), {says}"
+            f"{redact('path', url)} has no column {lost[0]!r} (it has {names_shown(columns.names, lost[0] if declared else '')}), {says}"
         )
     return resolve_names(names, columns, "lookup.columns")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.base.printable import names_shown
 from pyspark_lookup.columnar.ddl import type_ddl
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.types import conform_columns, spark_schema, spark_type, widens
@@ -26,7 +27,7 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
     for key in keys:
         if key.lower() not in spelled:
             raise SchemaError(
-                f"option lookup.keys: the rows have no column {key!r}; they have {', '.join(columns.names)}"
+                f"option lookup.keys: the rows have no column {key!r}; they have {names_shown(columns.names, key)}"
             )
     _check_names(columns)
     names = tuple(spelled[key.lower()] for key in keys)
@@ -48,8 +49,8 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
         if known is None:
             if not merge:
                 raise SchemaError(
-                    f"{origin}: the table has no column {field.name!r}; it has {', '.join(definition.schema.names)}. "
-                    "lookup.write.merge-schema = true adds it"
+                    f"{origin}: the table has no column {field.name!r}; lookup.write.merge-schema = true adds it; it has "
+                    f"{names_shown(definition.schema.names, field.name)}"
                 )
             added.append(pa.field(field.name, spark_type(field.type)))
         elif not widens(field.type, known.type):

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import LookupFunctionError, SchemaError, raise_ours
+from pyspark_lookup.base.printable import names_shown
 from pyspark_lookup.columnar.key_rows import match_rows, rows_at
 from pyspark_lookup.columnar.keys import Keys, one_array
 from pyspark_lookup.columnar.types import cast_column, spark_type, widens
@@ -60,7 +61,7 @@ class ReturnedRows:
             says = "is missing" if lost else "is not in its schema" if unknown else "is there twice"
             wrong = f"column {(lost or unknown or twice)[0]!r} {says}"
             raise LookupFunctionError(
-                f"provider {self._name}, {what}: {wrong}; it returned {', '.join(rows.column_names)}, its schema has {', '.join(self._schema.names)}"
+                f"provider {self._name}, {what}: {wrong}; it returned {names_shown(rows.column_names)}, its schema has {names_shown(self._schema.names)}"
             )
         for field in columns:
             column = rows.column(field.name)

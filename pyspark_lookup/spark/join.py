@@ -29,6 +29,7 @@ from pyspark.storagelevel import StorageLevel
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.base.forks import ForkSafeLock
+from pyspark_lookup.base.printable import names_shown
 from pyspark_lookup.columnar.keys import accepts
 from pyspark_lookup.columnar.types import resolve_names, widens
 from pyspark_lookup.engine.lookup_join import ERROR_COLUMN
@@ -337,7 +338,9 @@ def _field(df: DataFrame, name: str, argument: str, theirs: DataType) -> tuple[S
     if not fields:
         if in_flow_function(df.sparkSession):
             return tuple(_Unknown(part, theirs) for part in name.split("."))
-        raise SchemaError(f"argument {argument}: the DataFrame has no column {name!r}; it has {', '.join(df.columns)}")
+        raise SchemaError(
+            f"argument {argument}: the DataFrame has no column {name!r}; it has {names_shown(df.columns, name)}"
+        )
     if len(fields) > 1:
         raise SchemaError(f"argument {argument}: the DataFrame has several columns {name!r}: rename one")
     return fields[0]
