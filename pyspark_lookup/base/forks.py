@@ -2,12 +2,13 @@
 
 Only the thread that forks goes on in the child. A lock that another one held stays locked for ever, so locks lie in what is
 made anew in each process (`engine.runtime`), or are made here. `functools.cached_property` has a lock per class before
-Python 3.12: `cached_property` has none.
+Python 3.12: `cached_property` has none. A module that another thread was importing is imported anew.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 import threading
@@ -77,10 +78,21 @@ class cached_property(Generic[T]):  # noqa: N801 # as functools has it
 
 
 def _reset_all() -> None:
+    _leave_imports()
     for owner in list(_inherited.values()):
         owner.reset_in_child()
     if sys.version_info < (3, 12):
         _unlock_properties()
+
+
+def _leave_imports() -> None:
+    """Have modules that other threads were importing imported anew: in a child nobody goes on with them, and each has a lock."""
+    locks = getattr(importlib._bootstrap, "_module_locks", {})  # Python itself leaves them locked
+    for name, reference in list(locks.items()):
+        lock = reference()
+        if lock is not None and lock.owner not in (None, threading.get_ident()):
+            del locks[name]
+            sys.modules.pop(name, None)
 
 
 def _unlock_properties() -> None:

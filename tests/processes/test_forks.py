@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import gc
+import importlib
 import os
 import queue
 import random
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,33 @@ def test_a_cached_property_has_no_lock() -> None:
         go_on.set()
         assert late.result() is first is one.value
     assert Thing.value.__doc__ == "Something new."
+
+
+def fork_while_a_thread_imports(home: Path) -> None:
+    gate: Any = types.ModuleType("gate")
+    gate.begun, gate.go_on, gate.first = threading.Event(), threading.Event(), [True]
+    sys.modules["gate"] = gate
+    sys.path.insert(0, str(home))
+    (home / "outer.py").write_text("import inner\nvalue = inner.value + 1\n")
+    (home / "inner.py").write_text(
+        "from gate import *\nif first and first.pop():\n    begun.set()\n    go_on.wait()\nvalue = 7\n"
+    )
+    importing = threading.Thread(target=importlib.import_module, args=("outer",))
+    importing.start()
+    assert gate.begun.wait(ANSWER_S)
+
+    def check_imports() -> None:
+        assert [importlib.import_module(name).value for name in ("inner", "outer")] == [7, 8]
+
+    assert in_child(check_imports) == 0
+    gate.go_on.set()
+    importing.join()
+    check_imports()
+
+
+def test_a_fork_while_a_thread_imports(tmp_path: Path) -> None:
+    """A module that a thread was importing is imported anew by the child, as what tables need only now and then is; Python would wait for ever."""
+    in_fresh_process(fork_while_a_thread_imports, tmp_path)
 
 
 def fork_while_threads_work(home: Path, children: int) -> None:
