@@ -26,12 +26,15 @@ from pyarrow import feather, orc
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base import memory
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, without_credentials
+from pyspark_lookup.io.stores import PART_OF_FILE, FileVersion
 from pyspark_lookup.scan import contract
 from pyspark_lookup.scan.formats import orc as orc_format
 from pyspark_lookup.scan.formats import parquet, whole_file
 from pyspark_lookup.table import file_names
 from pyspark_lookup.table.iceberg.manifests import read_manifest_list
+from pyspark_lookup.table.iceberg.metadata import parse_metadata
 from pyspark_lookup.table.roaring import read_roaring
+from tests.fakes import make_host
 
 
 @pytest.mark.parametrize(
@@ -314,6 +317,26 @@ def test_a_bomb_of_delta_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert checkpoint.stat().st_size < 400_000
     with pytest.raises(NotSupportedError, match=r"checkpoint\.parquet: \d+ rows of a Delta checkpoint: it takes about"):
         _read(tmp_path / "t")
+
+
+def test_more_bytes_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others say of a file's size is not asked of the store if there is no room for it."""
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2**26)
+    (tmp_path / "vector.puffin").write_bytes(bytes(10))
+    ufs = make_host(str(tmp_path), None).ufs
+    file = FileVersion(f"file://{tmp_path}/vector.puffin", 0, PART_OF_FILE)
+    with pytest.raises(
+        NotSupportedError, match=rf"vector\.puffin: bytes to read: it takes about {2**60 + 4} bytes of mem"
+    ):
+        ufs.read_ranges(file, [(0, 4), (4, 2**60)])
+    assert ufs.read_ranges(file, [(0, 4)]) == [bytes(4)]
+
+
+def test_a_bomb_of_iceberg_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text is taken apart only if there is memory for what is in it."""
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2**26)
+    with pytest.raises(NotSupportedError, match=r"v1\.gz\.metadata\.json: 16777216 bytes of Iceberg metadata"):
+        parse_metadata("file:///t/metadata/v1.gz.metadata.json", gzip.compress(b" " * 2**24), "file:///t")
 
 
 # --- lines ----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from pyspark_lookup.base.errors import (
     UfsUnavailableError,
     raise_ours,
 )
+from pyspark_lookup.base.memory import check_room
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.io.stores import FileVersion, Listing, Range, Store
@@ -113,6 +114,8 @@ class Ufs:
         """
         if not ranges:
             return []
+        # What a file says of the size of another may be anything.
+        check_room(sum(length for _, length in ranges), f"{redact('path', file.url)}: bytes to read")
         try:
             parts = self._read_pinned(file, ranges, at_once)
         except _ShortReadError:

@@ -14,6 +14,7 @@ from typing import Any
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, show, text_of, texts_of
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, OptionError, VersionGoneError, raise_ours
 from pyspark_lookup.base.forks import cached_property
+from pyspark_lookup.base.memory import check_room
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.iceberg_options import Ref
@@ -26,6 +27,7 @@ _NAME_MAPPING = "schema.name-mapping.default"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _SHOWN = 5
+_COPIES = 5  # as bytes, as text, and what is in it
 _TEXT_AT_MOST = 2**29  # bytes of JSON, decompressed
 _FIRST_PARTITION_ID = 1000
 
@@ -216,6 +218,8 @@ def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
     """The metadata in a file. Raises DamagedFileError that names it, NotSupportedError for what is not known here."""
     try:
         text = _decompressed(data) if data[:2] == _GZIP else data
+        shown = redact("path", location)
+        check_room(len(text) * _COPIES, f"{shown}: {len(text)} bytes of Iceberg metadata")
         return metadata_of_json(location, json.loads(text), place)
     except (*UNREADABLE, EOFError, OSError) as problem:
         raise_ours(DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}"), problem)
