@@ -25,7 +25,7 @@ from pyarrow import feather, orc
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base import memory
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, without_credentials
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, PysparkLookupError, without_credentials
 from pyspark_lookup.io.stores import PART_OF_FILE, FileVersion
 from pyspark_lookup.scan import contract
 from pyspark_lookup.scan.formats import orc as orc_format
@@ -330,6 +330,30 @@ def test_more_bytes_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest
     ):
         ufs.read_ranges(file, [(0, 4), (4, 2**60)])
     assert ufs.read_ranges(file, [(0, 4)]) == [bytes(4)]
+
+
+@pytest.mark.parametrize("size", [2**40, 2**62])
+def test_a_file_that_is_said_to_be_large(tmp_path: Path, size: int) -> None:
+    """What a log says of a file's size makes no more tasks than can be planned."""
+    write_deltalake(str(tmp_path / "t"), pa.table({"id": [1]}))
+    (commit,) = (tmp_path / "t" / "_delta_log").glob("*.json")
+    commit.write_text(re.sub(r'"size":\d+', f'"size":{size}', commit.read_text()))
+    start = time.process_time()
+    with pytest.raises(PysparkLookupError, match="parquet"):
+        _read(tmp_path / "t")
+    assert time.process_time() - start < 5
+
+
+def test_shares_are_those_of_all_cuts() -> None:
+    """Each is found without a look at the cuts of the others, and none is lost."""
+    files = [FileVersion(f"s3://b/{number}", size, "x") for number, size in enumerate([7, 1, 0, 1000, 33, 250, 2])]
+    for count in (1, 2, 5, 13, 100):
+        shares = [contract.share_of(files, number, count, True) for number in range(count)]
+        pieces = sorted((piece.file.url, piece.start, piece.end) for share in shares for piece in share)
+        for file in files:
+            ends = [(start, end) for url, start, end in pieces if url == file.url and end > start]
+            assert sum(end - start for start, end in ends) == file.size
+            assert len(set(ends)) == len(ends)
 
 
 def test_a_bomb_of_iceberg_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

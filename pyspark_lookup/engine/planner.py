@@ -32,6 +32,8 @@ from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.restarts import read_with_restarts
 
+_TASKS_AT_MOST = 10_000  # of one read: what is said of the sizes of files may be anything
+
 
 @dataclasses.dataclass(frozen=True)
 class Found:
@@ -239,6 +241,7 @@ def plan_tasks(reader: TableReader, found: Found, plan: ReadPlan) -> list[ReadTa
         )
     files = select_partitions(found.table, found.version, plan.options)
     count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)
+    count = min(count, _TASKS_AT_MOST)
     splittable = reader.versions.splittable(found.table)
     if not splittable:
         count = min(count, max(len(files), 1))

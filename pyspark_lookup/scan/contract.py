@@ -43,7 +43,10 @@ def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: 
     start = 0
     for file in files:
         cuts = min(max(round(file.size * count / total), 1), file.size) if splittable else 1
-        for cut in range(cuts):
+        # Only those that may lie there, of a file that is said to be as large as can be.
+        first = (low - start) * cuts // max(file.size, 1) - 1
+        last = (high - start) * cuts // max(file.size, 1) + 1
+        for cut in range(max(first, 0), min(last + 1, cuts)):
             piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
             if low <= start + (piece.start + piece.end) // 2 < high:
                 pieces.append(piece)
