@@ -1,4 +1,4 @@
-"""Where the Delta and Iceberg tables lie that other projects wrote: archives beside the checkout, not in it."""
+"""Delta and Iceberg tables that other projects wrote: archives beside the checkout, not in it."""
 
 from __future__ import annotations
 

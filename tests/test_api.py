@@ -718,12 +718,12 @@ BEYOND: dict[str, pa.Array] = {
 @pytest.mark.parametrize("cache", ["NONE", "FULL"])
 @pytest.mark.parametrize("kind", BEYOND)
 def test_values_that_no_type_of_python_holds(tmp_path: Path, kind: str, cache: str) -> None:
-    """They are an error by name where Python's are asked for, and as ever where Arrow's are."""
+    """They are an error that names their column where Python's types are asked for; in Arrow they are read."""
     path = put(tmp_path / "a.parquet", id=[1, 2], v=BEYOND[kind])
     options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id", "lookup.cache": cache}
     reader = LookupTable(str(path), options)
     for _ in range(2):
-        with pytest.raises(SchemaError, match=r"column 'v' of type .* no type of Python holds .* by get_many\(\)"):
+        with pytest.raises(SchemaError, match=r"column 'v' of type .* no Python type can hold .* with get_many\(\)"):
             reader.get(1)
     assert reader.get(2)[0]["id"] == 2
     assert reader.get_many([1]).column("v").combine_chunks().equals(BEYOND[kind][:1])

@@ -533,18 +533,18 @@ def test_what_is_read_once_leaves_nothing_in_memory(tmp_path: Path, compacts: bo
         if compacts:
             table.compact()
         assert table.get(7) == [{"id": 7}]
-        known: Any = table._engine().reader.fulls.scan
-        assert len(known._known._indexes._held) <= (13 if compacts else 0)  # those of the last one
+        scan: Any = table._engine().reader.fulls.scan
+        assert len(scan._known._indexes._held) <= (13 if compacts else 0)  # those of the last one
         for number in range(12, 16):
             table.upsert([{"id": number}])
             table.compact()
-        assert len(known._known._indexes._held) <= 5
+        assert len(scan._known._indexes._held) <= 5
 
 
 @pytest.mark.parametrize("mode", ["PARTIAL", "FULL"])
 def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """It keeps the parts of those that it used last and of those that are held, with the files that they have open. A table whose
-    parts have gone is read as by another process: what was committed, invalidated and counted holds."""
+    """It keeps the engines of the tables that it used last, and of those in use, with their open files. A table whose engine was
+    dropped is read as by another process: nothing that was committed, invalidated or counted is lost."""
     monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 2)
     current = Runtime(FakeClock(time.time()).host(), random.Random(7))
     monkeypatch.setattr(api, "runtime", lambda: current)
@@ -553,8 +553,8 @@ def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.Mo
         options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), **CACHES[mode]}
         return LookupTable(str(tmp_path / f"t{number}"), options)
 
-    held = [table(number) for number in range(2)]
-    for one in held:
+    open_tables = [table(number) for number in range(2)]
+    for one in open_tables:
         one.write([{"id": 7, "v": 0}])
         assert one.get(7) == [{"id": 7, "v": 0}]
     handles = len(handles_below(tmp_path))
@@ -562,18 +562,18 @@ def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.Mo
         table(number).write([{"id": 7, "v": number}])
         assert table(number).get(7) == [{"id": 7, "v": number}]
         gc.collect()
-    assert len(current._engines) <= 2 + len(held)
+    assert len(current._engines) <= 2 + len(open_tables)
     assert len(handles_below(tmp_path)) <= handles + 2 * 4
     for number in range(2, 7):
         table(number).upsert([{"id": 7, "v": -number}])
     for number in range(2, 7):
         assert table(number).get(7) == [{"id": 7, "v": -number}]
         assert table(number).metrics()["resolutionCount"] >= 2
-    assert [one.get(7) for one in held] == [[{"id": 7, "v": 0}]] * 2
+    assert [one.get(7) for one in open_tables] == [[{"id": 7, "v": 0}]] * 2
 
 
 def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts of a table stay while a commit is not on the host's record, as the disk did not take it, and while its schedule runs."""
+    """A table's engine stays while the disk could not record one of its commits, and while its schedule runs."""
     monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 1)
     current = Runtime(FakeClock(time.time()).host(), random.Random(7), start=Later())
     cache = {"lookup.cache.dir": str(tmp_path / "cache")}
@@ -584,11 +584,11 @@ def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.M
     full = engine.reader.fulls.of(engine.reader.resolver.table_of(scheduled, "DIRECTORY"), scheduled)
     assert full is not None
     full.schedule.ensure()
-    kept = set(current._engines)
+    engines = set(current._engines)
     del engine, full
     for number in range(20):
         current.engine(LookupOptions.parse({"path": str(tmp_path / f"u{number}"), **cache}))
     gc.collect()
-    assert len(kept) == 2
-    assert kept <= set(current._engines)
+    assert len(engines) == 2
+    assert engines <= set(current._engines)
     assert len(current._engines) <= 4

@@ -201,8 +201,8 @@ def test_an_overwrite_before_it_begins_to_write(dim: Dim) -> None:
 @pytest.mark.parametrize("mode", ["NONE", "PARTIAL", "FULL"])
 @pytest.mark.parametrize("left", ["nothing", "an empty directory"])
 def test_a_table_that_has_gone_is_waited_for_once(dim: Dim, mode: str, left: str) -> None:
-    """Whoever finds it gone waits for a job, until `lookup.busy-wait` after the first who did: each attempt of a task does not wait
-    anew, and from then on the error comes at once. A table that came back, and goes again, is waited for again."""
+    """Queries wait for a job until `lookup.busy-wait` after the first one found the table gone. From then on the error comes at once,
+    for retried tasks, too. A table that came back and is gone again is waited for again."""
     dim.site.table({**KEYED, **MODES[mode]}).scan()
 
     def waited_s() -> float:

@@ -248,7 +248,7 @@ def test_what_a_terminal_obeys_is_escaped() -> None:
 
 
 class Odd:
-    """A value, a factory's answer, or an error's argument that Python cannot write."""
+    """A value, a factory's answer, or an error's argument that cannot be printed."""
 
     def __repr__(self) -> str:
         raise RuntimeError(f"password={SECRET}")
@@ -257,16 +257,16 @@ class Odd:
 
 
 def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
-    """Where Arrow, drivers, parsers and users' objects enter: what each does with a text of theirs."""
+    """The places where texts of Arrow, drivers, parsers and users' objects enter, each as a function of the text."""
     ids = pa.schema([("id", pa.int64())])
     commit = '{{"metaData":{{"id":"x","schemaString":"{}","partitionColumns":[],"format":{{"provider":"parquet"}}}}}}\n'
 
-    def options(**given: object) -> dict[str, Any]:
-        return {"lookup.keys": "id", "lookup.max-retries": 0, "lookup.cache.dir": str(tmp_path / "cache"), **given}
+    def options(**others: object) -> dict[str, Any]:
+        return {"lookup.keys": "id", "lookup.max-retries": 0, "lookup.cache.dir": str(tmp_path / "cache"), **others}
 
-    def write(name: str, data: str, **given: object) -> object:
+    def write(name: str, data: str, **others: object) -> object:
         (tmp_path / name).write_text(data)
-        return LookupTable(tmp_path / name, options(**{"lookup.schema": "id INT"}, **given)).scan()
+        return LookupTable(tmp_path / name, options(**{"lookup.schema": "id INT"}, **others)).scan()
 
     def delta(text: str) -> object:
         log = tmp_path / f"d{len(list(tmp_path.iterdir()))}" / "_delta_log"
@@ -317,7 +317,7 @@ def _ours_from(foreign: Exception) -> None:
 
 
 class Returning(KeyLookupFunction):
-    """A lookup that returns, or does, what a test says."""
+    """A lookup that returns or does what a test says."""
 
     schema = Telling.schema
     rows: Any = None
@@ -331,7 +331,7 @@ def returning(context: Any) -> LookupFunctionProvider:
 
 
 def test_causes_tell_no_credentials(tmp_path: Path) -> None:
-    """Wherever a text of others enters, the error that comes of it has them neither in itself, nor in a cause, nor in a traceback."""
+    """Wherever foreign text enters, the error about it shows none: not in its text, nor in a cause, nor in a traceback."""
     pq.write_table(pa.table({"id": [1]}), tmp_path / "t")
     texts = [*SPELLINGS[:: len(FORMS) + 1], *SPELLINGS[-len(WHOLE) :: 4]]
     for place, enter in entries(tmp_path).items():
@@ -342,7 +342,7 @@ def test_causes_tell_no_credentials(tmp_path: Path) -> None:
 
 
 def test_objects_that_cannot_be_told(tmp_path: Path) -> None:
-    """An error of ours names the place, whatever a user's object does when somebody asks what it is."""
+    """Our error names the place, whatever a user's object does when it is printed."""
     pq.write_table(pa.table({"id": [1]}), tmp_path / "t")
     options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), "lookup.max-retries": 0}
     odd: list[Any] = [

@@ -826,8 +826,8 @@ def test_no_segment_goes_before_what_names_it(
 
 @pytest.mark.parametrize("gets_on_s", [0, 1500])
 def test_a_process_that_stands_still_in_a_load(site: Site, monkeypatch: pytest.MonkeyPatch, gets_on_s: int) -> None:
-    """A reload waits for the one of another process as long as that gets on; then it fails by the name of the lock, and what there is
-    is read as before."""
+    """A reload waits for that of another process as long as it makes progress; then it fails with an error that names the lock, and
+    queries read the snapshot as before."""
     site.created().write([{"id": 1}])
     table = site.table(FULL)
     assert table.get(1) == [{"id": 1, "name": None}]
@@ -843,7 +843,7 @@ def test_a_process_that_stands_still_in_a_load(site: Site, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(type(full.disk), "acquire", lambda disk, *args: acquire(*args))
-        with pytest.raises(ReloadFailedError, match=f"holds {path}, and has not got on for 10 minutes"):
+        with pytest.raises(ReloadFailedError, match=f"holds {path} and has made no progress for 10 minutes"):
             table.reload()
     assert gets_on_s + 590 <= site.clock.steady_s - began_s <= gets_on_s + 610
     assert table.get(1) == [{"id": 1, "name": None}]

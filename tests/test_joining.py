@@ -406,7 +406,7 @@ def test_a_version_that_cannot_be_resolved(error: str, host: Host, table: Path) 
     (row,), nothing = host.get(host.spec(table, NULL), ids(1, None))
     assert (nothing, row["name"], row["size"]) == ([], None, None)
     assert row[ERROR_COLUMN].startswith(f"{error}: ")
-    # A SQL function gets what failed in place of the version, and raises it.
+    # A SQL function gets the error in place of the version, and raises it.
     with pytest.raises(getattr(errors, error)) as caught:
         host.get(host.spec(table), ids(1), host.announce(host.spec(table, NULL)))
     assert str(caught.value) == row[ERROR_COLUMN].removeprefix(f"{error}: ")

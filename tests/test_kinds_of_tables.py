@@ -100,14 +100,14 @@ def test_a_directory_beside_tables_is_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("marker", "says"),
     [
-        ("_delta_log/_commits", r"_delta_log holds no commit.*remove the directory _delta_log"),
-        ("_delta_log/00000000000000000000.crc", r"_delta_log holds no commit.*remove the directory _delta_log"),
-        ("_lookup", r"log is empty or gone.*remove the directory _lookup"), ("_lookup/log/notes.json", "is no event"),
+        ("_delta_log/_commits", r"_delta_log holds no commit.*move _delta_log away"),
+        ("_delta_log/00000000000000000000.crc", r"_delta_log holds no commit.*move _delta_log away"),
+        ("_lookup", r"log is empty or gone.*move _lookup away"), ("_lookup/log/notes.json", "is no event"),
         ("metadata", None), ("metadata/version-hint.text", "of which there is no file"),
     ],
 )  # fmt: skip
 def test_a_directory_of_a_tables_name(tmp_path: Path, marker: str, says: str | None) -> None:
-    """Without a file of a table it refuses nothing below; what it lies in is read, or refused with what to remove."""
+    """Without a table's file in it, nothing beside it is refused; its parent is read, or refused with what to move away."""
     place = tmp_path / "t" / marker
     if place.suffix:
         place.parent.mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_a_directory_of_a_tables_name(tmp_path: Path, marker: str, says: str | N
     [("INT", "abc"), ("TINYINT", "300"), ("DATE", "1"), ("BOOLEAN", "abc"), ("DECIMAL(5, 2)", "a\nb")],
 )
 def test_a_directory_that_is_none_of_a_declared_type(tmp_path: Path, kind: str, value: str) -> None:
-    """Its path, its value and the type are in the error, by scan and by key; the types that have the value read it."""
+    """The error has its path, its value and the type, by scan and by key; a type that has the value reads it."""
     (tmp_path / "t" / f"k={value}").mkdir(parents=True)
     pq.write_table(ROWS.select(["id"]), tmp_path / "t" / f"k={value}" / "x.parquet")
     options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id"}
@@ -138,10 +138,10 @@ def test_a_directory_that_is_none_of_a_declared_type(tmp_path: Path, kind: str, 
         for ask in (table.scan, lambda: table.get(1)):
             with pytest.raises(SchemaError) as caught:
                 ask()
-            told = str(caught.value)
-            assert told.startswith(f"file://{tmp_path}/t/k=")
-            assert f"the value {value!r} of partition column 'k' is no " in told
-            assert "lookup.schema or .schema(…)" in told
+            message = str(caught.value)
+            assert message.startswith(f"file://{tmp_path}/t/k=")
+            assert f"the value {value!r} of partition column 'k' is no " in message
+            assert "lookup.schema or .schema(…)" in message
     with LookupTable(tmp_path / "t", {**options, "lookup.schema": "id BIGINT, k STRING"}) as table:
         assert set(table.scan().column("k").to_pylist()) == {value}
 

@@ -1,4 +1,4 @@
-"""What S3 refuses, and where it sends who asks: an error of one line that says what to do, no useless attempts, nothing to other hosts."""
+"""Refusals and redirects of S3: an error of one line that says what to do, no useless retries, nothing sent to other hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BODY = (
 
 @pytest.fixture
 def store(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """A store with one file, which a client with a session token asks."""
+    """A store with one file, and a session token for it in the environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     for name, secret in zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), SECRETS, strict=True):
         monkeypatch.setenv(name, secret)
@@ -63,8 +63,8 @@ def refuse(s3: S3Server, kinds: Iterable[str], status: int, code: str, message: 
             return app(environ, start)
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         body = _BODY.format(code=code, message=message).encode()
-        told = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
-        start(f"{status} {code}", told + [(name.replace("_", "-"), value) for name, value in headers.items()])
+        answer_headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+        start(f"{status} {code}", answer_headers + [(name.replace("_", "-"), value) for name, value in headers.items()])
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
 
     s3.between = between
@@ -90,7 +90,7 @@ REFUSALS: list[tuple[int, str, str, dict[str, str], type[UfsError], str]] = [
 
 
 def test_a_refusal_says_what_to_do(store: S3Server) -> None:
-    """In one line that names the object, of the class that its meaning has; only what may pass is tried again."""
+    """In one line that names the object, by an error of the class that fits; only transient failures are retried."""
     host = make_host(PATH, None, max_retries=2)
     file = host.ufs.get_meta(PATH)
     calls: dict[str, tuple[str, Callable[[], object]]] = {
@@ -105,14 +105,14 @@ def test_a_refusal_says_what_to_do(store: S3Server) -> None:
             host.metrics.inc("ufsRetryCount", -host.metrics.snapshot()["ufsRetryCount"])
             with pytest.raises(UfsError, match=r"^[^\n]*s3://refusals/") as caught:
                 call()
-            told = str(caught.value)
-            assert "\n" not in told
-            assert not [secret for secret in SECRETS if secret in told]
+            text = str(caught.value)
+            assert "\n" not in text
+            assert not [secret for secret in SECRETS if secret in text]
             if kind == "head" and status == 400:  # S3 does not say why
-                assert "expired credentials, another region, or a key that only the writer has" in told
+                assert "expired credentials, another region, or encryption with a key that only the writer has" in text
                 continue
             if kind != "head" or status in (301, 307):  # whose answers have no body
-                assert says.format(permission=permission) in told
+                assert says.format(permission=permission) in text
             transient = ours in (UfsUnavailableError, UfsTimeoutError)
             assert (host.metrics.snapshot()["ufsRetryCount"] > 0) is transient
             assert isinstance(caught.value, UfsUnavailableError if kind == "put" and transient else ours)
@@ -142,7 +142,7 @@ def test_a_redirect_takes_nothing_along(store: S3Server) -> None:
     for status in (301, 302, 307, 308):
         refuse(store, ("head", "list", "get", "put", "delete"), status, "TemporaryRedirect", Location=f"http://127.0.0.1:{server.server_port}/x")  # fmt: skip
         for call in calls:
-            with pytest.raises(UfsError, match=r"another region, a redirect to 127\.0\.0\.1 is not followed"):
+            with pytest.raises(UfsError, match=r"another region \(the redirect to 127\.0\.0\.1 is not followed\)"):
                 call()
     server.shutdown()
     thread.join()
@@ -151,7 +151,7 @@ def test_a_redirect_takes_nothing_along(store: S3Server) -> None:
 
 
 def test_where_only_some_requests_are_allowed(store: S3Server, cache_dir: Path) -> None:
-    """A file is read where nothing may be listed; a directory is not, nor a file that may be listed and not read."""
+    """A file is read where listing is denied; a directory is not, nor a file that may only be listed."""
     options = {"lookup.cache.dir": str(cache_dir)}
     refuse(store, ["list"], 403, "AccessDenied")
     with LookupTable(PATH, options) as table:
@@ -170,17 +170,17 @@ def test_where_only_some_requests_are_allowed(store: S3Server, cache_dir: Path) 
 
 
 def test_credentials_that_expire(store: S3Server, cache_dir: Path) -> None:
-    """Between two reads and within a write: what a snapshot has is served, nothing of the write is seen, and it can be made again."""
+    """Between two reads and during a write: the snapshot still answers, no row of the write is visible, and the write can be repeated."""
     full = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir),
             "lookup.full-cache.periodic-reload.interval": "1 h"}  # fmt: skip
     written = {"lookup.keys": "id", "lookup.cache.dir": str(cache_dir), "lookup.max-retries": 0}
-    with LookupTable("s3://refusals/dim", full) as kept, LookupTable("s3://refusals/managed", written) as table:
-        assert kept.get(2) == [{"id": 2, "name": "b"}]
+    with LookupTable("s3://refusals/dim", full) as cached_table, LookupTable("s3://refusals/managed", written) as table:
+        assert cached_table.get(2) == [{"id": 2, "name": "b"}]
         table.write(ROWS)
         refuse(store, ["get", "list", "head"], 400, "ExpiredToken")
         with pytest.raises(UfsPermissionError, match="ExpiredToken"):
-            kept.reload()
-        assert kept.get(2) == [{"id": 2, "name": "b"}]
+            cached_table.reload()
+        assert cached_table.get(2) == [{"id": 2, "name": "b"}]
         for kinds in (["put"], ["put", "get"]):
             refuse(store, kinds, 400, "ExpiredToken")
             with pytest.raises(UfsPermissionError, match="ExpiredToken"):
@@ -194,13 +194,20 @@ def test_credentials_that_expire(store: S3Server, cache_dir: Path) -> None:
 def test_a_head_that_is_not_true(store: S3Server, cache_dir: Path) -> None:
     """A size that is not the object's, and an ETag of another one, give an error that names the object, and no rows."""
     size = make_host(PATH, None).ufs.get_meta(PATH).size
-    for told in ({"content-length": str(size + 10)}, {"content-length": str(size - 10)}, {"etag": '"another"'}):
+    for wrong_headers in (
+        {"content-length": str(size + 10)},
+        {"content-length": str(size - 10)},
+        {"etag": '"another"'},
+    ):
 
         def between(
-            environ: WSGIEnvironment, start: StartResponse, app: Application, told: dict[str, str] = told
+            environ: WSGIEnvironment,
+            start: StartResponse,
+            app: Application,
+            wrong_headers: dict[str, str] = wrong_headers,
         ) -> Iterable[bytes]:
             def changed(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Any:
-                return start(status, list(({name.lower(): value for name, value in headers} | told).items()))
+                return start(status, list(({name.lower(): value for name, value in headers} | wrong_headers).items()))
 
             if kind_of(environ) == "list":  # so that it is HEAD which tells the file's version
                 start("403 Forbidden", [])

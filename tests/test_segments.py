@@ -270,7 +270,7 @@ def test_a_mapping_outlives_its_file(opened: Opened) -> None:
 
 
 def fill(opened: Opened) -> None:
-    """Ask for more than can be had, so that all goes that can."""
+    """Ask for more space than there is, so that everything goes that can be evicted."""
     with contextlib.suppress(OSError):
         opened.disk.take("segments", 2**40)
 
@@ -289,26 +289,26 @@ UPKEEP: dict[str, Callable[[Opened], object]] = {
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_upkeep_shortens_no_file_in_place(opened: Opened, damaged: bool) -> None:
-    """Whatever removes or replaces files of the cache directory, a process that has one mapped reads what it was, and is not killed."""
+    """Whatever removes or replaces files of the cache directory, a process that has one mapped reads its old content and is not killed."""
     for name, act in UPKEEP.items():
         segment = published(opened)
         opened.disk.open_numbers("t", "s", 7, create=True)
         opened.disk.put_blocks({blocks.key(1, 5000): bytes(5000)})
-        found = opened.disk.open_segment("t", "s")
-        assert found is not None
+        mapped = opened.disk.open_segment("t", "s")
+        assert mapped is not None
         if damaged:
             edited(segment, in_footer)
         kinds = (opened.root / "blocks", opened.root / "snapshots")
         files = [path for kind in kinds for path in kind.rglob("*") if path.is_file()]
         with contextlib.ExitStack() as stack:
-            held = [(path, stack.enter_context(path.open("rb"))) for path in files]
-            before = [(path, file.read()) for path, file in held]
+            handles = [(path, stack.enter_context(path.open("rb"))) for path in files]
+            before = [(path, file.read()) for path, file in handles]
             opened.clock.tick(100 * 86400)
             act(opened)
-            after = [(path, os.pread(file.fileno(), 2**20, 0)) for path, file in held]
+            after = [(path, os.pread(file.fileno(), 2**20, 0)) for path, file in handles]
             assert after == before, name
-        assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
-        del found
+        assert {key: bytes(region) for key, region in mapped.regions.items()} == REGIONS
+        del mapped
 
 
 def test_who_has_a_segment_locked_and_stands_still(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ def test_csv_that_ends_inside_of_quotes(dim: Path, content: str, expected: str |
     """A quote without its counterpart is an error: the rows behind it would be one text. Texts may end with a line end."""
     put(dim, "a.csv", content)
     if expected is None:
-        with pytest.raises(DamagedFileError, match="in quotes has no end"):
+        with pytest.raises(DamagedFileError, match="quoted text has no end"):
             read(dim)
         assert table_of(dim, {"lookup.csv.quote": ""}).scan().num_rows == len(content.split()) - 1
     else:
@@ -286,7 +286,7 @@ BEHIND_QUOTES: dict[str, str | None] = {
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"], ids=ascii)
 @pytest.mark.parametrize("quote", ['"', "'"])
 def test_csv_text_behind_a_closing_quote(dim: Path, line_end: str, quote: str) -> None:
-    """It makes the quotes ordinary characters (where `None` is expected), as in Spark with multiLine; blanks there are nothing. Other rows are as ever."""
+    """It makes the quotes ordinary characters (where `None` is expected), as in Spark with multiLine; blanks there are dropped. Other rows stay the same."""
     lines = ["id,v,w", '0,5" pipe,"x, ""y"""', *(f'{n},{text},"N""N"' for n, text in enumerate(BEHIND_QUOTES, 1))]
     content = "".join(f"{line}N" for line in lines).replace("N", line_end)
     expected = ['5" pipe', *(text if value is None else value for text, value in BEHIND_QUOTES.items())]
@@ -308,10 +308,10 @@ def test_csv_text_behind_a_closing_quote(dim: Path, line_end: str, quote: str) -
     ],
 )
 def test_csv_text_behind_an_escaped_quote(dim: Path, text: str, expected: str | None) -> None:
-    """The same with an escape character; where quotes have several readings then, the value is refused."""
+    """The same with an escape character; a value whose quotes can then be read in several ways is refused."""
     put(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
     if expected is None:
-        with pytest.raises(DamagedFileError, match=r"a\.csv .*line 3: text in quotes .*set lookup\.csv\.escape"):
+        with pytest.raises(DamagedFileError, match=r"a\.csv .*line 3: quoted text .*set lookup\.csv\.escape"):
             read(dim, csv__escape="\\")
     else:
         assert read(dim, csv__escape="\\")["v"].to_pylist() == ["x", expected]
@@ -319,11 +319,9 @@ def test_csv_text_behind_an_escaped_quote(dim: Path, text: str, expected: str | 
 
 @pytest.mark.parametrize("content", ['id,v\n1,"a\nb"c\n', 'id,v\n1,"a\n2,"b"\n', 'id,v\r1,"a""\r2,"b"\r'], ids=ascii)
 def test_csv_text_behind_quotes_of_several_lines(dim: Path, content: str) -> None:
-    """Such a value may be as many rows: it is refused."""
+    """Such a value may be several rows, so it is refused."""
     put(dim, "a.csv", content)
-    with pytest.raises(
-        DamagedFileError, match=r"a\.csv .*line 2: text in quotes is followed by .*set lookup\.csv\.quote"
-    ):
+    with pytest.raises(DamagedFileError, match=r"a\.csv .*line 2: quoted text is followed by .*set lookup\.csv\.quote"):
         read(dim)
 
 

@@ -81,7 +81,7 @@ OTHERS: dict[str, tuple[str, object]] = {
 
 @pytest.mark.parametrize(("name", "column"), OTHERS.values(), ids=list(OTHERS))
 def test_columns_of_files_of_others(tmp_path: Path, name: str, column: object) -> None:
-    """Types that pyarrow does not know, for which it refuses the whole file, and such as it takes for something else."""
+    """Types for which pyarrow refuses the whole file, and types that it takes for others."""
     path = tmp_path / "t" / name
     path.parent.mkdir()
     if isinstance(column, str):

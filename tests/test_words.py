@@ -58,7 +58,7 @@ PLACES = {
     "s3:/b/x": "'s3://b/x'", "s3a:b/x": "'s3a://b/x'", "hdfs:/x": "'hdfs://<namenode>/x'", "gs:/b/x": "'gs://b/x'",
     "abfss:/c@a/x": "'abfss://c@a/x'", "dbfs:/x": "'/dbfs/x'", "DBFS://x": "'/dbfs/x'", "delta.`/p`": "'/p'", "parquet.`s3://b/x`": "'s3://b/x'",
     "S3:///b/x": "'s3://b/x'", "https:/h/x": "'https://h/x'",
-    "file://localhost/x": "'file:///x'", "FILE://host/x": "'file:///…'", "C:\\x": "no drives", "c:/x": "no drives", r"\\srv\x": "no drives",
+    "file://localhost/x": "'file:///x'", "FILE://host/x": "'file:///…'", "C:\\x": "Windows drives are not", "c:/x": "Windows drives are not", r"\\srv\x": "Windows drives are not",
     "$HOME/x": "variable $HOME is not", "${HOME}/x": "variable ${HOME} is not", "file://$HOME/x": "$HOME is not", "%TEMP%/x": "%TEMP% is not",
 }  # fmt: skip
 
@@ -74,7 +74,7 @@ def test_paths_of_other_programs(path: str) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a%20b", "größe", "100%", "$5", "a$b", "~", "a\nb", "C:x"])
 def test_odd_names_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """As they are, relative or not; an error about one is one line."""
+    """They are taken literally, relative or absolute; an error about one is one line."""
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"id": [1]}), tmp_path / name)
     for path in (f"./{name}", f"{tmp_path}/{name}", f"file:{tmp_path}/{name}", f"file://{tmp_path}/{name}"):
@@ -227,7 +227,7 @@ def test_the_report_from_a_zip(tmp_path: Path) -> None:
 
 
 def test_the_column_that_is_meant(tmp_path: Path) -> None:
-    """By its spelling, wherever a column is named; of many columns the first ones are told."""
+    """The error suggests it by its spelling, wherever a column is named; of many columns it lists the first ones."""
     options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id"}
     table = LookupTable(tmp_path / "t", options)
     table.write([{"id": 1, "name": "a"}])

@@ -23,11 +23,11 @@ def foreign_text(text: str) -> str:
 
 
 def foreign_repr(value: object) -> str:
-    """How Python writes a value or an error of others, which may fail; its type then."""
+    """The repr of a value or an error of others; only its type if that fails."""
     try:
         return repr(value)
     except Exception:
-        return f"<{type(value).__name__}, which cannot be written>"
+        return f"<{type(value).__name__}, whose repr() fails>"
 
 
 class _RedactedError(Exception):
@@ -43,8 +43,8 @@ def cause_of(error: BaseException) -> BaseException:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        said = _all_of(one)
-        if said is None or foreign_text(said) != said:
+        text = _all_of(one)
+        if text is None or foreign_text(text) != text:
             return _RedactedError(foreign_text(f"{type(error).__name__}: {_text_of(error)}"))
         pending += [one.__cause__, one.__context__, *_members(one)]
     return error
@@ -61,7 +61,7 @@ def _members(error: BaseException) -> Iterator[BaseException]:
 
 
 def _all_of(error: BaseException) -> str | None:
-    """What an error says wherever it is shown: its text, its notes, and how Python writes it; None if that fails."""
+    """All that a traceback or a log may show of an error: its text, its notes and its repr; None if that fails."""
     try:
         return "".join(traceback.format_exception_only(type(error), error)) + repr(error)
     except Exception:
@@ -76,7 +76,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def raise_ours(ours: BaseException, foreign: BaseException | None) -> NoReturn:
-    """Raise an error of ours for a foreign one, which is its cause (None: it has none) and stands nowhere else."""
+    """Raise an error of ours for a foreign one, which becomes its cause (None: no cause) and appears nowhere else."""
     try:
         if foreign is ours:
             raise ours
@@ -169,7 +169,7 @@ class DamagedFileError(PysparkLookupError, ValueError):
 
 
 class NoMemoryError(DamagedFileError, NotSupportedError):
-    """There is no memory for what a data file says it holds: it is too large for this host, or damaged."""
+    """A data file says that it holds more than fits in memory: it is too large for this host, or damaged."""
 
 
 class CacheDirectoryError(PysparkLookupError, PermissionError):

@@ -86,8 +86,8 @@ def _reset_all() -> None:
 
 
 def _leave_imports() -> None:
-    """Have modules that other threads were importing imported anew: in a child nobody goes on with them, and each has a lock."""
-    locks = getattr(importlib._bootstrap, "_module_locks", {})  # Python itself leaves them locked
+    """Forget the modules that other threads were importing: nobody finishes them in a child, and their locks stay held."""
+    locks = getattr(importlib._bootstrap, "_module_locks", {})  # Python does not reset them
     for name, reference in list(locks.items()):
         lock = reference()
         if lock is not None and lock.owner not in (None, threading.get_ident()):

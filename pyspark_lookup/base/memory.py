@@ -1,4 +1,4 @@
-"""How much memory is free, so that what has no room there is an error, not the end of the process."""
+"""How much memory is free, so that data that does not fit raises an error and does not kill the process."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from pathlib import Path
 from pyspark_lookup.base.errors import NotSupportedError
 
 _GROUP = Path("/sys/fs/cgroup")
-_LARGE = 64 * 1024 * 1024  # bytes from which on it counts
+_LARGE = 64 * 1024 * 1024  # bytes; less is not checked
 
 
 def free_bytes() -> int:
-    """What this process may still take of memory, about."""
+    """About how many bytes of memory this process may still take."""
     return min(_free(), default=sys.maxsize)
 
 
 def check_room(size: int, what: str) -> None:
-    """Raise NotSupportedError for what takes about that many bytes of memory, and more than are free."""
+    """Raise NotSupportedError if fewer than `size` bytes of memory are free. `what`: the data that needs them, in the plural."""
     if size > _LARGE and size > (free := free_bytes()):
-        raise NotSupportedError(f"{what}: it takes about {size} bytes of memory, and {free} are free")
+        raise NotSupportedError(
+            f"{what} need about {size} bytes of memory, but only {free} are free: give this process more memory"
+        )
 
 
 def _free() -> Iterator[int]:
-    """What the host, the container and the process's own limit leave."""
+    """The bytes that the host, the container and the process's own limit leave, each where it is known."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         yield _numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     with contextlib.suppress(OSError, ValueError, KeyError):
-        # What was read from files is in the group's sum, and goes when there is need.
+        # The group's sum includes the page cache, which the kernel drops when memory runs short.
         used = int((_GROUP / "memory.current").read_text()) - _numbers(_GROUP / "memory.stat")["inactive_file"]
-        yield int((_GROUP / "memory.max").read_text()) - used  # `max`, if there is no limit, is no number
+        yield int((_GROUP / "memory.max").read_text()) - used  # without a limit it says `max`, and int() fails
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         with contextlib.suppress(OSError):
@@ -40,5 +42,5 @@ def _free() -> Iterator[int]:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """A file of lines with a name and a number each."""
+    """The numbers by name in a file with one of each on every line."""
     return {line.split()[0]: int(line.split()[1]) for line in path.read_text().splitlines()}

@@ -125,7 +125,7 @@ def unreadable_type(reason: str) -> pa.DataType:
 
 
 def without_counterpart(field: pa.Field, kind: str | None, url: str) -> pa.Field:
-    """A column of the file at `url` as one that cannot be read, if it has values of a `kind` that is not known to Spark."""
+    """A column of the file at `url`, marked as one that cannot be read if it has a type (`kind`) that Spark lacks."""
     if kind is None:
         return field
     return field.with_type(unreadable_type(f"column {field.name!r}: type {kind} has no counterpart in Spark ({url})"))

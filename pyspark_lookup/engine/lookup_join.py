@@ -103,7 +103,7 @@ def _schema_of(text: str) -> pa.Schema:
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
     """The version that `execution` reads, as the token that its tasks get.
 
-    Raises what resolving raises; with `lookup.on-error=NULL` tasks get that instead, and decide what becomes of it.
+    Raises what resolving raises. With `lookup.on-error=NULL` the tasks get the error instead, and decide what to do with it.
     """
     engine = runtime().engine(options)
     try:
@@ -188,9 +188,9 @@ class Lookup:
         if not table.num_rows:  # nobody is asked for nothing
             return self._rows(table, times, self._nothing(), None)
         if token.startswith(_FAILED):
-            known, message = np.zeros(table.num_rows, np.bool_), token[len(_FAILED) :].decode(errors="replace")
+            has_row, message = np.zeros(table.num_rows, np.bool_), token[len(_FAILED) :].decode(errors="replace")
             self._refuse(message)
-            return self._fail(table, times, self._nothing(), known, message)
+            return self._fail(table, times, self._nothing(), has_row, message)
         at: _At | None = None
         try:
             with self._engine.measure("lookupTime"):
@@ -219,10 +219,12 @@ class Lookup:
         self._engine.publish_metrics()
 
     def _refuse(self, message: str) -> None:
-        """Raise the error by which the version was not resolved, unless `lookup.on-error` lets rows pass without it."""
+        """Raise the error that kept the version from being resolved, unless `lookup.on-error` lets the rows pass."""
         name, _, text = message.partition(": ")
         kind = getattr(errors, name, None)
-        if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):  # a provider's own
+        if not isinstance(kind, type) or not issubclass(
+            kind, PysparkLookupError
+        ):  # an error that only the provider's module defines
             kind, text = LookupFunctionError, message
         if self._options.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
             raise kind(text)

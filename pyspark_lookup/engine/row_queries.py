@@ -142,7 +142,7 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
         return None
     try:
         rows = snapshot.get_one(read.columns, one)
-    except (OverflowError, ValueError):  # a value that Python lacks: the table's column is named
+    except (OverflowError, ValueError):  # a value that no Python type can hold: the slow way names its column
         return None
     reader.metrics.inc("hitCount")
     return [dict(zip(read.columns, row, strict=True)) for row in rows]

@@ -88,10 +88,10 @@ def keys_given(keys: Any, names: Sequence[str]) -> pa.Table:
 
 
 def as_python(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows as dictionaries. Raises SchemaError for a value that Arrow has and no type of Python, as a day after the year 9999."""
+    """Rows as dictionaries. Raises SchemaError for a value that no Python type can hold, such as a day after the year 9999."""
     try:
-        found: list[dict[str, Any]] = rows.to_pylist()
-        return found
+        dictionaries: list[dict[str, Any]] = rows.to_pylist()
+        return dictionaries
     except (OverflowError, ValueError) as problem:
         raise_ours(SchemaError(_beyond_python(rows)), problem)
 
@@ -101,11 +101,11 @@ def _beyond_python(rows: pa.Table | pa.RecordBatch) -> str:
         try:
             column.to_pylist()
         except (OverflowError, ValueError) as problem:
-            instead = "ask by get_many(), which gives Arrow, or leave it out by lookup.columns"
+            instead = "read it with get_many(), which returns Arrow, or leave the column out with lookup.columns"
             return (
-                f"column {name!r} of type {column.type} has a value that no type of Python holds ({problem}): {instead}"
+                f"column {name!r} of type {column.type} has a value that no Python type can hold ({problem}): {instead}"
             )
-    return "the rows have a value that no type of Python holds: ask by get_many(), which gives Arrow"
+    return "the rows have a value that no Python type can hold: read them with get_many(), which returns Arrow"
 
 
 def _is_of_pandas(given: Any, name: str) -> bool:

@@ -50,8 +50,8 @@ from pyspark_lookup.table.sources import SOURCES
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
-_ENGINES_KEPT = 256  # of tables that nobody holds: each takes 25 kB and more, and has a file of counters open
-_LOOKED_AT = 16  # of them, to find one that is idle
+_ENGINES_KEPT = 256  # of tables that nobody holds: each takes at least 25 kB and keeps a file of counters open
+_IDLE_PROBES = 16  # engines that are looked at to find an idle one
 
 
 class Engine:
@@ -192,8 +192,8 @@ class Runtime:
         self._stores: dict[str, Store] = {}
         self._catalogs: dict[tuple[str, tuple[tuple[str, str], ...]], Catalog] = {}
         self._disks: dict[str, Disk | str] = {}  # or why there is none
-        # Those that somebody uses, and the ones that were used last. One that is gone is made again as another process makes its own:
-        # what may not be lost with it is on the host's record.
+        # Those in use, and those that were used last. One that was dropped is built again, as in another process:
+        # what must not be lost with it is on the host's record.
         self._engines: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
         self._recent: collections.OrderedDict[str, Engine] = collections.OrderedDict()
         self._publishers: weakref.WeakValueDictionary[str, Publisher] = weakref.WeakValueDictionary()
@@ -215,11 +215,11 @@ class Runtime:
             idle.rest()
         return engine
 
-    def _take_idle(self, asked: str) -> Engine | None:
-        """An engine beyond those that are kept, other than the one that was just asked for: it goes once nobody uses it."""
-        for _ in range(_LOOKED_AT if len(self._recent) > _ENGINES_KEPT else 0):
+    def _take_idle(self, requested_key: str) -> Engine | None:
+        """An idle engine, dropped because too many are kept, but not the requested one. It is freed once nobody uses it."""
+        for _ in range(_IDLE_PROBES if len(self._recent) > _ENGINES_KEPT else 0):
             key, engine = next(iter(self._recent.items()))
-            if engine.reader.is_idle and key != asked:
+            if engine.reader.is_idle and key != requested_key:
                 return self._recent.pop(key)
             self._recent.move_to_end(key)
         return None

@@ -63,7 +63,7 @@ class TableReader:
         self.metrics = context.metrics
         self._context = context
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
-        # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well. It reads a file once, as a compaction does.
+        # A snapshot keeps the rows, so nobody needs the bytes that they were decoded from. A load reads each file once, as a compaction does.
         self._scan, load_scan = scans or (
             Scan(blocks, context.metrics, block_size),
             Scan(blocks.read_only(), context.metrics, block_size, again=False),
@@ -221,7 +221,7 @@ class TableReader:
 
     @property
     def is_idle(self) -> bool:
-        """Whether another one can take its place: nobody holds it, and this process knows nothing by it that the host does not."""
+        """Whether it can be dropped: nobody holds it, and it knows nothing that is not on the host's record."""
         return not self._users and not self.resolver.host.has_unwritten
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:

@@ -49,7 +49,7 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
         if known is None:
             if not merge:
                 raise SchemaError(
-                    f"{origin}: the table has no column {field.name!r}; lookup.write.merge-schema = true adds it; it has "
+                    f"{origin}: the table has no column {field.name!r}; set lookup.write.merge-schema = true to add it; the table has "
                     f"{names_shown(definition.schema.names, field.name)}"
                 )
             added.append(pa.field(field.name, spark_type(field.type)))

@@ -16,7 +16,7 @@ STORAGE = "lookup.storage."
 
 
 def redact(key: str, value: object) -> str:
-    """`value` as text fit for a message, a path in one line: hidden if it is a credential, or JSON with one inside; without those in URLs."""
+    """`value` as text for a message, a path as one line: hidden if it is a credential or JSON with one inside; URLs lose theirs."""
     text = _without_secrets(key, value)
     return text.replace("\n", "\\n").replace("\r", "\\r") if key == "path" else text
 

@@ -140,9 +140,9 @@ def parse_path(text: str) -> str:
     if (of_format := _OF_FORMAT.fullmatch(path)) is not None:
         raise ValueError(f"the path alone, {of_format[2]!r}: what is there says that it is {of_format[1]}")
     if (variable := _VARIABLE.match(path.removeprefix("file://"))) is not None:
-        raise ValueError(f"a path written out: the variable {variable[0]} is not replaced by its value here")
+        raise ValueError(f"a path written out in full: the variable {variable[0]} is not expanded here")
     if _DRIVE.match(path) is not None:
-        raise ValueError("a path as Linux and macOS have it, '/…', or a URL: there are no drives")
+        raise ValueError("a path of Linux or macOS, such as '/…', or a URL: Windows drives are not supported")
     found = _SCHEME.fullmatch(path)
     if found is None:
         return path
@@ -155,7 +155,7 @@ def parse_path(text: str) -> str:
     if scheme in ("file", "local") and slashes == "//" and rest and not rest.startswith("/"):
         host, _, below = rest.partition("/")
         raise ValueError(
-            f"a path of this machine, '{scheme}:///{below if host == 'localhost' else '…'}': behind two slashes stands the name of a host"
+            f"a path of this machine, '{scheme}:///{below if host == 'localhost' else '…'}': what follows two slashes is the name of a host"
         )
     return f"{scheme}:{slashes}{rest}" if scheme in (*_REMOTE, "file", "local") or slashes == "//" else path
 

@@ -28,7 +28,7 @@ PROVIDER_OPTION = "lookup.provider"
 
 
 def attribute_of(name: str, part: object, attribute: str) -> Any:
-    """An attribute of a provider, or of its function, which may be a property that asks its system. Raises LookupFunctionError."""
+    """An attribute of a provider or of its function. It may be a property that fails: that raises LookupFunctionError."""
     try:
         return getattr(part, attribute)
     except PysparkLookupError:

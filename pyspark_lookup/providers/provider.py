@@ -91,8 +91,8 @@ class ProvidedTable:
     def trigger(self) -> CacheReloadTrigger | None:
         """The reload trigger that the provider brings with it."""
         provider = self._made.latest
-        known = isinstance(provider, FullCachingLookupProvider)
-        return attribute_of(self.name, provider, "reload_trigger") if known else None
+        has_trigger = isinstance(provider, FullCachingLookupProvider)
+        return attribute_of(self.name, provider, "reload_trigger") if has_trigger else None
 
     @property
     def asynchronous(self) -> bool:

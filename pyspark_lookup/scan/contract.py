@@ -21,7 +21,7 @@ from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
 
-_UNCHECKED_BYTES = 64 * 1024 * 1024  # of rows in memory: a batch is large then, and it is time to look at what is free
+_UNCHECKED_BYTES = 64 * 1024 * 1024  # of rows in memory: after so many more, free memory is checked, and a batch ends
 
 
 def slices_of(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
@@ -91,7 +91,7 @@ class TableScan(abc.ABC):
         """Let go of connections until the next use."""
 
     def forget_files(self) -> None:  # noqa: B027
-        """Let go of what is known of files, none of which is read again soon."""
+        """Drop what is known about files, because none of them is read again soon."""
 
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may be read in parts."""
@@ -151,7 +151,7 @@ def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
 def coalesce(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, metrics: CacheMetricGroup
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of about 64k, fewer if they are long, with exactly `schema`."""
+    """The rows in batches of about 64k (fewer if rows are long), with exactly `schema`."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -167,19 +167,19 @@ def coalesce(
 
 
 def table_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema, url: str) -> pa.Table:
-    """The rows of the table at `url` in memory. Raises NotSupportedError for more than there is room for."""
-    kept: list[pa.RecordBatch] = []
+    """The rows of the table at `url` in memory. Raises NotSupportedError if they do not fit there."""
+    parts: list[pa.RecordBatch] = []
     size = checked = 0
     for batch in batches:
-        kept.append(batch)
+        parts.append(batch)
         size += batch.nbytes
         if size - checked > _UNCHECKED_BYTES:
             checked = size
             if (free := free_bytes()) < max(2 * _UNCHECKED_BYTES, size // 4):
                 raise NotSupportedError(
-                    f"{redact('path', url)}: its rows take more than {size} bytes of memory, and {free} are free: ask for fewer columns or rows, or read it with Spark"
+                    f"{redact('path', url)}: its rows take more than {size} bytes of memory, but only {free} are free: read fewer columns or rows, or read it with Spark"
                 )
-    return pa.Table.from_batches(kept, schema)
+    return pa.Table.from_batches(parts, schema)
 
 
 def matching_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.RecordBatch | None:

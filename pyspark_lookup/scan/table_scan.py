@@ -43,7 +43,7 @@ _READS_KEPT = 200  # after so many in which a file was not looked at, its index 
 
 
 class Scan(TableScan):
-    """Reads of one table through one block cache. `again`: the next reads are of the same files, for the most part."""
+    """Reads of one table through one block cache. `again`: most of the next reads are of the same files."""
 
     def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int, again: bool = True) -> None:
         self._blocks = blocks

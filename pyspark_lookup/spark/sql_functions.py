@@ -88,7 +88,7 @@ def register_lookup(
 def _create(found: LookedUp, whole: LookedUp, name: str, multi: bool) -> None:
     """Both functions, with what they stand on: the view of the version, and a UDF for each."""
     base = f"_lookup_{name.lower()}"
-    # Of an error in a subquery Spark shows its own frames: the function gets it in place of the version, and raises it.
+    # Spark adds its own stack frames to an error in a subquery. So the function gets the error in place of the version, and raises it.
     options = {**found.options, "lookup.on-error": OnError.NULL.value}
     view_of(found.spark, options, View.TOKEN).createOrReplaceTempView(f"{base}_version")
     bodies = {name: _body(found, base, many=multi), f"{name}_rows": _body(whole, base, many=True, as_rows=True)}

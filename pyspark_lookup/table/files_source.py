@@ -123,7 +123,7 @@ class FilesSource(VersionSource):
         return self._jobs.was_here_lately(table) and self._has_parent(table) and not self._is_another_kind(table)
 
     def _has_parent(self, table: Table) -> bool:
-        """Whether the directory is there that a table's is made in. On object stores nobody can tell."""
+        """Whether the directory that contains the table's exists; always true on object stores, where nobody can tell."""
         parent = posixpath.dirname(table.root.rstrip("/"))
         return not table.root.startswith("file://") or self._ufs.has_directory(parent)
 

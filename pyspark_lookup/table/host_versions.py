@@ -122,7 +122,7 @@ class HostVersions:
         return self._seen_s.get(table.id, 0.0)
 
     def missing_since_s(self, table: Table, seen_s: float) -> float:
-        """When this host found first that a table is missing, which it has seen last at `seen_s`: now, if it has not yet."""
+        """When this host first found that a table is missing after it last saw it, at `seen_s`: now, if this is the first time."""
         now_s, boot = self._context.clock.steady_s(), self._context.clock.boot
         if self._context.disk is None:
             return now_s
@@ -133,7 +133,7 @@ class HostVersions:
         return now_s
 
     def forget_missing(self, table: Table) -> None:
-        """Know no more that a table was missing."""
+        """Forget that a table was missing."""
         self.attempt(lambda disk: disk.remove_record("missing", table.id))
 
     def _succeeds(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
@@ -201,7 +201,7 @@ class HostVersions:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether only this process knows of a commit of its own, as the disk did not take it."""
+        """Whether this process has made a commit that it could not record on the disk, so that only it knows of it."""
         return bool(self._unwritten)
 
     def floor(self, url: str) -> tuple[str, int] | None:
@@ -374,8 +374,8 @@ def _floor_of(found: Any) -> dict[str, Any]:
     return {"commit": commit, "raised_s": raised_s, "boot": boot}
 
 
-def _missing_of(found: Any) -> dict[str, Any]:
-    return {"since_s": number_of(found["since_s"]), "boot": text_of(found["boot"])}
+def _missing_of(record: Any) -> dict[str, Any]:
+    return {"since_s": number_of(record["since_s"]), "boot": text_of(record["boot"])}
 
 
 def _row_of(found: Any) -> dict[str, Any]:

@@ -60,8 +60,8 @@ class LogSource(VersionSource):
         state = self.log(table.url).latest()
         if state is None:
             raise UfsNotFoundError(
-                f"{redact('path', table.url)} is no managed table (any more): its log is empty or gone. To read what files there are "
-                f"as they are, remove the directory {LOG_DIRECTORY} if it is left"
+                f"{redact('path', table.url)} is no managed table (any more): its log is empty or gone. To read all its files as "
+                f"they are (deleted and uncommitted rows, too), move {LOG_DIRECTORY} away"
             )
         log, position = self.log(table.url), None
         if isinstance(table.pinned, datetime.datetime):

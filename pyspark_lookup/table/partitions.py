@@ -190,9 +190,9 @@ def typed_values_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[
         except ValueError:
             if table.declared is not None:
                 raise SchemaError(
-                    f"{redact('path', file.url)}: the value {values[field.name]!r} of partition column {field.name!r} is no {field.type}, as "
-                    "lookup.schema or .schema(…) says: give the column a type that the values of all its directories have (STRING "
-                    "takes any), or move this directory out of the table"
+                    f"{redact('path', file.url)}: the value {values[field.name]!r} of partition column {field.name!r} is no {field.type}, its "
+                    "type in lookup.schema or .schema(…): declare a type that the values of all its directories have (STRING always "
+                    "does), or move this directory out of the table"
                 ) from None
             raise SchemaError(
                 f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "

@@ -141,7 +141,7 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether a directory of a marker's name has a file without which there is no table; others may have such directories, too."""
+        """Whether a directory of a marker's name has a file that every such table has: other programs may use the name, too."""
         return True
 
     @abc.abstractmethod

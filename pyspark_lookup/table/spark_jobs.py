@@ -60,14 +60,14 @@ class WritingJobs:
         return seen_s is not None and self._clock.steady_s() - seen_s <= table.busy.timeout_s
 
     def missing_since_s(self, table: Table) -> float:
-        """When the first query of this host found that the table had gone, which was seen before that: now, if this one does.
+        """When the first query of this host found that the table is gone: now, if this is the first one.
 
-        So the wait for a job is one for all: a task that is tried again, and the next query, go on where the first one was.
+        So all queries share one wait for a job: a retried task and the next query only wait for the rest of it.
         """
         return self._host.missing_since_s(table, self._last_seen_s(table) or 0.0)
 
     def _last_seen_s(self, table: Table) -> float | None:
-        """When this host has seen the table last; None: not since it was booted."""
+        """When this host last saw the table; None if it has not since it was booted."""
         record = self._host.last(table)
         if record is None or record["boot"] != self._clock.boot:
             return None

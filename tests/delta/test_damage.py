@@ -96,7 +96,7 @@ HARM: dict[str, tuple[Callable[[Path], Any], type[PysparkLookupError], str]] = {
     "no commit is there": (
         lambda path: [commit(path, n).unlink() for n in range(5)],
         UfsNotFoundError,
-        "holds no commit, but a checkpoint of version 2, which may not be the newest: bring 00000000000000000002.json",
+        "holds no commit, but a checkpoint of version 2, which may not be the newest: restore 00000000000000000002.json",
     ),
     "a vector is cut": (lambda path: cut(vector(path)), VersionGoneError, "deletion_vector_.*current version 4"),
     "a vector is flipped": (lambda path: flip(vector(path)), DamagedFileError, "deletion_vector_.*checksum"),

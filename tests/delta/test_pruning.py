@@ -299,7 +299,7 @@ PLACES = [
 
 @pytest.mark.parametrize("place", PLACES)
 def test_statistics_of_another_type(tmp_path: Path, place: str) -> None:
-    """What is no number where one belongs, and the like, bounds nothing: no row is lost, whatever is asked for."""
+    """A statistic of the wrong JSON type bounds nothing: no query loses a row."""
     rows = {
         "k": pa.array([2, 3]),
         "small": pa.array([decimal.Decimal("2.50"), decimal.Decimal("3.50")], pa.decimal128(10, 2)),

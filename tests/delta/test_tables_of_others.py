@@ -64,14 +64,14 @@ REFUSED = {
         "it is still a file of the current version",
     ),
 }
-"""What is not read, and what is said of it."""
+"""The tables that are refused, with words of the error."""
 ROWS = {
     "basic-with-vacuum-protocol-check-feature": 100,
     "table_with_edge_timestamps": 2,
     "type-widening": 2,
     "type-widening-nested": 2,
 }
-"""What delta-rs cannot read, or reads wrongly (a year that nanoseconds do not have), and how many rows it has."""
+"""The number of rows in tables that delta-rs cannot read, or reads wrongly (a year that nanoseconds do not have)."""
 
 
 @pytest.fixture(scope="module")

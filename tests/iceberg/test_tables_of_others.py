@@ -22,7 +22,7 @@ REFUSED = {
     "partition_time": "column 'partition_col' is of type 'time'",
     "timestamptz_ns": "column 'val' is of type 'timestamptz_ns'",
 }
-"""What is not read, and what is said of it."""
+"""The tables that are refused, with words of the error."""
 ROWS = {
     "lineitem_iceberg": 51_793,
     "lineitem_iceberg_no_hint": 51_793,
@@ -30,7 +30,7 @@ ROWS = {
     "lineitem_iceberg_gz_no_hint": 111_968,
     "legacy_v1": 3,
 }
-"""What the oracle cannot read, or only slowly, and how many rows it has."""
+"""The number of rows in tables that the oracle cannot read, or only slowly."""
 
 
 @pytest.fixture(scope="module")

@@ -227,7 +227,7 @@ def fork_while_a_thread_imports(home: Path) -> None:
 
 
 def test_a_fork_while_a_thread_imports(tmp_path: Path) -> None:
-    """A module that a thread was importing is imported anew by the child, as what tables need only now and then is; Python would wait for ever."""
+    """A child imports anew what another thread of its parent was importing; without that it would wait for ever."""
     in_fresh_process(fork_while_a_thread_imports, tmp_path)
 
 

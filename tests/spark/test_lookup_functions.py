@@ -171,8 +171,8 @@ def test_refusals(spark: SparkSession, tmp_path: Path, name: str, monkeypatch: p
 
 @pytest.mark.nightly
 def test_a_table_that_is_gone(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Below Spark's own header an error is one line, ours: that of a version which cannot be resolved, too. With
-    `lookup.on-error=NULL` it stands beside the rows; a query without rows has none."""
+    """Below Spark's own header the error is one line of ours, also where the version cannot be resolved. With
+    `lookup.on-error=NULL` it stands in a column; a query without rows raises none."""
     path = put(tmp_path / "dim" / "a.parquet", 1)
     options = {"lookup.busy-wait": "0 s"}
     register_lookup(spark, name, str(path.parent), "id", options=options)
@@ -184,5 +184,5 @@ def test_a_table_that_is_gone(spark: SparkSession, tmp_path: Path, name: str) ->
     lines = str(caught.value).strip().splitlines()
     assert lines[1:] == [f"pyspark_lookup.base.errors.UfsNotFoundError: file://{path.parent} does not exist"]
     assert spark.sql(f"SELECT {name}(id) FROM range(0)").collect() == []
-    ((found,),) = spark.sql(f"SELECT {name}_lenient(1)").collect()
-    assert (found.version, found.lookup_error) == (None, f"UfsNotFoundError: file://{path.parent} does not exist")
+    ((answer,),) = spark.sql(f"SELECT {name}_lenient(1)").collect()
+    assert (answer.version, answer.lookup_error) == (None, f"UfsNotFoundError: file://{path.parent} does not exist")

@@ -57,7 +57,7 @@ from pyspark_lookup.table.restarts import read_with_restarts
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
-_SILENT_S = 600.0  # after so long a load that reads no further is taken to stand still
+_SILENT_S = 600.0  # a load without progress for so long counts as stuck
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -265,13 +265,13 @@ class FullCache:
     def reload(self) -> Snapshot:
         """A snapshot of the store's current version, now, in this thread. Raises what the load raises.
 
-        ReloadFailedError if another process has begun one, and does not get on.
+        Raises ReloadFailedError if another process is loading and makes no progress.
         """
-        with self._stored.lock(silent_s=_SILENT_S) as held:
-            if not held:
+        with self._stored.lock(silent_s=_SILENT_S) as is_locked:
+            if not is_locked:
                 raise ReloadFailedError(
-                    f"{self._url} cannot be loaded: another process of this host holds {self._stored.lock_path}, and has not got on for "
-                    f"{_SILENT_S / 60:g} minutes: is it stopped? Let it go on or end it, then try again"
+                    f"{self._url} cannot be loaded: another process on this host holds {self._stored.lock_path} and has made no progress "
+                    f"for {_SILENT_S / 60:g} minutes: resume or end that process, then try again"
                 )
             return self._load(None, None)
 
@@ -319,10 +319,10 @@ class FullCache:
             with progress.show(f"loading {self._url}", clock.steady_s, watched) as report:
 
                 def tell(done: int, total: int) -> None:
-                    self._stored.get_on()
+                    self._stored.show_progress()
                     report(done, total)
 
-                self._stored.get_on()
+                self._stored.show_progress()
                 snapshot, stored = self._make(state, version, tell)
         except CacheFullError as problem:
             self._refuse(state, problem)

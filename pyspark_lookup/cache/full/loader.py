@@ -164,7 +164,7 @@ class SnapshotLoader:
                 size = max(size + problem.more, min(2 * max(size, _MIB), self.disk.most() * 7 // 8))
             problem.wanted, problem.of_bytes = size, wanted
             raise
-        finally:  # the next load reads other files: the rows of these are in the layers
+        finally:  # the layers have the rows of these files, and the next load reads others
             self.scan.forget_files()
 
     def _lacking(self, version: TableVersion, layout: Layout, last: Snapshot) -> set[FileVersion]:

@@ -189,7 +189,7 @@ class StoredSnapshots:
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
-        self._got_on_s = -math.inf
+        self._progress_shown_s = -math.inf
         self._state = self.disk.hold_record("snapshot", self.key, State.from_json)
 
     # --- what there is ----------------------------------------------------------------------------
@@ -292,9 +292,9 @@ class StoredSnapshots:
 
     @contextlib.contextmanager
     def lock(self, wait_s: float = math.inf, silent_s: float = math.inf) -> Iterator[bool]:
-        """Hold the table's lock of this host; whether it was had within `wait_s`.
+        """Hold the table's lock of this host. Yields False if it could not be acquired within `wait_s`.
 
-        Neither if whoever holds it has not got on for `silent_s`: a process that is stopped holds what it has for ever.
+        Gives up earlier if the holder has shown no progress for `silent_s`: a stopped process keeps its locks for ever.
         """
         now_s = self.context.clock.steady_s
         lock, sign, until_s, silent_until_s = None, -1, now_s() + wait_s, math.inf
@@ -316,13 +316,13 @@ class StoredSnapshots:
 
     @property
     def lock_path(self) -> Path:
-        """The file of the table's lock."""
+        """The table's lock file."""
         return self.disk.lock_path("reload", self.key)
 
-    def get_on(self) -> None:
-        """Show those who wait for the lock that the load for which this process holds it gets on."""
-        if abs(self.context.clock.steady_s() - self._got_on_s) >= _SIGN_EVERY_S:
-            self._got_on_s = self.context.clock.steady_s()
+    def show_progress(self) -> None:
+        """Show the processes that wait for the lock that the load in this one makes progress."""
+        if abs(self.context.clock.steady_s() - self._progress_shown_s) >= _SIGN_EVERY_S:
+            self._progress_shown_s = self.context.clock.steady_s()
             self.disk.use_lock(self.lock_path)
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:

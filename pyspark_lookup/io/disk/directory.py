@@ -29,9 +29,7 @@ HEADER_BYTES = _HEADER.size
 NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _TRIES = 5  # to do something in a directory that others remove meanwhile
 _LOCK_POLL_S, _ACQUIRE_POLL_S = 0.001, 0.01
-_LOCK_WAIT_S = (
-    1.0  # for the counter, evictions and segments: longer than any of them takes, short for a read that waits
-)
+_LOCK_WAIT_S = 1.0  # for the counter, evictions and segments: longer than they take, short for a waiting read
 LEFTOVER_AFTER_S = 3600.0
 CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: none of ours comes near it
 
@@ -223,7 +221,7 @@ class Directory:
         return self._root / "locks" / f"{kind}-{shared}"
 
     def use_lock(self, path: Path) -> None:
-        """Show that whoever holds a lock gets on; a failure shows nothing."""
+        """Show that the holder of a lock makes progress; does nothing if that fails."""
         with contextlib.suppress(OSError), self._use(path) as fd:
             os.utime(fd)
 
@@ -371,7 +369,7 @@ def is_own_file(status: os.stat_result) -> bool:
 
 
 def lock_soon(fd: int, kind: int) -> bool:
-    """Lock a file, of a `kind` of `fcntl`; whether that was had soon. Who holds it may be stopped, so nobody waits for long."""
+    """Lock a file (`kind`: as in `fcntl`); False if that takes long. The holder may be a stopped process, so nobody waits for it."""
     until_s = time.monotonic() + _LOCK_WAIT_S
     while True:
         with contextlib.suppress(BlockingIOError):

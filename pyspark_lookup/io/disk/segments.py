@@ -182,7 +182,7 @@ class Segments(Records):
                 if not _has_ends(fd, status, table, name):
                     self.discard_segment(table, name)
                     return None
-                # Without it the file may be removed meanwhile, but what is mapped stays.
+                # Without the lock the file may be removed meanwhile, but the mapping stays valid.
                 lock_soon(fd, fcntl.LOCK_SH)
                 # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
                 view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))

@@ -73,16 +73,16 @@ def our_error(error: BaseException, url: str) -> BaseException:
         return SourceChangedError(f"{url} changed while it was read")
     if code == "NoSuchBucket":
         return UfsNotFoundError(
-            f"{url}: there is no such bucket: check its name, and which store is asked (its endpoint)"
+            f"{url}: there is no such bucket: check its name and the endpoint (lookup.storage.endpoint_url)"
         )
     if status in (404, 410) or (missing and not (status or timed_out or transient)):
         return UfsNotFoundError(f"{url} does not exist")
     text = f"{url}: {_reason(chain, missing)}"
     if advice := _advice(error, code, status):
         text += f" ({advice})"
-    if code in _REGION_CODES or status in REDIRECTED:
+    if code in _REGION_CODES or status in REDIRECTS:
         return UfsError(text)
-    # s3fs takes 405, which has nothing to do with credentials, for a PermissionError.
+    # s3fs raises PermissionError for 405, too, which has nothing to do with credentials.
     local = status is None and isinstance(error, PermissionError)
     if status in (401, 403) or code in _EXPIRED or local or "NoCredentialsError" in names:
         return UfsPermissionError(text if advice else f"{text} ({_CHECK})")
@@ -92,7 +92,7 @@ def our_error(error: BaseException, url: str) -> BaseException:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error and its causes, nearest first; at least two, and no more than a few."""
+    """An error and a few of its causes, nearest first; the error twice if it has no cause."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and len(chain) < _CAUSES:
         chain.append(cause)
@@ -100,46 +100,47 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _reason(chain: Sequence[BaseException], missing: bool) -> str:
-    """One line: what a store gives as the reason, else what the error says. The numbers of s3fs (`[Errno 22]`) tell nobody anything."""
-    said = _answer(chain[0]).get("Error", {})
-    code, message = said.get("Code"), said.get("Message")
+    """One line: the reason that the store gives, else the error's text. The numbers of s3fs (`[Errno 22]`) help nobody."""
+    answer = _answer(chain[0]).get("Error", {})
+    code, message = answer.get("Code"), answer.get("Message")
     reason = message or str(chain[missing]) or type(chain[0]).__name__
-    line = " ".join(foreign_text(reason[:_LONGEST_REASON]).split()).rstrip(
-        "."
-    )  # in which order: a secret may take several lines
+    # Secrets are hidden before lines are joined: one may span several.
+    line = " ".join(foreign_text(reason[:_LONGEST_REASON]).split()).rstrip(".")
     return line if not message or not code or code.isdigit() else f"{line} ({code})"
 
 
 def _advice(error: BaseException, code: str | None, status: int | None) -> str | None:
-    """What to do about a refusal of S3; None if it does not tell."""
+    """What to do about a refusal of S3; None if the answer does not show it."""
     answer = _answer(error)
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     region = answer.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region")
-    if code in _REGION_CODES or status in REDIRECTED:
+    if code in _REGION_CODES or status in REDIRECTS:
         host = urlsplit(headers.get("location", "")).hostname or answer.get("Error", {}).get("Endpoint")
         where = f"the bucket is in region {region}" if region else "the bucket is in another region"
-        to = f", a redirect to {host} is not followed" if host and not region else ""
-        return f"{where}{to}: set AWS_DEFAULT_REGION, or lookup.storage.endpoint_url to the bucket's own store"
+        to = f" (the redirect to {host} is not followed)" if host and not region else ""
+        return (
+            f"{where}{to}: set AWS_DEFAULT_REGION, or set lookup.storage.endpoint_url to the store that has the bucket"
+        )
     if code in _EXPIRED:
         return (
-            "the credentials are no longer valid: renew them, and restart this process if it has them from the environment or the "
+            "the credentials are no longer valid: renew them, and restart this process if it takes them from the environment or the "
             "conf file"
         )
     if code in _BY_CODE:
         return _BY_CODE[code]
     if code == "InvalidRequest" and "encryption" in answer.get("Error", {}).get("Message", "").lower():
         return (
-            "the object is encrypted with a key that only its writer has (SSE-C): put it again under SSE-S3 or SSE-KMS"
+            "the object is encrypted with a key that only its writer has (SSE-C): write it again with SSE-S3 or SSE-KMS"
         )
     operation = next((name for one in _chain(error) if (name := getattr(one, "operation_name", None))), "")
     if status == 400 and operation == "HeadObject":  # whose answer has no body
-        return "S3 does not say why: expired credentials, another region, or a key that only the writer has (SSE-C)"
+        return "S3 does not say why: check for expired credentials, another region, or encryption with a key that only the writer has (SSE-C)"
     permission = _PERMISSIONS.get(operation) if status in (401, 403) else None
     return f"{_CHECK}: they need {permission}" if permission else None
 
 
 def _answer(error: BaseException) -> dict[str, Any]:
-    """What S3 has answered; {} if the error is not about an answer."""
+    """S3's answer that an error is about; {} if there is none."""
     answers = (getattr(one, "response", None) for one in _chain(error))
     return next((answer for answer in answers if isinstance(answer, dict)), {})
 
@@ -163,7 +164,7 @@ _LOST = {
     "IncompleteReadError",
     "ResponseParserError",
 }
-_CAUSES = 5  # that are looked through for what a store has answered
+_CAUSES = 5  # of an error, searched for the store's answer
 _LONGEST_REASON = 2000  # characters
 _CHECK = "check the credentials in the environment or the conf file"
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "RequestExpired"}
@@ -171,7 +172,7 @@ _BY_CODE = {
     "InvalidAccessKeyId": _CHECK,
     "SignatureDoesNotMatch": _CHECK,
     "RequestTimeTooSkewed": "set the clock of this host",
-    "InvalidObjectState": "the object is archived, restore it first",
+    "InvalidObjectState": "the object is archived: restore it first",
 }
 _REGION_CODES = {
     "PermanentRedirect",
@@ -179,11 +180,11 @@ _REGION_CODES = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
 }
-REDIRECTED = (301, 302, 303, 307, 308)
+REDIRECTS = (301, 302, 303, 307, 308)
 """The HTTP statuses by which a store names another host."""
 _PERMISSIONS = {
     "ListObjectsV2": "s3:ListBucket for the bucket",
-    "HeadObject": "s3:GetObject, and s3:ListBucket to be told that a file is missing",
+    "HeadObject": "s3:GetObject, and s3:ListBucket to learn that a file is missing",
     "GetObject": "s3:GetObject",
     "PutObject": "s3:PutObject",
     "DeleteObject": "s3:DeleteObject",

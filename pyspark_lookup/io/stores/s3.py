@@ -21,7 +21,7 @@ from pyspark_lookup.base.errors import (
     raise_ours,
 )
 from pyspark_lookup.io.stores.error_mapping import (
-    REDIRECTED,
+    REDIRECTS,
     error_code,
     http_status,
     our_error,
@@ -39,8 +39,8 @@ def _sent_once() -> dict[str, Any]:
     """The part of a client's configuration by which it sends each request once, and to no other host.
 
     aiohttp sends one again by itself if its connection ends without an answer. What is refused then may have been done the
-    first time: whoever asked would take a commit that lies in the log for one that failed. It also follows redirects, with the
-    session token, the keys of objects and the bytes that are put; botocore asks in which region the bucket lies, and signs anew.
+    first time: whoever asked would take a commit that lies in the log for one that failed. It would also follow redirects,
+    and send the session token, the object's key and the written bytes along; botocore asks for the bucket's region instead, and signs anew.
     """
     # They come with s3fs, and take a while to import: here a store is wanted.
     from aiobotocore.config import AioConfig
@@ -62,10 +62,10 @@ def _sent_once() -> dict[str, Any]:
 
         async def send(self, request: Any) -> Any:
             answer = await super().send(request)
-            # botocore asks for a region by HEAD, and again if that is redirected: without a region in the answer, for ever.
+            # botocore asks for a region by HEAD, and again if that is redirected. If no answer names a region, it never stops.
             if (
                 request.method == "HEAD"
-                and answer.status_code in REDIRECTED
+                and answer.status_code in REDIRECTS
                 and "x-amz-bucket-region" not in answer.headers
             ):
                 metadata = {"HTTPStatusCode": answer.status_code, "HTTPHeaders": dict(answer.headers)}
@@ -187,7 +187,7 @@ class S3Store:
         return self._listing(bucket, directory, objects, listed_at_s)
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """One LIST of the name as a prefix: the object itself, if there is one, sorts first. An object may be read where nothing may be listed.
+        """One LIST of the name as a prefix: the object itself, if there is one, sorts first. Where listing is denied, one HEAD.
 
         Many tools put an empty object of a directory's name beside what lies in it: that is no file.
         """

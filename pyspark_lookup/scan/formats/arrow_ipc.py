@@ -43,7 +43,7 @@ def _open(source: RangesFile) -> pa.ipc.RecordBatchFileReader:
 class ArrowIndex(FileIndex):
     """An Arrow IPC footer: its record batches are whole, so columns are pruned after the read.
 
-    `tail`: the footer that is to be read instead of the file's, from its place on.
+    `tail`: where the file's footer begins, and the bytes to read instead of it.
     """
 
     def __init__(

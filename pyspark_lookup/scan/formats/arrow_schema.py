@@ -1,4 +1,4 @@
-"""Arrow's schemas as the flatbuffers that they are, as far as pyarrow does not show or read them."""
+"""What pyarrow does not show of Arrow's schemas, or cannot read: taken from the flatbuffers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import base64
 import re
 import struct
 
-_INT = 2  # of the union Type
-_MOST_BITS = 64  # of the integers that pyarrow reads; Polars writes such of 128, which take two buffers, too
-# In the footer of a Parquet file, in Thrift's compact protocol: the key, and a value with its length before it.
+_INT = 2  # its number in the union Type
+_MOST_BITS = 64  # of the integers that pyarrow reads; Polars writes some of 128, which have two buffers as well
+# In a Parquet footer, which is in Thrift's compact protocol: the key, the length of the value, the value.
 _IN_PARQUET = re.compile(rb"ARROW:schema\x18[\x80-\xff]*[\x00-\x7f]([A-Za-z0-9+/]+={0,2})")
 
 
 class Table:
-    """A table in a flatbuffer: it starts with the signed distance back to its vtable, which has a 16-bit place for each field."""
+    """A table in a flatbuffer. It starts with the signed distance back to its vtable, which has a 16-bit offset for each field."""
 
     def __init__(self, data: bytearray, at: int) -> None:
         self.data, self._at = data, at
@@ -27,7 +27,7 @@ class Table:
         return int(struct.unpack_from(form, self.data, at)[0])
 
     def place(self, field: int) -> int | None:
-        """Where a field is; None: it is not there."""
+        """The position of a field; None if the table lacks it."""
         slot = 4 + 2 * field
         if slot >= self.number("<H", self._places):
             return None
@@ -35,7 +35,7 @@ class Table:
         return self._at + offset if offset else None
 
     def _target(self, field: int) -> int | None:
-        """Where the table, text or vector is that a field leads to."""
+        """The position of the table, text or vector that a field points to."""
         at = self.place(field)
         return None if at is None else at + self.number("<I", at)
 
@@ -48,7 +48,7 @@ class Table:
         return "" if at is None else self.data[at + 4 : at + 4 + self.number("<I", at)].decode(errors="replace")
 
     def elements(self, field: int, size: int) -> list[int]:
-        """Where the elements of a vector are, of that many bytes each."""
+        """The positions of a vector's elements, each of `size` bytes."""
         at = self._target(field)
         return [] if at is None else [at + 4 + size * place for place in range(self.number("<I", at))]
 
@@ -57,19 +57,19 @@ class Table:
 
 
 def narrow_parquet(footer: bytes) -> tuple[bytes, dict[str, str]]:
-    """A Parquet file's footer as `narrow` makes the schema in it, and what it says."""
+    """A Parquet footer with the Arrow schema in it narrowed, and what `narrow` returns."""
     part = _IN_PARQUET.search(footer)
     if part is None:
         return footer, {}
     message = bytearray(base64.b64decode(part[1]))
-    # A message that has its length before it, since Arrow 0.15 behind a mark.
+    # The message follows its length; since Arrow 0.15 a marker comes before that.
     header = Table.root(message, 8 if message.startswith(b"\xff\xff\xff\xff") else 4).table(2)
     wide = {} if header is None else narrow(header)
     return footer[: part.start(1)] + base64.b64encode(message) + footer[part.end(1) :], wide
 
 
 def narrow(schema: Table) -> dict[str, str]:
-    """Write into a schema that integers of 128 bits have 64, for it can be read then; returns the columns that have them, and their type.
+    """Declare a schema's 128-bit integers as 64-bit ones, in place, so that pyarrow reads it. Returns the type of these integers by column.
 
     "table Schema { endianness; fields: [Field]; … }" (Arrow's Schema.fbs)
     """
@@ -78,18 +78,18 @@ def narrow(schema: Table) -> dict[str, str]:
 
 
 def _narrow(field: Table) -> str | None:
-    """The wide integers that a column has.
+    """The type of a column's wide integers, which are narrowed; None if it has none.
 
     "table Field { name: string; nullable: bool; type_type: Type; type: Type; dictionary: …; children: [Field]; … }",
     "table Int { bitWidth: int; is_signed: bool; }"
     """
-    found = None
+    wide_type = None
     tag, kind = field.place(2), field.table(3)
     if tag is not None and field.data[tag] == _INT and kind is not None:
         bits, signed = kind.place(0), kind.place(1)
         if bits is not None and (count := kind.number("<i", bits)) > _MOST_BITS:
             struct.pack_into("<i", field.data, bits, _MOST_BITS)
-            found = f"{'int' if signed is not None and field.data[signed] else 'uint'}{count}"
+            wide_type = f"{'int' if signed is not None and field.data[signed] else 'uint'}{count}"
     for part in field.tables(5):
-        found = _narrow(part) or found
-    return found
+        wide_type = _narrow(part) or wide_type
+    return wide_type

@@ -104,7 +104,7 @@ def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
 
 
 class _Quoting:
-    """Where text in quotes begins and ends. Each regular expression takes memory by a bounded piece of the text."""
+    """Finds where quoted text begins and ends. Each regular expression matches a bounded piece, so that it takes bounded memory."""
 
     def __init__(self, options: CsvOptions) -> None:
         self.quote = options.quote.encode()
@@ -122,7 +122,7 @@ class _Quoting:
         self._plain = (rb"\A(?:" + field + rb"[\r\n" + sep + rb"])*" + field + rb"\z").decode()
 
     def is_plain(self, content: bytes) -> bool:
-        """Whether each text in quotes is a whole value, and each quote in it is doubled: so are most files, and it is found out fast."""
+        """Whether each quoted text is a whole value with the quotes in it doubled. Most files are like that, and this check is fast."""
         if self.quote not in content:
             return True
         buffers = [None, pa.array([0, len(content)], pa.int64()).buffers()[1], pa.py_buffer(content)]
@@ -133,7 +133,7 @@ class _Quoting:
         )
 
     def texts(self, content: bytes) -> Iterator[tuple[int, int, int]]:
-        """Of each value that begins with a quote: where it does, where the quote is that ends the text, and where the value ends."""
+        """Of each value that begins with a quote: the positions of that quote, of the closing quote and of the value's end."""
         end = 0
         while (begin := self._begin.search(content, end)) is not None:
             close = begin.end()
@@ -148,15 +148,15 @@ class _Quoting:
             yield begin.start(), close, end
 
     def unescape(self, text: bytes) -> bytes:
-        """An escape character stands for itself before any other one, as in Spark."""
+        """Quoted text without its escape characters. Before any other character one stands for itself, as in Spark."""
         return self._escaped.sub(rb"\1", text) if self.escape in text else text
 
 
 def _double(content: bytes, options: CsvOptions) -> bytes:
-    """The file in which each text in quotes is a whole value, with the quotes in it doubled; its values are those of Spark.
+    """The file rewritten so that each quoted text is a whole value with the quotes in it doubled; the values are those that Spark reads.
 
-    That is: behind the closing quote, blanks are nothing, and other text makes the quotes ordinary characters.
-    Raises ValueError if such a value has several lines, which may be as many rows, and where its quotes have several readings.
+    Blanks behind a closing quote are dropped; any other text there makes the quotes ordinary characters.
+    Raises ValueError if such a value spans several lines, which may be as many rows, or if its quotes can be read in several ways.
     """
     quoting = _Quoting(options)
     if quoting.is_plain(content):
@@ -179,11 +179,11 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
 
 
 def _problem(content: bytes, begin: int, problem: str) -> ValueError:
-    """What is wrong with the text in quotes that begins there, and what to do."""
+    """The error about the quoted text that begins at `begin`, with what to do."""
     line = content.count(b"\n" if b"\n" in content else b"\r", 0, begin) + 1
     return ValueError(
-        f"line {line}: text in quotes {problem}: {_shown(content[begin:])}; if quotes are ordinary characters there, "
-        "set lookup.csv.quote = ''; if another character stands before a quote in text, set lookup.csv.escape"
+        f"line {line}: quoted text {problem}: {_shown(content[begin:])}: set lookup.csv.quote = '' if quotes are ordinary "
+        "characters there, or set lookup.csv.escape if another character escapes them"
     )
 
 

@@ -42,7 +42,7 @@ class RangesFile(io.RawIOBase):
         self._at = 0
 
     def with_tail(self, start: int, tail: bytes) -> RangesFile:
-        """The same file with other bytes from `start` to its end."""
+        """The same file with `tail` in place of its bytes from `start` on."""
         parts: dict[Range, Data] = {(start, len(tail)): tail}
         for offset, (_, data) in zip(self._starts, self._parts, strict=True):
             if offset < start:
@@ -217,7 +217,7 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
     ) as problem:
         ours = damaged(file, kind, problem)
         if isinstance(problem, MemoryError) or "bad_alloc" in str(problem):
-            instead = "if it is not damaged, ask for fewer columns, or write it in smaller parts"
+            instead = "if the file is not damaged, read fewer columns or write it in smaller parts"
             ours = NoMemoryError(f"{str(ours).strip()}: there is no memory for what it holds; {instead}")
         raise_ours(ours, problem)
 

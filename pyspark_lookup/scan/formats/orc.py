@@ -22,7 +22,7 @@ from pyspark_lookup.scan.formats.spark_types import typed_fields
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 _SPARK_VERSION = b"org.apache.spark.version"
 _OUT_OF_RANGE = "out of range for nanosecond resolution"  # pyarrow has no other one for times in ORC
-_LARGE = 64 * 1024 * 1024  # bytes of a stripe from which on memory counts
+_LARGE = 64 * 1024 * 1024  # bytes; a smaller stripe is not checked
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
@@ -107,11 +107,11 @@ class OrcIndex(FileIndex):
                     yield batch.slice(start, BATCH_ROWS)
 
     def _check_room(self, number: int, columns: Sequence[str]) -> None:
-        """Raise MemoryError for a stripe that is read as one piece and larger than what is free: a few bytes may stand for many rows."""
+        """Raise MemoryError if a stripe does not fit in free memory: it is read as one piece, and few bytes may stand for many rows."""
         rows = self._tail.rows[number]
         size = rows * sum(_least_bytes(self._raw.field(name).type) for name in columns)
         if size > _LARGE and size > (free := free_bytes()):
-            raise MemoryError(f"{rows} rows in one stripe take {size} bytes or more, and {free} are free")
+            raise MemoryError(f"{rows} rows in one stripe take at least {size} bytes, but only {free} are free")
 
     def _unmistakable(self, columns: Sequence[str]) -> list[str] | None:
         """Columns as the reader is asked for them; None, which are all, where it would take one for a field of a struct."""
@@ -125,9 +125,9 @@ class OrcIndex(FileIndex):
         for name in self._times.intersection(read):
             times = StoredTimes(self._tail, self._tail.stripes[number], f"column {name!r} of {self._file.url}")
             raw, stored = self._raw.field(name).type, self._stored.field(name).type
-            known = iter(self._converts.get(name) or [None] * _leaf_count(raw))
-            of = iter(self._tail.columns_in(name, self._raw))
-            converts[name] = list(_exact_leaves(raw, stored, times, of, known))
+            converters = iter(self._converts.get(name) or [None] * _leaf_count(raw))
+            numbers = iter(self._tail.columns_in(name, self._raw))
+            converts[name] = list(_exact_leaves(raw, stored, times, numbers, converters))
         batch = self._with_seconds.read_stripe(number, columns=self._unmistakable(read))
         return convert_columns(batch.select(list(columns)), converts)
 
@@ -161,7 +161,7 @@ def _exact_leaves(
 
 
 def _least_bytes(kind: pa.DataType) -> int:
-    """What a row takes at least, in a column of that type."""
+    """The bytes that a value of that type takes at least."""
     try:
         return int(kind.bit_width + 7) // 8
     except ValueError:  # of texts and nested types

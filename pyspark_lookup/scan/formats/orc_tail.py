@@ -142,7 +142,7 @@ class OrcTail:
 
     @cached_property
     def rows(self) -> list[int]:
-        """How many each stripe has."""
+        """The number of rows in each stripe."""
         return [_number(stripe, _STRIPE_ROWS) for stripe in _parts(self.footer, _STRIPES)]
 
     @cached_property

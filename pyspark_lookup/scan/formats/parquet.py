@@ -35,7 +35,7 @@ from pyspark_lookup.scan.formats.spark_types import typed_fields
 
 _DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured for 63 kB of 300 columns
 _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make a batch of few rows
-_BOUND_BYTES = 256 * 1024 * 1024  # that a batch may take
+_BOUND_BYTES = 256 * 1024 * 1024  # of memory that a batch may take
 _VALUE_BYTES = 8  # of a number, at most
 _WIDE, _TOGETHER = 256, 4 * 1024 * 1024  # columns, bytes: of so many that are so small each costs more than it saves
 _INDEX_BYTES = 24  # of a row, for its key and its place in the file
@@ -60,7 +60,7 @@ class ParquetFormat(FooterFormat):
 
 
 class ParquetIndex(FileIndex):
-    """`wide`: columns with integers that are no Parquet or Arrow type here, and these."""
+    """`wide`: by column, the type of integers that are too wide for pyarrow."""
 
     def __init__(
         self, file: FileVersion, metadata: pq.FileMetaData, wide: Mapping[str, str] = MappingProxyType({})
@@ -189,14 +189,14 @@ class ParquetIndex(FileIndex):
         yield from file.reader.iter_batches(rows, row_groups=[unit.number], column_indices=leaves, use_threads=False)
 
     def _batch_rows(self, unit: Unit, leaves: Sequence[int], source: RangesFile) -> int:
-        """How many rows a batch may have, so that it takes a bounded amount of memory: a few bytes may stand for many long values."""
+        """How many rows a batch may have without taking too much memory: a few bytes may stand for many long values."""
         group, schema = self._metadata.row_group(unit.number), self._metadata.schema
         chunks = [group.column(leaf) for leaf in leaves]
         size = sum(chunk.total_uncompressed_size for chunk in chunks)
         rows = min(max(_BATCH_BYTES * group.num_rows // max(size, 1), 1), BATCH_ROWS)
         most = max((chunk.num_values for chunk in chunks), default=0)
         if most * max(size, _VALUE_BYTES) <= _BOUND_BYTES:
-            return int(rows)  # if each value were all that there is
+            return int(rows)  # even if each value were as long as all of them
         decoded = 0
         for leaf, chunk in zip(leaves, chunks, strict=True):
             width, total = _VALUE_BYTES, chunk.total_uncompressed_size
@@ -206,11 +206,11 @@ class ParquetIndex(FileIndex):
                 width = max(width, self._longest(unit, leaf, source))
             decoded += width * chunk.num_values
             if chunk.num_values > group.num_rows and chunk.num_values * width > max(_BOUND_BYTES, free_bytes()):
-                raise MemoryError(f"{chunk.num_values} values in the lists of {group.num_rows} rows")
+                raise MemoryError(f"{chunk.num_values} list elements in {group.num_rows} rows")
         return max(int(min(rows, _BOUND_BYTES * group.num_rows // max(decoded, 1))), 1)
 
     def _longest(self, unit: Unit, leaf: int, source: RangesFile) -> int:
-        """The bytes of the longest text in the dictionary of a column that is not nested; 0 of others."""
+        """The bytes of the longest text in a column's dictionary; 0 if it has none, or is nested."""
         column = self._metadata.schema.column(leaf)
         if column.physical_type != "BYTE_ARRAY" or column.path != column.name:
             return 0
@@ -268,15 +268,15 @@ def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
 
 
 def _variants(arrow: pa.Schema, schema: pq.ParquetSchema) -> set[int]:
-    """The places of the columns with VARIANTs, which Parquet has as groups: of them only the text of a schema tells the type."""
+    """The positions of the VARIANT columns. Parquet stores them as groups, and pyarrow shows their type only in the schema's text."""
     if not any(_has_variant_parts(field.type) for field in arrow):
         return set()
-    place, found = -1, set()
+    place, positions = -1, set()
     for line in str(schema).splitlines()[1:]:
         place += re.match(r"  \w", line) is not None
         if "(Variant(" in line:
-            found.add(place)
-    return found
+            positions.add(place)
+    return positions
 
 
 def _has_variant_parts(kind: pa.DataType) -> bool:

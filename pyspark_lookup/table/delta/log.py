@@ -38,7 +38,7 @@ from pyspark_lookup.table.restarts import read_again
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _TAIL_AT_MOST = 64  # commits on record after a state, until that is recorded anew
-_COPIES = 5  # as bytes, as text, and what is in it
+_COPIES = 5  # of a log in memory: its bytes, its text, and what is parsed
 _EARLIER_KEPT = 4  # states of earlier versions, in a process
 
 
@@ -184,9 +184,9 @@ class DeltaLog:
         if not commits:
             last = max((one.version for one in checkpoints_in(listed)), default=None)
             instead = (
-                f"so it is no Delta table. To read what files there are as they are, remove the directory {DELTA_LOG_DIRECTORY}"
+                f"so it is no Delta table. To read all its files as they are (deleted rows, too), move {DELTA_LOG_DIRECTORY} away"
                 if last is None
-                else f"but a checkpoint of version {last}, which may not be the newest: bring {last:020}.json and what follows it back"
+                else f"but a checkpoint of version {last}, which may not be the newest: restore {last:020}.json and the commits after it"
             )
             raise UfsNotFoundError(f"{self._shown}: {DELTA_LOG_DIRECTORY} holds no commit, {instead}")
         if version is not None and not min(commits) <= version <= max(commits):

@@ -65,7 +65,7 @@ class DeltaSource(VersionSource):
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        files = ufs.list_files(marker_url, "/", _NAMES_LOOKED_AT)  # what begins with a dot comes before
+        files = ufs.list_files(marker_url, "/", _NAMES_LOOKED_AT)  # names that begin with a dot sort before it
         return any(_OF_LOG.fullmatch(file.url.rpartition("/")[2]) for file in files)
 
     @classmethod
@@ -299,7 +299,7 @@ def _statistics_of(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]
 
 
 def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
-    """A bound in statistics as a value of its column's type; None: it says nothing, or is of another type, as in Spark."""
+    """A bound in statistics as a value of its column's type; None if it says nothing or is of another type, as in Spark."""
     is_number = isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool)
     if not is_number and not isinstance(value, str):
         return None

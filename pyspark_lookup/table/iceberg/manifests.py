@@ -84,7 +84,7 @@ class _AvroFile(AvroFile[Any]):
         if count < 0:
             raise ValueError(f"a block of {count} records")
         data = self._decompress(data, _BYTES_AT_MOST - self._read_bytes)
-        if count > len(data):  # of none that are empty there may be any number
+        if count > len(data):  # a record takes at least a byte; of empty ones there could be any number
             raise ValueError(f"a block of {count} records in {len(data)} bytes")
         self._records += count
         check_room(
