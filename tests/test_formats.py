@@ -532,9 +532,9 @@ def read_or_damaged(name: str, content: bytes) -> bool:
         Stored(name, content).table()
     except DamagedFileError as problem:
         assert str(problem).startswith(f"s3://bucket/{name} is not a readable ")
-        # What a terminal obeys stands in neither; a cause that had it says of which type it was.
-        said = "" if problem.__cause__ is None else re.sub(r"^(OSError|Arrow\w+): ", "", str(problem.__cause__))
-        assert printable(said, lines=True) in str(problem)
+        # Control characters stand in neither; a cause that had some begins with its type.
+        cause_text = "" if problem.__cause__ is None else re.sub(r"^(OSError|Arrow\w+): ", "", str(problem.__cause__))
+        assert printable(cause_text, lines=True) in str(problem)
         return True
     return False
 

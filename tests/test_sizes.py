@@ -319,13 +319,13 @@ def test_a_bomb_of_delta_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_more_bytes_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others say of a file's size is not asked of the store if there is no room for it."""
+    """A read that does not fit in memory, because another file claims such a size, does not reach the store."""
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**26)
     (tmp_path / "vector.puffin").write_bytes(bytes(10))
     ufs = make_host(str(tmp_path), None).ufs
     file = FileVersion(f"file://{tmp_path}/vector.puffin", 0, PART_OF_FILE)
     with pytest.raises(
-        NotSupportedError, match=rf"vector\.puffin: bytes to read: it takes about {2**60 + 4} bytes of mem"
+        NotSupportedError, match=rf"vector\.puffin: the ranges to read need about {2**60 + 4} bytes of mem"
     ):
         ufs.read_ranges(file, [(0, 4), (4, 2**60)])
     assert ufs.read_ranges(file, [(0, 4)]) == [bytes(4)]
@@ -333,7 +333,7 @@ def test_more_bytes_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("size", [2**40, 2**62])
 def test_a_file_that_is_said_to_be_large(tmp_path: Path, size: int) -> None:
-    """What a log says of a file's size makes no more tasks than can be planned."""
+    """However large a log says that a file is, a read has a bounded number of tasks."""
     write_deltalake(str(tmp_path / "t"), pa.table({"id": [1]}))
     (commit,) = (tmp_path / "t" / "_delta_log").glob("*.json")
     commit.write_text(re.sub(r'"size":\d+', f'"size":{size}', commit.read_text()))
@@ -344,7 +344,7 @@ def test_a_file_that_is_said_to_be_large(tmp_path: Path, size: int) -> None:
 
 
 def test_shares_are_those_of_all_cuts() -> None:
-    """Each is found without a look at the cuts of the others, and none is lost."""
+    """Each share finds its cuts without a look at the others, and no cut is lost."""
     files = [FileVersion(f"s3://b/{number}", size, "x") for number, size in enumerate([7, 1, 0, 1000, 33, 250, 2])]
     for count in (1, 2, 5, 13, 100):
         shares = [contract.share_of(files, number, count, True) for number in range(count)]
@@ -356,7 +356,7 @@ def test_shares_are_those_of_all_cuts() -> None:
 
 
 def test_a_bomb_of_iceberg_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text is taken apart only if there is memory for what is in it."""
+    """Metadata is parsed only if there is memory for the result."""
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**26)
     with pytest.raises(NotSupportedError, match=r"v1\.gz\.metadata\.json: 16777216 bytes of Iceberg metadata"):
         parse_metadata("file:///t/metadata/v1.gz.metadata.json", gzip.compress(b" " * 2**24), "file:///t")

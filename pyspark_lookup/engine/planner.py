@@ -32,7 +32,7 @@ from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.restarts import read_with_restarts
 
-_TASKS_AT_MOST = 10_000  # of one read: what is said of the sizes of files may be anything
+_TASKS_AT_MOST = 10_000  # of one read: a table's log may claim any file size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,8 +114,8 @@ class Ufs:
         """
         if not ranges:
             return []
-        # What a file says of the size of another may be anything.
-        check_room(sum(length for _, length in ranges), f"{redact('path', file.url)}: bytes to read")
+        # A file may claim any size for another one.
+        check_room(sum(length for _, length in ranges), f"{redact('path', file.url)}: the ranges to read")
         try:
             parts = self._read_pinned(file, ranges, at_once)
         except _ShortReadError:

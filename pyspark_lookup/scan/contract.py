@@ -43,7 +43,7 @@ def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: 
     start = 0
     for file in files:
         cuts = min(max(round(file.size * count / total), 1), file.size) if splittable else 1
-        # Only those that may lie there, of a file that is said to be as large as can be.
+        # Only the cuts near this share: a table's log may claim any file size.
         first = (low - start) * cuts // max(file.size, 1) - 1
         last = (high - start) * cuts // max(file.size, 1) + 1
         for cut in range(max(first, 0), min(last + 1, cuts)):

@@ -27,7 +27,7 @@ _NAME_MAPPING = "schema.name-mapping.default"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _SHOWN = 5
-_COPIES = 5  # as bytes, as text, and what is in it
+_COPIES = 5  # of metadata in memory: its bytes, its text, and what is parsed
 _TEXT_AT_MOST = 2**29  # bytes of JSON, decompressed
 _FIRST_PARTITION_ID = 1000
 
