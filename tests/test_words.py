@@ -78,10 +78,8 @@ def test_odd_names_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"id": [1]}), tmp_path / name)
     for path in (f"./{name}", f"{tmp_path}/{name}", f"file:{tmp_path}/{name}", f"file://{tmp_path}/{name}"):
-        assert (
-            LookupTable(path, {"lookup.format": "parquet", "lookup.cache.dir": str(tmp_path / "c")}).scan().num_rows
-            == 1
-        )
+        options = {"lookup.format": "parquet", "lookup.cache.dir": str(tmp_path / "c")}
+        assert LookupTable(path, options).scan().num_rows == 1
         with pytest.raises(PysparkLookupError, match=r"^file:///.* does not exist$") as caught:
             LookupTable(f"{path}/none", {"lookup.cache.dir": str(tmp_path / "c")}).scan()
         assert "\n" not in str(caught.value)

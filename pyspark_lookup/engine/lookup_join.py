@@ -222,9 +222,7 @@ class Lookup:
         """Raise the error that kept the version from being resolved, unless `lookup.on-error` lets the rows pass."""
         name, _, text = message.partition(": ")
         kind = getattr(errors, name, None)
-        if not isinstance(kind, type) or not issubclass(
-            kind, PysparkLookupError
-        ):  # an error that only the provider's module defines
+        if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):  # a class of the provider's own
             kind, text = LookupFunctionError, message
         if self._options.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
             raise kind(text)

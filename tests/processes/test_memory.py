@@ -13,9 +13,8 @@ from tests.workers import in_fresh_process
 
 IDS = 2000
 WARM, MEASURED = 250, 250  # upserts; after the first ones all that is kept is there
-MAY_GROW = (
-    6 * 2**20
-)  # 1.5 MB were measured; it was 8 while compactions kept the footers of what they had read, and about 28 while reads did
+# 1.5 MB were measured. It was 8 while compactions kept the footers that they had read, and about 28 while reads did, too.
+MAY_GROW = 6 * 2**20
 
 
 def anonymous_bytes() -> int:

@@ -126,11 +126,8 @@ class _Quoting:
         if self.quote not in content:
             return True
         buffers = [None, pa.array([0, len(content)], pa.int64()).buffers()[1], pa.py_buffer(content)]
-        return bool(
-            pc.match_substring_regex(pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, buffers), self._plain)[
-                0
-            ].as_py()
-        )
+        text = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, buffers)
+        return bool(pc.match_substring_regex(text, self._plain)[0].as_py())
 
     def texts(self, content: bytes) -> Iterator[tuple[int, int, int]]:
         """Of each value that begins with a quote: the positions of that quote, of the closing quote and of the value's end."""
