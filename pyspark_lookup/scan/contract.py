@@ -169,12 +169,12 @@ def coalesce(
 def table_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema, url: str) -> pa.Table:
     """The rows of the table at `url` in memory. Raises NotSupportedError if they do not fit there."""
     parts: list[pa.RecordBatch] = []
-    size = checked = 0
+    size = checked_bytes = 0
     for batch in batches:
         parts.append(batch)
         size += batch.nbytes
-        if size - checked > _UNCHECKED_BYTES:
-            checked = size
+        if size - checked_bytes > _UNCHECKED_BYTES:
+            checked_bytes = size
             if (free := free_bytes()) < max(2 * _UNCHECKED_BYTES, size // 4):
                 raise NotSupportedError(
                     f"{redact('path', url)}: its rows take more than {size} bytes of memory, but only {free} are free: read fewer columns or rows, or read it with Spark"

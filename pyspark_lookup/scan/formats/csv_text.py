@@ -159,7 +159,7 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
     if quoting.is_plain(content):
         return content
     quote = quoting.quote
-    parts, done = [], 0
+    parts, last_end = [], 0
     for begin, close, end in quoting.texts(content):
         text, rest = quoting.unescape(content[begin + 1 : close]), content[close + 1 : end]
         if rest.strip(_BLANKS):
@@ -170,9 +170,9 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
             text = quote + text + quote + rest
         elif quoting.escape == quote and not rest:
             continue
-        parts += [content[done:begin], quote, text.replace(quote, quote * 2), quote]
-        done = end
-    return b"".join([*parts, content[done:]])
+        parts += [content[last_end:begin], quote, text.replace(quote, quote * 2), quote]
+        last_end = end
+    return b"".join([*parts, content[last_end:]])
 
 
 def _problem(content: bytes, begin: int, problem: str) -> ValueError:
@@ -209,11 +209,11 @@ def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
     of_blanks = re.compile(rb"(?<=[\r\n])" + blank + rb"+(?=[\r\n])")
     if of_blanks.search(content) is None or not options.quote:
         return of_blanks.sub(b"", content)
-    parts, done = [], 0
+    parts, last_end = [], 0
     for begin, _, end in _Quoting(dataclasses.replace(options, escape=None)).texts(content):
-        parts += [of_blanks.sub(b"", content[done:begin]), content[begin:end]]
-        done = end
-    return b"".join([*parts, of_blanks.sub(b"", content[done:])])
+        parts += [of_blanks.sub(b"", content[last_end:begin]), content[begin:end]]
+        last_end = end
+    return b"".join([*parts, of_blanks.sub(b"", content[last_end:])])
 
 
 def _name(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
