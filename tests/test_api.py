@@ -732,7 +732,7 @@ def test_values_that_no_type_of_python_holds(tmp_path: Path, kind: str, cache: s
 
 @pytest.mark.parametrize("key", ["1e-300000000", "1e300000000", "-1e999999999999", "0e-300000000", "NaN", "sNaN"])
 def test_keys_with_huge_exponents(table: Opens, key: str) -> None:
-    """They are refused, or have no row, and cost nothing."""
+    """They are refused or have no row, and take no time."""
     reader = table({"lookup.keys": "id"})
     start = time.process_time()
     for ask in (reader.get, lambda one: reader.get_many([one]), lambda one: reader.get_many([{"id": one}])):

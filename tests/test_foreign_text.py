@@ -302,7 +302,7 @@ def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
 
 
 class Asking:
-    """A provider whose attribute asks its system."""
+    """A provider whose attribute queries its system, and fails."""
 
     def __init__(self, text: str) -> None:
         self._text = text

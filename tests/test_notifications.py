@@ -374,7 +374,7 @@ def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: py
 
     def check(name: str, first: int) -> None:
         log_, state = opened(name)
-        # Each answer costs a store some requests: of an S3 every seventh position.
+        # Each answer takes a few requests: on S3 only every seventh position is checked.
         for position in range(1, state.position + 1, 7 if place.path.startswith("s3:") else 1):
             if position < first:
                 with pytest.raises(errors.VersionGoneError, match="was trimmed"):

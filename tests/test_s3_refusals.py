@@ -119,7 +119,7 @@ def test_a_refusal_says_what_to_do(store: S3Server) -> None:
 
 
 def test_a_redirect_takes_nothing_along(store: S3Server) -> None:
-    """Neither a session token, nor what is put, nor the request itself goes to the host that an answer names."""
+    """Neither the session token, nor the written bytes, nor the request itself goes to the host that an answer names."""
     seen: list[str] = []
 
     def foreign(environ: WSGIEnvironment, start: StartResponse) -> list[bytes]:
@@ -192,7 +192,7 @@ def test_credentials_that_expire(store: S3Server, cache_dir: Path) -> None:
 
 
 def test_a_head_that_is_not_true(store: S3Server, cache_dir: Path) -> None:
-    """A size that is not the object's, and an ETag of another one, give an error that names the object, and no rows."""
+    """A wrong size or ETag in the answer to HEAD gives an error that names the object, and no rows."""
     size = make_host(PATH, None).ufs.get_meta(PATH).size
     for wrong_headers in (
         {"content-length": str(size + 10)},

@@ -121,7 +121,7 @@ spark.stop()
 
 @pytest.mark.nightly
 def test_flows_of_pipelines(tmp_path: Path) -> None:
-    """In the function of a pipeline's flow, where nothing may be analysed, lookups are planned without, and tasks check the keys."""
+    """In the function of a pipeline's flow, which may not analyse anything, lookups are planned without that, and tasks check the keys."""
     path = saved(tmp_path / "dim.parquet", {"id": [1, 2], "name": ["c", "d"]})
     script = """
 from datetime import datetime, timezone
