@@ -173,6 +173,45 @@ def test_lists_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.
         _read(tmp_path / "t")
 
 
+def test_lists_that_are_long_in_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embeddings in a row group that is larger than what is free are read batch by batch, as they are many rows."""
+    monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**20)
+    monkeypatch.setattr(parquet, "free_bytes", lambda: 2**20)
+    (tmp_path / "t").mkdir()
+    values = pa.array(np.random.default_rng(0).random(2**19, np.float32))
+    rows = pa.table({"id": np.arange(2**10), "v": pa.FixedSizeListArray.from_arrays(values, 2**9)})
+    pq.write_table(rows.cast(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32()))])), tmp_path / "t" / "a.parquet")
+    assert _read(tmp_path / "t").num_rows == 2**10
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_a_small_dictionary_is_not_read_beforehand(
+    tmp_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head of its page says how long its values may be at most."""
+    monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**24)
+    (tmp_path / "t").mkdir()
+    rows = pa.table({"id": np.arange(20_000), "v": pa.array(np.arange(20_000) % 97).cast(pa.string())})
+    pq.write_table(rows, tmp_path / "t" / "a.parquet", compression=compression, use_dictionary=["v"])
+    beforehand: list[int] = []
+    monkeypatch.setattr(parquet.ParquetIndex, "_longest", lambda index, unit, leaf, source: beforehand.append(leaf) or 0)
+    assert _read(tmp_path / "t").equals(rows)
+    assert beforehand == []
+    monkeypatch.setattr(parquet, "_dictionary_bytes", lambda chunk, source: chunk.total_uncompressed_size)
+    assert _read(tmp_path / "t").equals(rows)
+    assert beforehand == [1]
+
+
+def test_what_was_read_from_files_leaves_room_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of files count for a container's sum, those that are read again and again, too, and go when there is need."""
+    files = {"memory.max": "8000000", "memory.current": "7500000"}
+    files["memory.stat"] = "anon 500000\nfile 7000000\ninactive_file 1000000\nactive_file 6000000\n"
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    assert memory.free_bytes() == 7_500_000
+
+
 def test_a_stripe_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t").mkdir()
     orc.write_table(pa.table({"id": np.zeros(2**17, np.int64)}), tmp_path / "t" / "a.orc", compression="zstd")

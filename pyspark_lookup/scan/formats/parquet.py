@@ -37,9 +37,14 @@ _DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured
 _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make a batch of few rows
 _BOUND_BYTES = 256 * 1024 * 1024  # of memory that a batch may take
 _VALUE_BYTES = 8  # of a number, at most
+_WIDTHS = {"INT32": 4, "FLOAT": 4, "BOOLEAN": 1}
+_BOMB_SHARE = 16  # bytes of memory per byte of file, of lists that may be a bomb: embeddings have about 1, ids up to 8
 _WIDE, _TOGETHER = 256, 4 * 1024 * 1024  # columns, bytes: of so many that are so small each costs more than it saves
 _INDEX_BYTES = 24  # of a row, for its key and its place in the file
 _INTERVAL_BYTES = 12
+# A dictionary's page, and its two sizes.
+_PAGE_HEAD = re.compile(rb"\x15\x04\x15([\x80-\xff]{0,4}[\x00-\x7f])\x15([\x80-\xff]{0,4}[\x00-\x7f])", re.DOTALL)
+_PAGE_HEAD_BYTES = 13
 _SPARK = b"org.apache.spark."
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"  # Spark keeps its own schema in the footer, as JSON
 
@@ -199,13 +204,17 @@ class ParquetIndex(FileIndex):
             return int(rows)  # even if each value were as long as all of them
         decoded = 0
         for leaf, chunk in zip(leaves, chunks, strict=True):
-            width, total = _VALUE_BYTES, chunk.total_uncompressed_size
+            width, together = _WIDTHS.get(chunk.physical_type, _VALUE_BYTES), min(rows, group.num_rows)
             if chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
                 width = max(schema.column(leaf).length, 1)
-            elif chunk.has_dictionary_page and min(rows, group.num_rows) * total > _BOUND_BYTES:
-                width = max(width, self._longest(unit, leaf, source))
-            decoded += width * chunk.num_values
-            if chunk.num_values > group.num_rows and chunk.num_values * width > max(_BOUND_BYTES, free_bytes()):
+            elif chunk.has_dictionary_page and together * chunk.total_uncompressed_size > _BOUND_BYTES:
+                if together * _dictionary_bytes(chunk, source) > _BOUND_BYTES:
+                    width = max(width, self._longest(unit, leaf, source))
+            size = width * chunk.num_values
+            decoded += size
+            # Lists that take many bytes in the file are many values of many rows; few bytes may be one endless list.
+            is_bomb = chunk.num_values > group.num_rows and size > _BOMB_SHARE * chunk.total_compressed_size
+            if is_bomb and size > max(_BOUND_BYTES, free_bytes()):
                 raise MemoryError(f"{chunk.num_values} list elements in {group.num_rows} rows")
         return max(int(min(rows, _BOUND_BYTES * group.num_rows // max(decoded, 1))), 1)
 
@@ -258,6 +267,19 @@ class HybridTimes:
             yield functools.partial(gregorian_instants, zone=self.zone)
         else:
             yield gregorian_dates if self.annotated and pa.types.is_date32(kind) else None
+
+
+def _dictionary_bytes(chunk: pq.ColumnChunkMetaData, source: RangesFile) -> int:
+    """What a column's dictionary takes, which no value in it can exceed, as the head of its page says; of the whole column if it does not.
+
+    "struct PageHeader { 1: PageType type; 2: i32 uncompressed_page_size; 3: i32 compressed_page_size; … }", in Thrift's compact
+    protocol. The latter counts where nothing is compressed.
+    """
+    source.seek(_chunk_range(chunk)[0])
+    head = _PAGE_HEAD.match(bytes(source.read(_PAGE_HEAD_BYTES)))
+    if head is None:
+        return int(chunk.total_uncompressed_size)
+    return int(max(sum((byte & 0x7F) << 7 * place for place, byte in enumerate(size)) >> 1 for size in head.groups()))
 
 
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
