@@ -44,7 +44,8 @@ def cause_of(error: BaseException) -> BaseException:
             continue
         seen.add(id(one))
         text = _all_of(one)
-        if text is None or foreign_text(text) != text:
+        # Tabs do no harm, and servers and the JVM write them: such a cause keeps its type and its traceback.
+        if text is None or foreign_text(plain := text.replace("\t", " ")) != plain:
             return _RedactedError(foreign_text(f"{type(error).__name__}: {_text_of(error)}"))
         pending += [one.__cause__, one.__context__, *_members(one)]
     return error
