@@ -228,13 +228,17 @@ class Runtime:
         """Count from here on for the Spark application of that name (its id), which this process is a worker of."""
         with self._lock:
             self._application = name
-            for publisher in list(self._publishers.values()):
+            for publisher in self._living_publishers():
                 publisher.application = name
 
     def publish(self) -> None:
         """Put what was counted in this process where the host finds it."""
-        for publisher in list(self._publishers.values()):
+        for publisher in self._living_publishers():
             publisher.publish()
+
+    def _living_publishers(self) -> list[Publisher]:
+        """Those of now, in one step: other threads make engines meanwhile, and their lock may be held by one whose store hangs."""
+        return [publisher for ref in self._publishers.valuerefs() if (publisher := ref()) is not None]
 
     def nonce(self) -> str:
         """16 hex digits that nobody else has drawn."""

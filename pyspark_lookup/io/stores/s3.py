@@ -52,7 +52,7 @@ def _sent_once() -> dict[str, Any]:
             self._session = session
 
         def request(self, *args: Any, **options: Any) -> Any:
-            return self._session.request(*args, **options, allow_redirects=False)
+            return self._session.request(*args, **{**options, "allow_redirects": False})
 
     class SentOnce(AIOHTTPSession):  # type: ignore[misc]
         async def _get_session(self, proxy_url: str | None) -> Any:
