@@ -91,7 +91,8 @@ def test_schemes_in_capitals(tmp_path: Path) -> None:
     assert LookupOptions.parse({"path": "Memory://X"}).path == "memory://X"
     pq.write_table(pa.table({"id": [1]}), tmp_path / "A.parquet")
     assert LookupTable(f"FILE:{tmp_path}/A.parquet").scan().num_rows == 1
-    assert LookupOptions.parse({"path": "/a:b/c"}).path == "/a:b/c"
+    for literal in ("/a:b/c", "%Y%m/t", "%E4%BD%A0/t", "%20%/t"):
+        assert LookupOptions.parse({"path": literal}).path == literal
 
 
 def test_a_path_object(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ _REMOTE = [
     "wasbs",
     "webhdfs",
 ]
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?(?=/|$)|%(\w+)%")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?(?=/|$)|%([A-Za-z_]\w*)%(?=[/\\]|$)")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/](?!/)|\\\\")
 _OF_FORMAT = re.compile(r"(\w+)\.`(.+)`", re.DOTALL)
 

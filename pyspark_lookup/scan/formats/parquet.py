@@ -207,9 +207,12 @@ class ParquetIndex(FileIndex):
             width, together = _WIDTHS.get(chunk.physical_type, _VALUE_BYTES), min(rows, group.num_rows)
             if chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
                 width = max(schema.column(leaf).length, 1)
-            elif chunk.has_dictionary_page and together * chunk.total_uncompressed_size > _BOUND_BYTES:
-                if together * _dictionary_bytes(chunk, source) > _BOUND_BYTES:
-                    width = max(width, self._longest(unit, leaf, source))
+            elif (
+                chunk.has_dictionary_page
+                and together * chunk.total_uncompressed_size > _BOUND_BYTES
+                and together * _dictionary_bytes(chunk, source) > _BOUND_BYTES
+            ):
+                width = max(width, self._longest(unit, leaf, source))
             size = width * chunk.num_values
             decoded += size
             # Lists that take many bytes in the file are many values of many rows; few bytes may be one endless list.
