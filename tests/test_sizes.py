@@ -180,7 +180,9 @@ def test_lists_that_are_long_in_the_file_too(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "t").mkdir()
     values = pa.array(np.random.default_rng(0).random(2**19, np.float32))
     rows = pa.table({"id": np.arange(2**10), "v": pa.FixedSizeListArray.from_arrays(values, 2**9)})
-    pq.write_table(rows.cast(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32()))])), tmp_path / "t" / "a.parquet")
+    pq.write_table(
+        rows.cast(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32()))])), tmp_path / "t" / "a.parquet"
+    )
     assert _read(tmp_path / "t").num_rows == 2**10
 
 
@@ -194,7 +196,9 @@ def test_a_small_dictionary_is_not_read_beforehand(
     rows = pa.table({"id": np.arange(20_000), "v": pa.array(np.arange(20_000) % 97).cast(pa.string())})
     pq.write_table(rows, tmp_path / "t" / "a.parquet", compression=compression, use_dictionary=["v"])
     beforehand: list[int] = []
-    monkeypatch.setattr(parquet.ParquetIndex, "_longest", lambda index, unit, leaf, source: beforehand.append(leaf) or 0)
+    monkeypatch.setattr(
+        parquet.ParquetIndex, "_longest", lambda index, unit, leaf, source: beforehand.append(leaf) or 0
+    )
     assert _read(tmp_path / "t").equals(rows)
     assert beforehand == []
     monkeypatch.setattr(parquet, "_dictionary_bytes", lambda chunk, source: chunk.total_uncompressed_size)
