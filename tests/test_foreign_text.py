@@ -342,7 +342,7 @@ def test_causes_tell_no_credentials(tmp_path: Path) -> None:
 
 
 def test_a_cause_with_tabs_keeps_its_type() -> None:
-    """Servers and the JVM indent what they say by tabs, and whoever catches our error asks which of theirs it comes from."""
+    """Servers and the JVM indent with tabs, and whoever catches our error wants the type of its cause."""
     theirs = ConnectionError("connection refused\n\tIs the server running on that host?")
     assert cause_of(theirs) is theirs
     assert cause_of(ConnectionError("token=abcdef\tgone")) is not theirs

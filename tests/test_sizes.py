@@ -174,7 +174,7 @@ def test_lists_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_lists_that_are_long_in_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Embeddings in a row group that is larger than what is free are read batch by batch, as they are many rows."""
+    """Embeddings in a row group larger than free memory are read batch by batch, because they are many rows."""
     monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**20)
     monkeypatch.setattr(parquet, "free_bytes", lambda: 2**20)
     (tmp_path / "t").mkdir()
@@ -190,7 +190,7 @@ def test_lists_that_are_long_in_the_file_too(tmp_path: Path, monkeypatch: pytest
 def test_a_small_dictionary_is_not_read_beforehand(
     tmp_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head of its page says how long its values may be at most."""
+    """The header of its page bounds the length of its values."""
     monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**24)
     (tmp_path / "t").mkdir()
     rows = pa.table({"id": np.arange(20_000), "v": pa.array(np.arange(20_000) % 97).cast(pa.string())})
@@ -207,7 +207,7 @@ def test_a_small_dictionary_is_not_read_beforehand(
 
 
 def test_what_was_read_from_files_leaves_room_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of files count for a container's sum, those that are read again and again, too, and go when there is need."""
+    """The page cache, active or not, counts in a container's sum, but the kernel drops it when memory runs short."""
     files = {"memory.max": "8000000", "memory.current": "7500000"}
     files["memory.stat"] = "anon 500000\nfile 7000000\ninactive_file 1000000\nactive_file 6000000\n"
     for name, text in files.items():

@@ -32,9 +32,9 @@ def _free() -> Iterator[int]:
     with contextlib.suppress(OSError, ValueError, KeyError):
         yield _numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     with contextlib.suppress(OSError, ValueError, KeyError):
-        kept = _numbers(_GROUP / "memory.stat")
+        statistics = _numbers(_GROUP / "memory.stat")
         # The group's sum includes the page cache, mapped snapshots too, which the kernel drops when memory runs short.
-        used = int((_GROUP / "memory.current").read_text()) - kept["inactive_file"] - kept["active_file"]
+        used = int((_GROUP / "memory.current").read_text()) - statistics["inactive_file"] - statistics["active_file"]
         yield int((_GROUP / "memory.max").read_text()) - max(used, 0)  # without a limit it says `max`, and int() fails
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:

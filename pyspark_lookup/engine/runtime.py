@@ -237,7 +237,7 @@ class Runtime:
             publisher.publish()
 
     def _living_publishers(self) -> list[Publisher]:
-        """Those of now, in one step: other threads make engines meanwhile, and their lock may be held by one whose store hangs."""
+        """The publishers that exist now, listed in one step. Other threads add some meanwhile, and the lock may be held by one whose store hangs."""
         return [publisher for ref in self._publishers.valuerefs() if (publisher := ref()) is not None]
 
     def nonce(self) -> str:

@@ -38,11 +38,13 @@ _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make
 _BOUND_BYTES = 256 * 1024 * 1024  # of memory that a batch may take
 _VALUE_BYTES = 8  # of a number, at most
 _WIDTHS = {"INT32": 4, "FLOAT": 4, "BOOLEAN": 1}
-_BOMB_SHARE = 16  # bytes of memory per byte of file, of lists that may be a bomb: embeddings have about 1, ids up to 8
+_BOMB_SHARE = (
+    16  # bytes of memory per byte of file, beyond which lists may be a bomb: embeddings have about 1, ids up to 8
+)
 _WIDE, _TOGETHER = 256, 4 * 1024 * 1024  # columns, bytes: of so many that are so small each costs more than it saves
 _INDEX_BYTES = 24  # of a row, for its key and its place in the file
 _INTERVAL_BYTES = 12
-# A dictionary's page, and its two sizes.
+# How the header of a dictionary page begins, up to its two sizes.
 _PAGE_HEAD = re.compile(rb"\x15\x04\x15([\x80-\xff]{0,4}[\x00-\x7f])\x15([\x80-\xff]{0,4}[\x00-\x7f])", re.DOTALL)
 _PAGE_HEAD_BYTES = 13
 _SPARK = b"org.apache.spark."
@@ -204,18 +206,18 @@ class ParquetIndex(FileIndex):
             return int(rows)  # even if each value were as long as all of them
         decoded = 0
         for leaf, chunk in zip(leaves, chunks, strict=True):
-            width, together = _WIDTHS.get(chunk.physical_type, _VALUE_BYTES), min(rows, group.num_rows)
+            width, batch_rows = _WIDTHS.get(chunk.physical_type, _VALUE_BYTES), min(rows, group.num_rows)
             if chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
                 width = max(schema.column(leaf).length, 1)
             elif (
                 chunk.has_dictionary_page
-                and together * chunk.total_uncompressed_size > _BOUND_BYTES
-                and together * _dictionary_bytes(chunk, source) > _BOUND_BYTES
+                and batch_rows * chunk.total_uncompressed_size > _BOUND_BYTES
+                and batch_rows * _dictionary_bytes(chunk, source) > _BOUND_BYTES
             ):
                 width = max(width, self._longest(unit, leaf, source))
             size = width * chunk.num_values
             decoded += size
-            # Lists that take many bytes in the file are many values of many rows; few bytes may be one endless list.
+            # Lists that take many bytes in the file are many values of many rows; a few bytes may stand for one endless list.
             is_bomb = chunk.num_values > group.num_rows and size > _BOMB_SHARE * chunk.total_compressed_size
             if is_bomb and size > max(_BOUND_BYTES, free_bytes()):
                 raise MemoryError(f"{chunk.num_values} list elements in {group.num_rows} rows")
@@ -273,7 +275,7 @@ class HybridTimes:
 
 
 def _dictionary_bytes(chunk: pq.ColumnChunkMetaData, source: RangesFile) -> int:
-    """What a column's dictionary takes, which no value in it can exceed, as the head of its page says; of the whole column if it does not.
+    """The size of a column's dictionary, which no value in it exceeds, as its page header says; that of the whole column if it does not.
 
     "struct PageHeader { 1: PageType type; 2: i32 uncompressed_page_size; 3: i32 compressed_page_size; … }", in Thrift's compact
     protocol. The latter counts where nothing is compressed.
