@@ -222,6 +222,19 @@ def test_statistics_of_days_that_python_lacks(tmp_path: Path) -> None:
         assert opened(path, tmp_path / "cache", where=where).scan().num_rows == 1
 
 
+@pytest.mark.parametrize(
+    ("digits", "text"), [(10, "2.5"), (15, "-1234567890.12345"), (38, "12345678901234567890.123456789")]
+)
+def test_statistics_of_decimals_that_are_values(tmp_path: Path, digits: int, text: str) -> None:
+    """A checkpoint whose statistics are no JSON has decimals as such: they rule out a file as numbers in JSON do."""
+    path, number = tmp_path / "t", decimal.Decimal(text)
+    kind = pa.decimal128(digits, max(-int(number.as_tuple().exponent), 0))
+    write_deltalake(str(path), pa.table({"d": pa.array([number], kind)}))
+    check_in_values(path, "d", kind, number, number)
+    assert bytes_read(path, tmp_path / "cache", where=f"d = {text}")[0] == 1
+    assert bytes_read(path, tmp_path / "cold", where=f"d > {number.copy_abs() * 2}") == (0, 0)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_statistics_of_instants_beyond_nanoseconds(tmp_path: Path, mode: str) -> None:
     """Spark writes those in a checkpoint as INT96, which reaches further than 64 bits of nanoseconds."""

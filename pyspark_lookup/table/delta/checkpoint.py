@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -113,7 +114,7 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
             for action in _rows_of(batch):
                 add = action.get("add")
                 if add is not None and not add.get("stats") and add.get("stats_parsed"):
-                    add["stats"] = json.dumps(add["stats_parsed"], default=_text_of_value)
+                    add["stats"] = json.dumps(add["stats_parsed"], default=_json_of_value)
                 yield action
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         raise_ours(DamagedFileError(f"{shown} is no Delta checkpoint: {problem}"), problem)
@@ -134,6 +135,8 @@ def _rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
         return list(batch.set_column(place, "add", less).to_pylist())
 
 
-def _text_of_value(value: Any) -> str:
-    """A value of `stats_parsed` as statistics in JSON have it."""
+def _json_of_value(value: Any) -> str | float:
+    """A value of `stats_parsed` as statistics in JSON have it: decimals are numbers there, of as many digits as a double has."""
+    if isinstance(value, decimal.Decimal):
+        return float(value)
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
