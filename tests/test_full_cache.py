@@ -34,6 +34,7 @@ from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.io.disk import Disk, SegmentWriter
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.executions import Execution
 from tests.fakes import FakeClock, Host, Later, make_host, wait_until_settled
 from tests.test_writing import Site, site
@@ -852,3 +853,12 @@ def test_a_process_that_stands_still_in_a_load(site: Site, monkeypatch: pytest.M
     site.clock.tick(60)
     table.reload()
     assert path.stat().st_mtime_ns > before
+
+
+def test_a_unit_that_takes_long_makes_progress(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a load sees that it gets on with each batch: a provider's rows, or a large file of ORC, are one unit."""
+    site.created().write(pa.table({"id": range(3 * BATCH_ROWS)}))
+    full, seen = site.table(FULL)._full(), []
+    monkeypatch.setattr(type(full._stored), "show_progress", lambda stored: seen.append(1))
+    full.reload()
+    assert len(seen) > 5

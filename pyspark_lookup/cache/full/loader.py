@@ -14,7 +14,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,7 @@ from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection
 from pyspark_lookup.table.model import Table, TableVersion
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes of files done, and of all
 
 DELTAS_AT_MOST = 3
@@ -263,7 +264,7 @@ class SnapshotLoader:
         def decode(some: Sequence[PlacedUnit]) -> list[tuple[int, PreparedUnit, int]]:
             """Give the rows of some units to the builder; how many each has."""
             found: list[tuple[int, PreparedUnit, int]] = []
-            builder.add(rows_of(some, numbers, load.deleted, total, found))
+            builder.add(map(progress.seen, rows_of(some, numbers, load.deleted, total, found)))
             return found
 
         with contextlib.closing(builder):
@@ -323,6 +324,11 @@ class _Progress:
     def read(self, size: int) -> None:
         self._read += size
         self._tell(self._read // 2, self._total)
+
+    def seen(self, piece: T) -> T:
+        """A piece of what is being read, which shows that this gets on: one unit may be all that a provider has, and take an hour."""
+        self._tell(self._read // 2, self._total)
+        return piece
 
     def all_read(self) -> None:
         self._read = self._total
