@@ -41,7 +41,8 @@ _COLUMNS = {
 }
 """What is read of a checkpoint: of a column these fields, or all."""
 
-_ROW_BYTES = 1000  # of memory, about
+_ROW_BYTES = 1000  # of memory that a file takes, about
+_CHECKED_BYTES = 64 * 1024 * 1024  # after so many it is time to look at what is free
 
 Read = Callable[[Sequence[FileVersion]], list[bytes]]
 
@@ -102,15 +103,18 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
         source = pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
         )
-        rows = source.metadata.num_rows
-        check_room(rows * _ROW_BYTES, f"{shown}: {rows} rows of a Delta checkpoint")
         there = {field.name: field for field in source.schema_arrow}
         wanted: list[str] = []
         for name, fields in _COLUMNS.items():
             if name in there:
                 held = [field.name for field in there[name].type]
                 wanted += [name] if fields is None else [f"{name}.{field}" for field in fields if field in held]
+        new = 0  # files; other rows, as of those that were removed, are not kept
         for batch in source.iter_batches(columns=wanted):
+            new += batch.num_rows - batch.column("add").null_count if "add" in there else 0
+            if new * _ROW_BYTES > _CHECKED_BYTES:
+                check_room(new * _ROW_BYTES, f"{shown}: {new} rows of a Delta checkpoint")
+                new = 0
             for action in _rows_of(batch):
                 add = action.get("add")
                 if add is not None and not add.get("stats") and add.get("stats_parsed"):
