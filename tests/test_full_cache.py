@@ -15,6 +15,7 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base import progress
@@ -855,10 +856,11 @@ def test_a_process_that_stands_still_in_a_load(site: Site, monkeypatch: pytest.M
     assert path.stat().st_mtime_ns > before
 
 
-def test_a_unit_that_takes_long_makes_progress(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_that_takes_long_makes_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for a load sees that it gets on with each batch: a provider's rows, or a large file of ORC, are one unit."""
-    site.created().write(pa.table({"id": range(3 * BATCH_ROWS)}))
-    full, seen = site.table(FULL)._full(), []
+    (tmp_path / "t").mkdir()
+    orc.write_table(pa.table({"id": range(20 * BATCH_ROWS)}), tmp_path / "t" / "a.orc")
+    full, seen = LookupTable(str(tmp_path / "t"), {**FULL, "lookup.cache.dir": str(tmp_path / "cache")})._full(), []
     monkeypatch.setattr(type(full._stored), "show_progress", lambda stored: seen.append(1))
     full.reload()
-    assert len(seen) > 5
+    assert len(seen) > 20
