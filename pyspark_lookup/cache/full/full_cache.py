@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import threading
 from collections.abc import Callable
 
 from pyspark_lookup.base import progress
@@ -317,13 +316,11 @@ class FullCache:
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
         state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s, loading_since_s=None)
         try:
-            telling = threading.Lock()  # what decodes tells it, too, in several threads
             with progress.show(f"loading {self._url}", clock.steady_s, watched) as report:
 
                 def tell(done: int, total: int) -> None:
-                    with telling:
-                        self._stored.show_progress()
-                        report(done, total)
+                    self._stored.show_progress()
+                    report(done, total)
 
                 self._stored.show_progress()
                 snapshot, stored = self._make(state, version, tell)

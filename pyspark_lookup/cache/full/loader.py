@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
@@ -320,14 +321,16 @@ class _Progress:
         self._tell = tell
         self._total = total
         self._read = 0
+        self._lock = threading.Lock()  # what is told never goes back, whichever thread tells it
 
     def read(self, size: int) -> None:
-        self._read += size
-        self._tell(self._read // 2, self._total)
+        with self._lock:
+            self._read += size
+            self._tell(self._read // 2, self._total)
 
     def seen(self, piece: T) -> T:
         """A piece of what is being read, which shows that this gets on: one unit may be all that a provider has, and take an hour."""
-        self._tell(self._read // 2, self._total)
+        self.read(0)
         return piece
 
     def all_read(self) -> None:
