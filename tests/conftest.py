@@ -43,7 +43,13 @@ settings.load_profile("night" if "LOOKUPCACHE_FUZZ" in os.environ else "day")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long come first, so that no process is left with one of them at the end."""
+    """Files that take long come first, so that no process is left with one of them at the end. Spark starts only in tests marked so."""
+    unmarked = [
+        item.nodeid
+        for item in items
+        if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("spark")
+    ]
+    assert not unmarked, f"these tests start Spark without its mark: {unmarked}"
     weights = collections.Counter[Path]()
     for item in items:
         slow = item.get_closest_marker("slow")

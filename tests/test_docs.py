@@ -148,7 +148,13 @@ SHOWN: dict[str, dict[str, list[str]]] = {
 }
 PAGES = [
     pytest.param(
-        path, id=path.name, marks=[pytest.mark.spark, pytest.mark.nightly] if "pyspark.sql" in path.read_text() else []
+        path,
+        id=path.name,
+        marks=[pytest.mark.spark, pytest.mark.nightly]
+        if "pyspark.sql" in path.read_text()
+        else [pytest.mark.nightly]  # many commands, each a process of its own
+        if path.name == "operations.md"
+        else [],
     )
     for path in DOCS
     if path.name != "sql.md"

@@ -35,6 +35,7 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.io.disk import OpenSegment, ReservedFile, SegmentWriter, space
 from pyspark_lookup.io.disk.directory import is_unlocked
+from tests.fuzzing import by_day
 from tests.test_disk import Opened, handles_below
 from tests.test_keys import KINDS, SEED, examples, plain, values_of
 from tests.test_segments import files_at_most
@@ -428,7 +429,7 @@ def fill(builder: SegmentBuilder, file: pa.RecordBatch) -> None:
         builder.add([(file.slice(rows[0], len(rows)), positions_of(cut), len(rows) / file.num_rows)])
 
 
-@pytest.mark.parametrize("way", ["in memory", "dealt and spilled"])
+@pytest.mark.parametrize("way", by_day(["in memory", "dealt and spilled"], 2))
 def test_a_full_disk_leaves_nothing(workshop: Workshop, way: str) -> None:
     """Wherever writing fails the error reaches the caller, and no file is left; a builder may be closed twice."""
     deal, partition, memory, *_ = WAYS[way]

@@ -18,7 +18,7 @@ REFUSED = {
     "spark-shredded-variant-preview-delta": "is of type 'variant'",
     "spark-variant-checkpoint": "is of type 'variant'",
     "spark-variant-stable-feature-checkpoint": "is of type 'variant'",
-    "table-with-domain-metadata": "no Delta table",
+    "table-with-domain-metadata": "_delta_log holds no commit, but a checkpoint of version 108",
     "variant-stats-nested-no-checkpoint": "is of type 'variant'",
     "variant-stats-no-checkpoint": "is of type 'variant'",
     "variant-stats-state-reconstruction": "is of type 'variant'",

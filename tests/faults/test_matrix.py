@@ -18,12 +18,12 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import PysparkLookupError, UfsUnavailableError, VersionGoneError
 from tests.faults.cases import BUCKET, Bench, Case, check_ended, home, named_case
 from tests.faults.writes import KINDS, SMALL, Kind, counted, rows
-from tests.fuzzing import MORE, seeds
+from tests.fuzzing import BY_NIGHT, MORE, seeds
 from tests.history.checker import Rows
 from tests.proxy import Fault, Mode, Sent, faults_of
 from tests.s3server import S3Server
 
-TRIED = 2  # cases of each kind, times `MORE`
+TRIED = 2 if BY_NIGHT else 1  # cases of each kind, times `MORE`
 (APPEND,) = (kind for kind in KINDS if kind.name == "append")
 
 
