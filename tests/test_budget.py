@@ -26,6 +26,7 @@ from pyspark_lookup import CacheFullError, LookupTable, VersionGoneError
 from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full import loader
+from pyspark_lookup.cache.memory import DefaultLookupCache
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.engine import lookup_table as api
 from pyspark_lookup.engine import runtime as runtime_module
@@ -36,6 +37,7 @@ from pyspark_lookup.io.host_metrics import reloads_on
 from pyspark_lookup.io.stores import IMMUTABLE, FileVersion
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.providers.functions import LookupFunction, PartialCachingLookupProvider
 from pyspark_lookup.scan.formats.parquet import ParquetIndex
 from pyspark_lookup.scan.open_file import KnownFiles
 from tests.fakes import CACHES, FakeClock, Later, wait_until_settled
@@ -570,6 +572,38 @@ def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.Mo
         assert table(number).get(7) == [{"id": 7, "v": -number}]
         assert table(number).metrics()["resolutionCount"] >= 2
     assert [one.get(7) for one in open_tables] == [[{"id": 7, "v": 0}]] * 2
+
+
+class Counting(LookupFunction):
+    """Gives each key the number of the call."""
+
+    calls = 0
+    schema = pa.schema({"id": pa.int64(), "v": pa.int64()})
+    cache = DefaultLookupCache(max_rows=10)
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        Counting.calls += 1
+        return pa.table({"id": keys["id"], "v": [Counting.calls] * keys.num_rows}, self.schema)
+
+
+def counting_provider(context: Any) -> PartialCachingLookupProvider:
+    return PartialCachingLookupProvider(Counting(), Counting.cache, Counting.schema, lambda: "1")
+
+
+def test_what_is_invalidated_without_a_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider's own cache outlives the engine, so what is known of its keys does, too."""
+    monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 1)
+    current = Runtime(FakeClock(time.time()).host(), random.Random(7))
+    monkeypatch.setattr(api, "runtime", lambda: current)
+    (tmp_path / "cache").write_text("no directory")
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
+    provided = {**options, "lookup.provider": f"{__name__}:counting_provider"}
+    assert [LookupTable(None, provided).get(1) for _ in range(2)] == [[{"id": 1, "v": 1}]] * 2
+    LookupTable(None, provided).invalidate([1])
+    for number in range(4):
+        current.engine(LookupOptions.parse({"path": str(tmp_path / f"t{number}"), **options}))
+    gc.collect()
+    assert LookupTable(None, provided).get(1) == [{"id": 1, "v": 2}]
 
 
 def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

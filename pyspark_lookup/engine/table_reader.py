@@ -222,7 +222,8 @@ class TableReader:
     @property
     def is_idle(self) -> bool:
         """Whether it can be dropped: nobody holds it, and it knows nothing that is not on the host's record."""
-        return not self._users and not self.resolver.host.has_unwritten
+        unrecorded = self.resolver.host.has_unwritten or self.partials.has_unrecorded
+        return not self._users and not unrecorded
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
         """Log once, from one process of the host, that a later execution reads an older plan's version."""

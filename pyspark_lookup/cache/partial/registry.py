@@ -67,6 +67,11 @@ class PartialTables:
             known = self._invalidations_of(table, keys.column_names)
         known.add(keys)
 
+    @property
+    def has_unrecorded(self) -> bool:
+        """Whether only this process knows which keys were invalidated, of which the provider's cache may hold rows."""
+        return self._own is not None and self._context.disk is None and bool(self._invalidations)
+
     def _invalidations_of(self, table: Table, names: Sequence[str]) -> Invalidations:
         # Of all references to the table, in whatever order they name its keys.
         place = key_of(table.scope, table.url, *sorted(names))
