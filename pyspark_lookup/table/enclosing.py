@@ -43,9 +43,9 @@ class EnclosingTables:
         Costs a call for each directory above and each marker, the first time that this host sees the path. What may not be
         listed is taken for no table.
         """
-        key = key_of("place", self._ufs.scope, url)
         if url in self._checked:
             return None
+        key = key_of("place", self._ufs.scope, url)
         disk = self._context.disk
         if disk is None or disk.get_record("place", key) is None:
             places = [(directory, marker) for directory in _directories_above(url, glob) for marker in self._markers]
