@@ -22,8 +22,9 @@ from pyspark_lookup.spark.session import RECOMMENDED
 from pyspark_lookup.table.log.properties import LOG_RETENTION, VACUUM_AFTER
 
 ROOT = Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-TEXTS = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS]}
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+TOP = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")]
+TEXTS = {path.relative_to(ROOT / "docs" if path in DOCS else ROOT).as_posix(): path.read_text(encoding="utf-8") for path in [*TOP, *DOCS]}  # fmt: skip
 README = TEXTS["README.md"]
 CONF = ROOT / "conf" / "lookupcache.conf"
 KNOWN = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(), re.MULTILINE)
@@ -37,17 +38,25 @@ def test_options_table() -> None:
 
 
 def test_pages_name_known_things() -> None:
-    """Every option that a page mentions exists; the changelog has this version; blocks are run (python, sh, sql) or shown (text, yaml).
+    """Every option that a page mentions exists; the changelog has this version; blocks are run (python, sh, sql) or shown (text, yaml, mermaid).
     mkdocs.yml names each page in docs/ and no other; the rest come from scripts/docs_hooks.py."""
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", "".join(TEXTS.values())))
     prefixes = ("lookup.storage", "lookup.provider.", "lookup.catalog.")
     of_tables = {LOG_RETENTION, VACUUM_AFTER}
     assert {key for key in mentioned if not key.startswith(prefixes)} <= {*KNOWN, *of_tables}
     assert pyspark_lookup.__version__ in TEXTS["CHANGELOG.md"]
-    kinds = {kind for path in DOCS for kind in re.findall(r"^ *```(\w*)$", TEXTS[path.name], re.MULTILINE)}
-    assert kinds <= {"", "python", "sh", "sql", "text", "yaml"}
+    kinds = {kind for text in TEXTS.values() for kind in re.findall(r"^ *```(\w*)$", text, re.MULTILINE)}
+    assert kinds <= {"", "python", "sh", "sql", "text", "yaml", "mermaid"}
     named = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(named) == sorted([*TEXTS.keys() - {"README.md", "CHANGELOG.md"}, "changelog.md", "contributing.md", "index.md"])  # fmt: skip
+    pages = {"index.md", "changelog.md", "contributing.md", "reporting.md", "conduct.md"}
+    assert sorted(named) == sorted({path.relative_to(ROOT / "docs").as_posix() for path in DOCS} | pages)
+
+
+def test_api_reference() -> None:
+    """docs/reference/ has each public name once, and no other."""
+    text = "".join(text for name, text in TEXTS.items() if name.startswith("reference/"))
+    names = re.findall(r"^::: pyspark_lookup\.(\w+)$", text, re.MULTILINE)
+    assert sorted([*names, "__version__"]) == sorted(pyspark_lookup.__all__)
 
 
 def test_files_guide() -> None:
@@ -157,7 +166,7 @@ PAGES = [
         else [],
     )
     for path in DOCS
-    if path.name != "sql.md"
+    if path.name != "sql.md" and re.search(r"```(python|sh)$", path.read_text(), re.MULTILINE)
 ]
 
 
@@ -172,7 +181,7 @@ def test_pages_run(path: Path, tmp_path: Path) -> None:
         assert said == [line for line in shown.splitlines() if line in said]
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*TOP, *DOCS, *(ROOT / ".github").glob("*.md")], ids=lambda path: path.relative_to(ROOT).as_posix())  # fmt: skip
 def test_links_lead_somewhere(path: Path) -> None:
     """Every link to a file of the project, or to a heading in one, has its target."""
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
