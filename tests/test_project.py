@@ -1,0 +1,97 @@
+"""What is around the package agrees with it: workflows, hooks, forms, metadata."""
+
+from __future__ import annotations
+
+import configparser
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.release_notes import package_version, release_notes
+
+ROOT = Path(__file__).parents[1]
+GITHUB = ROOT / ".github"
+WORKFLOWS: dict[str, Any] = {path.name: yaml.safe_load(path.read_text()) for path in GITHUB.glob("workflows/*.yml")}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
+
+
+def test_the_matrix_is_what_the_readme_names() -> None:
+    """CI has a job for each Spark and each Python that are named, and for each pair that was tested."""
+    matrix = WORKFLOWS["tests.yml"]["jobs"]["versions"]["strategy"]["matrix"]
+    assert matrix["spark"] == re.findall(r"\| Spark (\d\.\d) ", README) == [one["spark"] for one in matrix["include"]]
+    assert f"for spark in {' '.join(matrix['spark'])};" in (ROOT / "scripts" / "test").read_text()
+    classifiers = SETUP["metadata"]["classifiers"]
+    assert matrix["python"] == re.findall(r":: (3\.\d+)$", classifiers, re.MULTILINE)
+    assert f">={matrix['python'][0]}" == SETUP["options"]["python_requires"]
+    excluded = {(one["spark"], one["python"]) for one in matrix["exclude"]}
+    assert excluded == set(re.findall(r"Spark (\d\.\d) does not support Python (\d\.\d+)", README))
+    tested = next(line for line in README.splitlines() if line.startswith("| tested with"))
+    pairs = {
+        (spark, python)
+        for cell in tested.split("|")[2:-1]
+        for spark, python in itertools.product(re.findall(r"(\d\.\d)\.\d", cell), re.findall(r"3\.1\d", cell))
+    }
+    assert len(pairs) >= 6
+    assert pairs <= set(itertools.product(matrix["spark"], matrix["python"])) - excluded
+
+
+def test_workflows_may_do_little() -> None:
+    """Actions are named by commit, with the version beside it. Nothing but a job that publishes may write, and no job waits for ever."""
+    writing = set()
+    for name, workflow in WORKFLOWS.items():
+        text = (GITHUB / "workflows" / name).read_text()
+        uses = re.findall(r"uses: (?!\./)(.*)", text)
+        assert [use for use in uses if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", use)] == []
+        assert workflow["permissions"] == {"contents": "read"}
+        assert "concurrency" in workflow
+        assert "secrets." not in text
+        for job, what in workflow["jobs"].items():
+            assert "uses" in what or "timeout-minutes" in what
+            if "permissions" in what:
+                writing.add((name, job, *sorted(what["permissions"])))
+    assert writing == {
+        ("docs.yml", "deploy", "id-token", "pages"),
+        ("release.yml", "publish", "id-token"),
+        ("release.yml", "github", "contents"),
+    }
+
+
+def test_hooks_are_the_checks_of_the_tests() -> None:
+    """A commit is checked by what `scripts/test` checks with, as it does."""
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = [hook["entry"].removeprefix(".venv/bin/python -m ").removesuffix(" --force-exclude") for hook in repository["hooks"]]  # fmt: skip
+    assert hooks == re.findall(r'^    "\$python" -m ((?:ruff|mypy).*)$', (ROOT / "scripts" / "test").read_text(), re.MULTILINE)  # fmt: skip
+
+
+def test_there_is_one_home() -> None:
+    """The repository's address is that of setup.cfg wherever it is named. Links to places that do not change are by https."""
+    urls = dict(line.split(" = ") for line in SETUP["metadata"]["project_urls"].strip().splitlines())
+    home = urls["Source"]
+    assert {url for url in urls.values() if not url.startswith(home)} == {urls["Documentation"]}
+    forms = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / "config.yml").read_text())
+    assert all(link["url"].startswith(f"{home}/") for link in forms["contact_links"])
+    assert f"\nrepo_url: {home}\n" in (ROOT / "mkdocs.yml").read_text()
+    assert f"\nsite_url: {urls['Documentation']}/\n" in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_release_notes() -> None:
+    """A tag is released if it is the version's and the changelog has a dated section for it."""
+    changelog = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-12-01\n\n### Added\n\n- A.\n\n## [0.1.0] - 2026-11-30\n\n- B.\n"
+    assert release_notes("v0.2.0", "0.2.0", changelog) == "### Added\n\n- A.\n"
+    assert release_notes("v0.1.0", "0.1.0", changelog) == "- B.\n"
+    for tag, version, text, problem in (
+        ("v0.2.0", "0.1.0", changelog, "the tag must be v0.1.0"),
+        ("0.2.0", "0.2.0", changelog, "the tag must be v0.2.0"),
+        ("v0.3.0", "0.3.0", changelog, "no section"),
+        ("v0.2.0", "0.2.0", changelog.replace(" - 2026-12-01", ""), "no section"),
+        ("v0.2.0", "0.2.0", changelog.replace("### Added\n\n- A.\n", ""), "no section"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            release_notes(tag, version, text)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", package_version())
