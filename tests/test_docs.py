@@ -52,6 +52,12 @@ def test_pages_name_known_things() -> None:
     assert sorted(named) == sorted({path.relative_to(ROOT / "docs").as_posix() for path in DOCS} | pages)
 
 
+def test_the_picture_of_the_packages() -> None:
+    """docs/design.md draws the packages of its table, and no other."""
+    picture, _ = re.findall(r"```mermaid\n(.*?)```", TEXTS["design.md"], re.DOTALL)
+    assert sorted(re.findall(r'(\w+)\["<b>\1</b>', picture)) == sorted(re.findall(r"^\| `(\w+)/` \|", TEXTS["design.md"], re.MULTILINE))  # fmt: skip
+
+
 def test_api_reference() -> None:
     """docs/reference/ has each public name once, and no other."""
     text = "".join(text for name, text in TEXTS.items() if name.startswith("reference/"))

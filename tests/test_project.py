@@ -80,6 +80,20 @@ def test_there_is_one_home() -> None:
     assert f"\nsite_url: {urls['Documentation']}/\n" in (ROOT / "mkdocs.yml").read_text()
 
 
+def test_no_file_names_a_registry() -> None:
+    """Links lead to a project's own page, and what is installed comes from where the reader's pip looks."""
+    directories = [".github", "benchmarks", "conf", "docs", "examples", "pyspark_lookup", "scripts"]
+    files = [
+        *ROOT.glob("*"),
+        ROOT / ".pre-commit-config.yaml",
+        *(path for name in directories for path in (ROOT / name).rglob("*")),
+    ]
+    suffixes = {"", ".cfg", ".conf", ".css", ".js", ".md", ".py", ".sh", ".toml", ".yaml", ".yml"}
+    texts = [path for path in files if path.is_file() and path.suffix in suffixes]
+    registry = re.compile(r"(pypi|pythonhosted|npmjs|unpkg|debian)\.(org|com)")
+    assert [str(path) for path in texts if registry.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_release_notes() -> None:
     """A tag is released if it is the version's and the changelog has a dated section for it."""
     changelog = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-12-01\n\n### Added\n\n- A.\n\n## [0.1.0] - 2026-11-30\n\n- B.\n"
