@@ -35,6 +35,7 @@ KNOWN_BY = {
     "pyarrow": {"columnar", "table", "scan", "cache", "managed", "providers", "engine", "spark", "cli"},
     "pydantic": {"table.iceberg.pyiceberg_catalog"},
     "pyiceberg": {"table.iceberg.manifests", "table.iceberg.pyiceberg_catalog"},
+    "pyroaring": {"table.roaring"},
     "pyspark": {"spark"},
     "sqlglot": {"columnar.sql_predicate", "columnar.ddl"},
     "tenacity": {"io.ufs", "providers.provider"},
