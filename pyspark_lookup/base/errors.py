@@ -222,3 +222,7 @@ class CommitUnknownError(UfsError):
 
 class SourceChangedError(UfsError):
     """A pinned read found another version of the file, or none."""
+
+
+CHANGED_KIND = (UfsNotFoundError, TableFormatError)
+"""What a read of a table may raise if the path has become a table of another kind: its files are gone, or they belong to the other table."""

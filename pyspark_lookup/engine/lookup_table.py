@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import (
+    CHANGED_KIND,
     DamagedFileError,
     NotSupportedError,
     OptionError,
     SchemaError,
     UfsError,
-    UfsNotFoundError,
 )
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.cache.full.full_cache import FullCache
@@ -342,7 +342,7 @@ class LookupTable:
         full = self._full()
         try:
             snapshot = full.reload()
-        except UfsNotFoundError:
+        except CHANGED_KIND:
             self._find(runtime().engine(self._options), self._options)  # it may be another kind of table by now
             if self._full() is full:
                 raise

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import OptionError, SchemaError, UfsNotFoundError
+from pyspark_lookup.base.errors import CHANGED_KIND, OptionError, SchemaError
 from pyspark_lookup.base.printable import names_shown
 from pyspark_lookup.cache.full.schedule import trigger_of
 from pyspark_lookup.cache.full.snapshot_scan import key_values
@@ -70,7 +70,7 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     table, version = _discover(reader, options, known, last)
     try:
         version = _serve(reader, _with_keys(options, version), table, version, began_s)
-    except UfsNotFoundError:
+    except CHANGED_KIND:
         if not reader.resolver.forget_kind(table):
             raise
         table, version = reader.resolver.discover(options)
@@ -123,8 +123,8 @@ def _discover(
             known = dataclasses.replace(known, pinned=options.pinned)
         try:
             version = reader.resolver.resolve(known, options, None).version
-        except UfsNotFoundError:
-            # A file may have become a directory, or the other way round. What vanished was waited for.
+        except CHANGED_KIND:
+            # A file may have become a directory, or a directory of files a table of another kind. What vanished was waited for.
             return reader.resolver.discover(options, patient=False)
         if last is not None and last.table is known and last.version.digest == version.digest:
             return known, version

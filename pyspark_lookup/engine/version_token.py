@@ -14,6 +14,7 @@ import struct
 
 from pyspark_lookup.base.decoding import show
 from pyspark_lookup.base.errors import (
+    CHANGED_KIND,
     NotATableError,
     OptionError,
     UfsNotFoundError,
@@ -97,10 +98,10 @@ def _resolve(
         served = _serve(reader, table, options)
         current = functools.partial(_current, reader, table, options, served or found)
         resolution = reader.resolver.resolve(table, options, execution, current)
-    except (UfsNotFoundError, OptionError):
+    except (*CHANGED_KIND, OptionError):
         if known is None:
             raise
-        return _resolve(reader, options, execution, None)  # a file may have become a directory
+        return _resolve(reader, options, execution, None)
     version = resolution.version
     if resolution.decided_here:
         reader.resolver.count_asked(version)

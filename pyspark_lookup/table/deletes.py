@@ -96,9 +96,12 @@ def _positions_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
     A file may name a place twice: compactions of earlier releases wrote such files where two writes by key had overlapped.
     """
     try:
-        table = pq.read_table(pa.BufferReader(data), columns=[PATH, ROW], page_checksum_verification=True)
-        table = table.combine_chunks()
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+            table = file.read([PATH, ROW]).combine_chunks()
+            row_count = file.metadata.num_rows
         table.validate(full=True)
+        if table.num_rows != row_count:  # a footer whose list of row groups is cut short is a footer all the same
+            raise ValueError(f"{row_count} rows were expected, not {table.num_rows}")
         if table.schema.types != [field.type for field in place_fields()] or any(c.null_count for c in table.columns):
             raise ValueError("a path and a place were expected of each row")
         paths, rows = table.column(PATH).to_numpy(), table.column(ROW).to_numpy()

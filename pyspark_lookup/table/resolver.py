@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark_lookup.base.errors import (
+    CHANGED_KIND,
     CatalogUnavailableError,
     DamagedFileError,
     NotATableError,
@@ -102,7 +103,7 @@ class Resolver:
         renew = options.metadata_source is MetadataSource.CACHE
         if kind is not None and shown is None:
             # It may be of another kind by now, or nothing: only the store can say that options do not fit.
-            with contextlib.suppress(UfsNotFoundError, OptionError):
+            with contextlib.suppress(*CHANGED_KIND, OptionError):
                 probe = self.table_of(options, kind)
                 version = self._read_cached(probe, options) or self._ask(probe, started_s, renew=renew)
                 return self.table_of(options, kind, version), version
@@ -375,7 +376,7 @@ class Resolver:
         try:
             return self._ask(table, self._context.clock.steady_s(), patient=kept is None)
         except (NotATableError, UfsNotFoundError, DamagedFileError, CatalogUnavailableError) as problem:
-            if kept is None or (isinstance(problem, UfsNotFoundError) and self._is_another_kind(table)):
+            if kept is None or (isinstance(problem, CHANGED_KIND) and self._is_another_kind(table)):
                 raise
             self._context.metrics.inc("keptVersionCount")
             self._context.metrics.inc("staleServedCount")

@@ -21,11 +21,11 @@ from collections.abc import Callable
 
 from pyspark_lookup.base import progress
 from pyspark_lookup.base.errors import (
+    CHANGED_KIND,
     CacheFullError,
     ReloadFailedError,
     SourceChangedError,
     UfsError,
-    UfsNotFoundError,
     foreign_text,
 )
 from pyspark_lookup.base.threads import check
@@ -331,7 +331,7 @@ class FullCache:
             check()  # a load that the end of the process ends has not failed: the next process makes it
             took_s, kept = clock.steady_s() - steady_s, len(state.versions)
             self._told.failed(started_s, took_s, problem, kept, state.failures)
-            gone = isinstance(problem, UfsNotFoundError) and self.resolver.forget_kind(self.table)
+            gone = isinstance(problem, CHANGED_KIND) and self.resolver.forget_kind(self.table)
             failures, error = state.failures + 1, foreign_text(str(problem))[:500]
             self._leave(dataclasses.replace(state, failures=failures, error=error, gone=gone))
             raise
