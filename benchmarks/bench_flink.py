@@ -170,7 +170,7 @@ def looked_up(
             entries = cache._live(held, Keys([keys]), cache._time())
             entries = entries[entries >= 0]
             held.touch(entries, cache._log.add(entries, cache._now_s))
-            held.rows_of(entries)
+            held.locate_rows(entries)
             gets.append(time.process_time_ns() - began)
             hits -= len(entries)
         for keys in batches:

@@ -29,7 +29,7 @@ FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column between which values its rows lie (None: not known)."""
 
 _CHANGED_AT_MOST = 4096  # files; with more, nothing is carried over
-_KEPT = 16
+_TABLES_AT_MOST = 16
 _REWRITES, _TABLE = b"rewrites", b"table"
 
 
@@ -40,14 +40,14 @@ class Changes:
         self._latest = f"latest-{space}"
         self._context = context
         self._keys = keys
-        self._known: dict[str, pa.Table] = {}
+        self._tables: dict[str, pa.Table] = {}
         self._lock = threading.Lock()
 
     def remember(self, version: TableVersion, bounds_of: FileBounds) -> None:
-        """Put the bounds of a version's files on record, for the version after it to tell what changed."""
+        """Put the bounds of a version's files on record, so that the next version can be compared with it."""
         if self._context.disk is None or self._record(version.digest) is not None:
             return
-        keyed = [keys for one in version.deletes if (keys := one.keys) is not None]
+        keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
         files = [*version.files, *keyed]
         rows: dict[str, list[Any]] = {"file": [name_of_rows(file) for file in files]}
         bounds = bounds_of(files)
@@ -59,7 +59,7 @@ class Changes:
         rewrites = version.metadata.rewrites if version.metadata is not None else ()
         rows["live"] = [True] * len(files)
         table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._rewritten(rewrites)])
-        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _TABLE: _table_of(version)})
+        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _TABLE: _table_key(version)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -106,40 +106,42 @@ class Changes:
         return touched
 
     def _rewritten(self, rewrites: Rewrites) -> pa.Table:
-        """What is on record of the files of compactions, and of those that they took the place of."""
+        """The bounds on record of the files that compactions have written and replaced."""
         latest = self._latest_known() if rewrites else None
         before = self._record(latest) if latest is not None else None
         if before is None:
             return self._schema().empty_table()
-        rows = _named(before.replace_schema_metadata(), [name for both in rewrites for names in both for name in names])
+        rows = _named(
+            before.replace_schema_metadata(), [name for rewrite in rewrites for names in rewrite for name in names]
+        )
         return rows.set_column(rows.schema.get_field_index("live"), "live", pa.repeat(False, rows.num_rows))
 
     def _record(self, digest: str) -> pa.Table | None:
         with self._lock:
-            table: pa.Table | None = self._known.get(digest)
+            table: pa.Table | None = self._tables.get(digest)
         if table is None and self._context.disk is not None:
-            table = self._context.disk.get_record("bounds", self._key(digest), self._bounds_of)
+            table = self._context.disk.get_record("bounds", self._key(digest), self._parse_bounds)
             if table is not None:
                 self._keep(digest, table)
         return table
 
-    def _bounds_of(self, found: Any) -> pa.Table:
-        """What a record of bounds has to be."""
+    def _parse_bounds(self, record: Any) -> pa.Table:
+        """The bounds that a record holds. Raises ValueError if they are damaged, or of other keys."""
         try:
-            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(found), validate=True))).read_all()
+            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(record), validate=True))).read_all()
             table.validate(full=True)
         except (OSError, pa.ArrowException) as problem:
             raise ValueError(str(problem)) from None
         if table.schema != self._schema():
             raise ValueError("these are bounds of other keys")
-        _rewrites_of(table)
+        _parse_rewrites(table)
         return table
 
     def _keep(self, digest: str, table: pa.Table) -> None:
         with self._lock:
-            self._known[digest] = table
-            while len(self._known) > _KEPT:
-                del self._known[next(iter(self._known))]
+            self._tables[digest] = table
+            while len(self._tables) > _TABLES_AT_MOST:
+                del self._tables[next(iter(self._tables))]
 
     def _key(self, digest: str) -> str:
         return key_of(digest, *self._keys.names)
@@ -152,8 +154,8 @@ class Changes:
         return pa.schema(fields)
 
 
-def _table_of(version: TableVersion) -> str:
-    """A name for the table that a version is of, and for how its files call its columns."""
+def _table_key(version: TableVersion) -> str:
+    """A key for the version's table and the names of its columns in the files."""
     named = {id(file.columns): file.columns for file in version.files if file.columns is not None}
     table = "" if version.metadata is None else version.metadata.table_id
     return key_of(table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
@@ -161,25 +163,25 @@ def _table_of(version: TableVersion) -> str:
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
     """The rows of files in which two versions differ. What a compaction between them has replaced is among them, its own files are not."""
-    rewrites = _rewrites_of(after)
-    alive, known = (_names(part.filter(part.column("live"))) for part in (after, before))
+    rewrites = _parse_rewrites(after)
+    alive, old_names = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)
     changed: set[str] = set()
-    for own, replaced in rewrites:
-        if own and known.issuperset(own):  # it was gone through before
+    for new_names, replaced in rewrites:
+        if new_names and old_names.issuperset(new_names):  # the earlier version has this compaction already
             continue
-        # One whose files nobody knows the bounds of is not gone through.
-        if (known | on_record).issuperset(replaced) and on_record.issuperset(own):
-            changed |= set(replaced) - known
-            known = (known - set(replaced)) | set(own)
-    changed |= known ^ alive
+        # A compaction counts only if the bounds of all its files are on record.
+        if (old_names | on_record).issuperset(replaced) and on_record.issuperset(new_names):
+            changed |= set(replaced) - old_names
+            old_names = (old_names - set(replaced)) | set(new_names)
+    changed |= old_names ^ alive
     rows = pa.concat_tables([after.replace_schema_metadata(), before.replace_schema_metadata()])
     return _named(rows, sorted(changed))
 
 
-def _rewrites_of(table: pa.Table) -> Rewrites:
-    found = json.loads((table.schema.metadata or {}).get(_REWRITES, b"[]"))
-    return tuple((texts_of(own), texts_of(others)) for own, others in found)
+def _parse_rewrites(table: pa.Table) -> Rewrites:
+    rewrites = json.loads((table.schema.metadata or {}).get(_REWRITES, b"[]"))
+    return tuple((texts_of(new_names), texts_of(replaced_names)) for new_names, replaced_names in rewrites)
 
 
 def _named(rows: pa.Table, names: Sequence[str]) -> pa.Table:
