@@ -119,7 +119,7 @@ def looked_up(
 
     parsed = LookupOptions.parse({**options, "path": path})
     reader = runtime().engine(parsed).reader
-    full = reader.fulls.of(find(reader, parsed).table, parsed)
+    full = reader.fulls.get_cache(find(reader, parsed).table, parsed)
     assert full is not None
     current = full.current()
     assert current is not None

@@ -44,10 +44,10 @@ class OverdueReloads:
 
     def due_s(self, state: State) -> float:
         """When the reload after a state is due, or was."""
-        of, ahead_s, until_s = self._due
+        due_state, ahead_s, until_s = self._due
         now_s = self.context.clock.wall_s()
         ahead_now_s = now_s - self.context.clock.steady_s()
-        if of is not state or now_s >= until_s or abs(ahead_now_s - ahead_s) > _ON_TIME_S:
+        if due_state is not state or now_s >= until_s or abs(ahead_now_s - ahead_s) > _ON_TIME_S:
             until_s = self.schedule.due_s(self._last(state), now_s)
             self._due = state, ahead_now_s, until_s
         return until_s
@@ -77,12 +77,12 @@ class OverdueReloads:
         """Wait for the reload after a state if it is overdue; whether it was."""
         if not self.is_due(state) or self._is_on_time(state, due_s := self.due_s(state)):
             return False
-        done = self.ask(state)
-        first = self._awaited[0] is not done
+        future = self.ask(state)
+        first = self._awaited[0] is not future
         if first:
-            self._awaited = done, self.context.clock.steady_s()
+            self._awaited = future, self.context.clock.steady_s()
         try:
-            done.result(timeout=self._left_s(state, self._awaited[1]))
+            future.result(timeout=self._left_s(state, self._awaited[1]))
         except concurrent.futures.TimeoutError:
             if first:
                 late_s = self.context.clock.wall_s() - due_s

@@ -38,7 +38,7 @@ _BUSY_S = 0.2  # what is due waits so long where many reloads run
 _POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
 
 
-def trigger_of(options: LookupOptions) -> CacheReloadTrigger | None:
+def make_trigger(options: LookupOptions) -> CacheReloadTrigger | None:
     """The trigger that the options describe, None without one. Raises OptionError for a custom one that cannot be made."""
     strategy = options.reload_strategy
     if isinstance(strategy, str):
@@ -84,7 +84,7 @@ class Schedule(CacheReloadTrigger.Context):
         self._lease: Lock | None = None
         self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
         self._trigger: CacheReloadTrigger | None = None
-        self._running = self._closed = self._broken = self._made = self._opened = False
+        self._running = self._closed = self._broken = self._is_made = self._opened = False
 
     def ensure(self) -> None:
         """Take part in the schedule from now on."""
@@ -93,9 +93,9 @@ class Schedule(CacheReloadTrigger.Context):
                 return
             self._running = True
         self._make_trigger()
-        # What others have written may be slow: it keeps none but its own table waiting.
-        ours = self._trigger is None or isinstance(self._trigger, DueTrigger)
-        self._timer = (ours and self.context.timer) or Timer(self.context.start)
+        # A custom trigger may be slow: it has a timer of its own, so that no other table waits for it.
+        is_builtin = self._trigger is None or isinstance(self._trigger, DueTrigger)
+        self._timer = (is_builtin and self.context.timer) or Timer(self.context.start)
         try:
             self._timer.run_soon(self._step)
         except RuntimeError as problem:  # there are too many threads; queries see to what is overdue
@@ -131,7 +131,7 @@ class Schedule(CacheReloadTrigger.Context):
             self._release()  # others may have a trigger that works
             return _POLL_S
         if self._clock_set_back():
-            # Their time is further away now than it was meant to be, by however much: they plan anew.
+            # Their times are now further away than planned, nobody knows by how much: run them all, and they plan anew.
             with self._mutex:
                 for action in self._actions:
                     action.at_s = -math.inf
@@ -150,9 +150,9 @@ class Schedule(CacheReloadTrigger.Context):
 
     def _make_trigger(self) -> None:
         with self._mutex:
-            if self._made:
+            if self._is_made:
                 return
-            self._made = True
+            self._is_made = True
             try:
                 self._trigger = self.make()
             except Exception as problem:
@@ -193,7 +193,7 @@ class Schedule(CacheReloadTrigger.Context):
         return self.run_due()
 
     def _wake(self) -> bool:
-        """Have the timer run it; whether it will."""
+        """Ask the timer to run a step soon. Returns whether it will."""
         timer = self._timer
         if timer is not None and self._running:
             with contextlib.suppress(RuntimeError):
@@ -248,25 +248,25 @@ class Schedule(CacheReloadTrigger.Context):
             free_s = self.blackout.postponed_s(now_s)
             if free_s > now_s:
                 return self._postpone(free_s)
-        done = self.reload(isinstance(self._trigger, DueTrigger))
+        future = self.reload(isinstance(self._trigger, DueTrigger))
         if self._timer is not None:
-            self._timer.begun(done)
-        return done
+            self._timer.begun(future)
+        return future
 
     def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:
         """The one reload at the end of a blackout, however often it comes due before."""
         if self._put_off is not None:
             return self._put_off
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        done.set_running_or_notify_cancel()
-        self._put_off = done
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+        self._put_off = future
 
         def begin() -> None:
             self._put_off = None
-            self.trigger_reload().add_done_callback(lambda inner: _copy(inner, done))
+            self.trigger_reload().add_done_callback(lambda inner: _copy(inner, future))
 
         self.schedule(at_s, begin)
-        return done
+        return future
 
 
 def _copy(inner: concurrent.futures.Future[None], outer: concurrent.futures.Future[None]) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.parallel import run_in_order
-from pyspark_lookup.cache.segments.chunks import CODES, Chunk, ChunkStore, Codes, concat, joined, positions_of
+from pyspark_lookup.cache.segments.chunks import CODES, Chunk, ChunkStore, Codes, concat, joined, read_positions
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, without_hidden_values
 from pyspark_lookup.columnar.hash_index import IndexBuilder, Order, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
@@ -88,12 +88,12 @@ class SegmentBuilder:
         """
         chunk: list[tuple[pa.RecordBatch, Numbers, float]] = []
         size = 0
-        for one in rows:
-            if chunk and size + one[0].nbytes > self._chunk_bytes:
+        for batch_rows in rows:
+            if chunk and size + batch_rows[0].nbytes > self._chunk_bytes:
                 self._add(chunk)
                 chunk, size = [], 0
-            chunk.append(one)
-            size += one[0].nbytes
+            chunk.append(batch_rows)
+            size += batch_rows[0].nbytes
         self._add(chunk)
 
     def _add(self, chunk: list[tuple[pa.RecordBatch, Numbers, float]]) -> None:
@@ -113,13 +113,13 @@ class SegmentBuilder:
                 self._waiting_share += sum(share for _, _, share in chunk)
                 ready = []
                 if self._waiting_bytes > self._deal_above_bytes:
-                    wanted = int(self._waiting_bytes / max(self._waiting_share, 1e-6) / self._partition_bytes)
-                    ready = self._begin_dealing(min(max(wanted, 1), _PARTITIONS_AT_MOST).bit_length() - 1)
-        for one in ready:
-            self._deal(*one)
+                    partition_count = int(self._waiting_bytes / max(self._waiting_share, 1e-6) / self._partition_bytes)
+                    ready = self._begin_dealing(min(max(partition_count, 1), _PARTITIONS_AT_MOST).bit_length() - 1)
+        for dealt_rows in ready:
+            self._deal(*dealt_rows)
 
     def _begin_dealing(self, partition_bits: int) -> list[_Columns]:
-        """What has waited until it was known into how many partitions rows are dealt."""
+        """Set the number of partitions. Returns the rows that have waited for it."""
         self._partition_bits = partition_bits
         waiting, self._waiting = self._waiting, []
         return waiting
@@ -133,7 +133,7 @@ class SegmentBuilder:
         """Bring the rows of each partition together; rows without a key are behind all others."""
         encoded = [self._codes[n].encode(column) if n in self._codes else column for n, column in enumerate(columns)]
         if not self._keys:
-            self._store.add(Chunk.of(encoded, positions, [len(positions)]))
+            self._store.add(Chunk.from_columns(encoded, positions, [len(positions)]))
             return
         keys = Keys([columns[n] for n in self._keys])
         hashes = keys.hashes(self._seed)
@@ -149,7 +149,7 @@ class SegmentBuilder:
             indices = as_indices(order)
             encoded = [pc.take(column, indices, boundscheck=False) for column in encoded]
             positions = positions[order]
-        self._store.add(Chunk.of(encoded, positions, np.cumsum(counts).tolist()))
+        self._store.add(Chunk.from_columns(encoded, positions, np.cumsum(counts).tolist()))
 
     def finish(
         self,
@@ -187,7 +187,7 @@ class SegmentBuilder:
         try:
             writers = [ColumnWriter(column, writer.append) for column in sizes]
             index = self._index() if self._keys else None
-            done = 0
+            rows_written = 0
             for arranged in run_in_order(arrange, range(self._partitions + 1), self._threads):
                 if arranged is None:
                     continue
@@ -196,8 +196,8 @@ class SegmentBuilder:
                 for column_writer, column in zip(writers, arranged.columns, strict=True):
                     column_writer.add(column)
                 writer.append("ordinals", arranged.ordinals)
-                done += len(arranged.ordinals)
-                progress(done / self.rows)
+                rows_written += len(arranged.ordinals)
+                progress(rows_written / self.rows)
             for column_writer in writers:
                 column_writer.finish()
             self._write_dictionaries(writer)
@@ -223,8 +223,8 @@ class SegmentBuilder:
         with self._lock:
             self._keyless_rows += keyless
             if low is not None and high is not None:
-                known = self._bounds or (low, high)
-                self._bounds = min(low, known[0]), max(high, known[1])
+                bounds = self._bounds or (low, high)
+                self._bounds = min(low, bounds[0]), max(high, bounds[1])
 
     def _index(self) -> IndexBuilder:
         keyed = self.rows - self._keyless_rows
@@ -241,8 +241,8 @@ class SegmentBuilder:
         self._mapped.append(file)
         os.posix_fallocate(file.fd, 0, size)  # on a full disk, writing to a hole that is mapped would kill the process
         # Opened anew: a mapping keeps what it is made of, also in a child that is forked, and so the lock of `file`.
-        with open(file.path, "r+b") as same:
-            return np.frombuffer(mmap.mmap(same.fileno(), size), kind)
+        with open(file.path, "r+b") as reopened:
+            return np.frombuffer(mmap.mmap(reopened.fileno(), size), kind)
 
     def _arrange(self, part: int, starts: Numbers, narrow: type[np.unsignedinteger[Any]]) -> _Arranged | None:
         """The rows of a partition as they will lie in the file; None if there are none. `starts`: of each file's rows."""
@@ -253,7 +253,7 @@ class SegmentBuilder:
         for number, field in enumerate(self._schema):
             arrays = [self._final(number, piece.column(number)) for piece in pieces]
             columns.append(concat(arrays, field.type))
-        positions = joined(list(map(positions_of, pieces)))
+        positions = joined(list(map(read_positions, pieces)))
         by_position = None
         if not (positions[1:] > positions[:-1]).all():  # chunks came from layers, or overlapped
             by_position = np.argsort(positions, kind="stable")

@@ -30,7 +30,7 @@ class Chunk:
     ends: list[int]
 
     @classmethod
-    def of(cls, columns: Sequence[pa.Array], positions: Numbers, ends: list[int]) -> Chunk:
+    def from_columns(cls, columns: Sequence[pa.Array], positions: Numbers, ends: list[int]) -> Chunk:
         arrays = [*columns, as_array(positions)]
         return cls(pa.RecordBatch.from_arrays(arrays, [f"{number}" for number in range(len(arrays))]), ends)
 
@@ -40,7 +40,7 @@ class Chunk:
         return self.rows.slice(start, self.ends[part] - start)
 
 
-def positions_of(rows: pa.RecordBatch) -> Numbers:
+def read_positions(rows: pa.RecordBatch) -> Numbers:
     """Where the rows of a chunk, or of a part of it, come from."""
     column = rows.column(rows.num_columns - 1)
     return np.frombuffer(column.buffers()[1], np.uint64, len(column), 8 * column.offset)
@@ -59,22 +59,22 @@ class ChunkStore:
         self._codes = codes
         self._spilling = threading.Lock()  # of the files
         self._lock = threading.Lock()  # of what is held
-        self._held: list[Chunk] = []
-        self._held_bytes = 0
+        self._chunks: list[Chunk] = []
+        self._chunk_bytes = 0
         self._open: dict[int, _SpillFile] = {}  # by group of partitions
         self._full: list[_SpillFile] = []
 
     def add(self, chunk: Chunk) -> None:
         with self._lock:
-            self._held.append(chunk)
-            self._held_bytes += chunk.rows.nbytes
-            if self._held_bytes <= self._at_most:
+            self._chunks.append(chunk)
+            self._chunk_bytes += chunk.rows.nbytes
+            if self._chunk_bytes <= self._at_most:
                 return
         with self._spilling:  # who has more meanwhile waits here
             with self._lock:
-                if self._held_bytes <= self._at_most:
+                if self._chunk_bytes <= self._at_most:
                     return
-                chunks, self._held, self._held_bytes = self._held, [], 0
+                chunks, self._chunks, self._chunk_bytes = self._chunks, [], 0
             self._write(chunks)
 
     def take(self, part: int) -> list[pa.RecordBatch]:
@@ -83,7 +83,7 @@ class ChunkStore:
             self._full += self._open.values()
             self._open.clear()
             spilled = [piece for file in self._full for piece in file.take(part)]
-        return _in_order(spilled + _pieces(self._held, part))
+        return _in_order(spilled + _pieces(self._chunks, part))
 
     def _write(self, chunks: list[Chunk]) -> None:
         """Bring chunks to the temporary files."""
@@ -110,7 +110,7 @@ class ChunkStore:
 
     def close(self) -> None:
         """Remove the temporary files."""
-        self._held.clear()
+        self._chunks.clear()
         for file in [*self._open.values(), *self._full]:
             file.close()
         self._open.clear()
@@ -165,14 +165,14 @@ class _SpillFile:
 
 
 class Codes:
-    """The distinct texts of a column, numbered as they come; given up when there are too many.
+    """The distinct texts of a column, numbered in order of appearance; given up when there are too many.
 
     `entries` None: given up. Codes made until then are still turned back by `decode`. Threads may use it at once.
     """
 
     def __init__(self) -> None:
         self.entries: pa.Array | None = pa.array([], pa.string())
-        self._known = self.entries
+        self._texts = self.entries
         self._rows = 0
         self._lock = threading.Lock()
 
@@ -180,23 +180,23 @@ class Codes:
         """The column as codes; as it is from the moment when there are too many texts."""
         if self.entries is None:
             return column
-        found = pc.dictionary_encode(column)
+        encoded = pc.dictionary_encode(column)
         with self._lock:
             if self.entries is None:
                 return column
-            numbers = pc.index_in(found.dictionary, value_set=self._known) if len(self._known) else None
-            fresh = found.dictionary if numbers is None else found.dictionary.filter(numbers.is_null())
+            numbers = pc.index_in(encoded.dictionary, value_set=self._texts) if len(self._texts) else None
+            fresh = encoded.dictionary if numbers is None else encoded.dictionary.filter(numbers.is_null())
             self._rows += len(column)
-            if len(self._known) + len(fresh) > min(max(64, self._rows // 4), _CODES_AT_MOST):
+            if len(self._texts) + len(fresh) > min(max(64, self._rows // 4), _CODES_AT_MOST):
                 self.entries = None
                 return column
-            self.entries = self._known = pa.concat_arrays([self._known, fresh])
-            numbers = pc.index_in(found.dictionary, value_set=self._known).cast(CODES)
-        return pc.take(numbers, found.indices)
+            self.entries = self._texts = pa.concat_arrays([self._texts, fresh])
+            numbers = pc.index_in(encoded.dictionary, value_set=self._texts).cast(CODES)
+        return pc.take(numbers, encoded.indices)
 
     def decode(self, column: pa.Array) -> pa.Array:
         """Codes as text; what is text stays."""
-        return pc.take(self._known, column) if column.type == CODES else column
+        return pc.take(self._texts, column) if column.type == CODES else column
 
 
 def _pieces(chunks: Sequence[Chunk], part: int) -> list[pa.RecordBatch]:
@@ -205,7 +205,7 @@ def _pieces(chunks: Sequence[Chunk], part: int) -> list[pa.RecordBatch]:
 
 
 def _in_order(pieces: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    return sorted(pieces, key=lambda piece: int(positions_of(piece)[0]))
+    return sorted(pieces, key=lambda piece: int(read_positions(piece)[0]))
 
 
 def joined(arrays: Sequence[Numbers]) -> Numbers:

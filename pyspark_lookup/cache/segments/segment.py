@@ -48,7 +48,7 @@ class Segment:
         self.schema: pa.Schema = schema_of_text(meta["schema"])
         self.keys = texts_of(meta["keys"])
         self.seed = Seed.from_json(meta["seed"])
-        self.files = [_file_of(file) for file in meta["files"]]
+        self.files = [_parse_file(file) for file in meta["files"]]
         # Files that named rows which were left out when this was written.
         self.marks = texts_of(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
@@ -85,8 +85,8 @@ class Segment:
 
     def _check_first(self, key: Keys) -> None:
         """Raise ValueError unless the first row is found by its key: else the seed or the first slot is not that of the build."""
-        found = self.probe(key, key.hashes(self.seed)).rows
-        if not len(found) or found[0] != 0:
+        rows = self.probe(key, key.hashes(self.seed)).rows
+        if not len(rows) or rows[0] != 0:
             raise ValueError("rows are found by their keys")
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
@@ -94,7 +94,7 @@ class Segment:
         assert self._index is not None
         return self._index.probe(keys, hashes)
 
-    def rows_of(self, key: OneKey, hashed: int) -> range:
+    def locate_rows(self, key: OneKey, hashed: int) -> range:
         """All rows of one key of one column; `hashed` under this segment's seed."""
         assert self._index is not None
         return self._index.rows_of(key, hashed)
@@ -146,8 +146,8 @@ def open_rows(disk: Disk, table: str, name: str) -> Segment | None:
         return None
 
 
-def _file_of(found: Any) -> SegmentFile:
-    url, size, identity, rows, units, *modified = found
+def _parse_file(record: Any) -> SegmentFile:
+    url, size, identity, rows, units, *modified = record
     parts = tuple((count_of(middle), count_of(count)) for middle, count in units)
     at_s = None if modified in ([], [None]) else number_of(*modified)
     return SegmentFile(text_of(url), count_of(size), text_of(identity), count_of(rows), parts, at_s)
