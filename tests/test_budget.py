@@ -33,7 +33,7 @@ from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.io.disk import Disk, SegmentWriter
 from pyspark_lookup.io.disk.space import ReservedFile
-from pyspark_lookup.io.host_metrics import reloads_on
+from pyspark_lookup.io.host_metrics import read_reloads
 from pyspark_lookup.io.stores import IMMUTABLE, FileVersion
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -235,7 +235,7 @@ def test_a_build_without_room(
     reason = other.full.refusal(one.host.resolver.discover(one.options)[1])
     assert reason is not None
     assert "lookup.cache.max-bytes is 2.1 MB" in reason
-    ((told,),) = reloads_on(disk).values()
+    ((told,),) = read_reloads(disk).values()
     assert told.error.startswith("not built: ")
     fetched = len(one.fetched())
     assert fetched == 10

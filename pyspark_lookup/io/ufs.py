@@ -61,17 +61,17 @@ class Ufs:
             reraise=True,
         )
 
-    def _call(self, ask: Callable[..., T], *given: Any) -> T:
-        """What the store answers, at once or in one of the attempts that follow."""
+    def _call(self, ask: Callable[..., T], *args: Any) -> T:
+        """The store's answer, after retries if needed."""
         try:
-            return ask(*given)  # the machinery of attempts takes longer than a local disk
+            return ask(*args)  # first without tenacity, which takes longer than a local disk
         except _UNANSWERED as problem:
             failed: list[Exception] = [problem]
 
         def attempt() -> T:
             if failed:
                 raise failed.pop()
-            return ask(*given)
+            return ask(*args)
 
         return self._retry(attempt)
 
@@ -100,7 +100,7 @@ class Ufs:
         return self._call(self._store.list_status, path, self._count)
 
     def get_status(self, path: str) -> FileVersion | Listing:
-        """What a path of unknown kind is: `get_meta` of a file or `list_status` of a directory.
+        """The version of a file or the listing of a directory, for a path that may be either.
 
         One call where the store or the name tells which; two otherwise.
         """
@@ -147,9 +147,9 @@ class Ufs:
         if not unchanged:
             raise SourceChangedError(f"{redact('path', file.url)} was replaced or removed while it was read")
 
-    def read_many(self, wanted: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
+    def read_many(self, requests: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
         """`read_ranges` of several files at once, in the order given."""
-        jobs = list(wanted)
+        jobs = list(requests)
         if len(jobs) <= 1:
             return [self.read_ranges(file, ranges) for file, ranges in jobs]
         files = min(_CONCURRENT_GETS, len(jobs))
@@ -193,7 +193,7 @@ class Ufs:
 
     @property
     def lists_after(self) -> bool:
-        """Whether a listing from a name on costs what it returns, however much lies there."""
+        """Whether `list_files(after=...)` costs only what it returns, however many files come before."""
         return self._store.lists_after
 
     def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
@@ -211,23 +211,23 @@ class Ufs:
         def attempt() -> FileVersion | None:
             nonlocal unanswered
             try:
-                put = self._store.put_if_absent(path, data, self._count)
+                new_file = self._store.put_if_absent(path, data, self._count)
             except _UNANSWERED:
                 unanswered = True
                 raise
-            if put is not None:
+            if new_file is not None:
                 self._metrics.inc("ufsPutBytes", len(data))
-                return put
+                return new_file
             try:
                 return self._find_written(path, data)
             except UfsNotFoundError:
-                shown = redact("path", path)
-                raise UfsUnavailableError(f"{shown}: the store says that it is there, and that it is not") from None
+                url = redact("path", path)
+                raise UfsUnavailableError(f"{url}: the store says that it is there, and that it is not") from None
 
         try:
             return self._retry(attempt)
         except UfsError as problem:
-            # A refusal may come after an attempt that has arrived: what lies there tells.
+            # An earlier attempt may have succeeded without an answer: read the file to find out.
             with contextlib.suppress(UfsError):
                 return self._find_written(path, data)
             if unanswered:
@@ -239,13 +239,13 @@ class Ufs:
         file = self.get_meta(path)
         if file.size != len(data):
             return None
-        held = self.read_ranges(file, [(0, file.size)])[0]
-        if held == data:
+        first_read = self.read_ranges(file, [(0, file.size)])[0]
+        if first_read == data:
             return file
-        again = self.read_ranges(file, [(0, file.size)])[0]
-        if again not in (held, data):
+        second_read = self.read_ranges(file, [(0, file.size)])[0]
+        if second_read not in (first_read, data):
             raise UfsUnavailableError(f"{redact('path', path)}: its bytes arrive damaged")
-        return file if again == data else None
+        return file if second_read == data else None
 
     def _read(self, file: FileVersion, read: Callable[[int, int], bytes], part: Range) -> bytes:
         offset, length = part
@@ -261,6 +261,6 @@ class Ufs:
 
 
 def _check_own(path: str) -> None:
-    """Raise ValueError for a file that is none of a managed table's: nobody here has put it."""
+    """Raise ValueError unless the name is one that lookupcache gives to a managed table's files."""
     if not is_own(path) and not is_own(whole_name(path)):
         raise ValueError(f"{redact('path', path)} is not removed: its name is none that lookupcache gives")

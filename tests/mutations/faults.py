@@ -92,7 +92,7 @@ FAULTS = [
         "a-block-is-not-checked",
         "A block or record whose bytes were damaged on the disk is taken as it is.",
         "io/disk/directory.py",
-        "return data if zlib.crc32(data, zlib.crc32(bound)) == crc else None",
+        "return data if zlib.crc32(data, zlib.crc32(name_digest)) == crc else None",
         "return data",
         ("tests/test_fuzz.py::test_a_damaged_block_or_record_is_a_miss",),
     ),
@@ -100,7 +100,7 @@ FAULTS = [
         "a-block-of-another-name-is-taken",
         "A block or record that was made for another name is taken.",
         "io/disk/directory.py",
-        " or bound != bytes.fromhex(key_of(name)):",
+        " or name_digest != bytes.fromhex(key_of(name)):",
         ":",
         ("tests/test_disk.py::test_a_block_in_anothers_place_is_a_miss",),
     ),
@@ -108,7 +108,7 @@ FAULTS = [
         "a-segment-is-not-checked",
         "A segment whose bytes were damaged on the disk is mapped and answered from.",
         "io/disk/segments.py",
-        "        if found != crc:\n            return False\n",
+        "        if actual_crc != crc:\n            return False\n",
         "",
         ("tests/test_segments.py::test_a_damaged_segment_is_absent",),
     ),
@@ -149,8 +149,8 @@ FAULTS = [
         "Blocks and records are written where they are read, instead of being renamed when they are whole.",
         "io/disk/directory.py",
         (
-            "            with self._written(data) as (here, name), self._at(path, makes=True) as (there, new):\n"
-            "                os.replace(name, new, src_dir_fd=here, dst_dir_fd=there)\n"
+            "            with self._temporary_file(data) as (source, name), self._open_parent(path, makes=True) as (target, new):\n"
+            "                os.replace(name, new, src_dir_fd=source, dst_dir_fd=target)\n"
         ),
         (
             "            with self._use(path, os.O_RDWR | os.O_CREAT) as fd, open(fd, 'wb', closefd=False) as file:\n"
@@ -170,8 +170,8 @@ FAULTS = [
         "what-is-built-is-not-counted",
         "Segments that are being built take nothing of the budget.",
         "io/disk/space.py",
-        '            self._space.take("segments", more)\n            self.taken += more\n        os.ftruncate',
-        "            self.taken += more\n        os.ftruncate",
+        '            self._space.take("segments", more)\n            self.reserved_bytes += more\n        os.ftruncate',
+        "            self.reserved_bytes += more\n        os.ftruncate",
         ("tests/test_budget.py::test_no_host_fills_its_disk",),
     ),
     Fault(
@@ -198,15 +198,15 @@ FAULTS = [
         "the-newest-blocks-are-evicted",
         "Evictions take the blocks that were used last instead of those that were not used for long.",
         "io/disk/blocks.py",
-        "key=lambda found: found[0]):",
-        "key=lambda found: -found[0]):",
+        "key=lambda block: block[0]):",
+        "key=lambda block: -block[0]):",
         ("tests/test_disk.py::test_an_eviction_takes_old_blocks_and_few",),
     ),
     Fault(
         "counters-are-not-published",
         "What a process counts is never put where the host adds it up.",
         "io/host_metrics.py",
-        "self._put(self._disk, self.metrics.pack())",
+        "self._write(self._disk, self.metrics.pack())",
         "self.metrics.pack()",
         ("tests/test_observing.py::test_prometheus_has_the_sums_of_all_processes",),
     ),
@@ -223,8 +223,8 @@ FAULTS = [
         "s3-bytes-of-another-version-are-taken",
         "The ETag beside the bytes of a server that ignores If-Match is not looked at.",
         "io/stores/s3.py",
-        "if etag and found != etag:",
-        "if not found:",
+        "if etag and answer_etag != etag:",
+        "if not answer_etag:",
         ("tests/faults/test_matrix.py::test_a_store_that_ignores_if_match",),
     ),
     Fault(
@@ -780,7 +780,7 @@ FAULTS = [
         "a-held-record-is-never-read-again",
         "A process goes on with the record that it has read, though another one is in its place.",
         "io/disk/records.py",
-        "seen[0] == signs and ",
+        "latest[0] == signs and ",
         "",
         ("tests/test_api.py::test_a_warm_get_reads_and_writes_no_record",),
     ),

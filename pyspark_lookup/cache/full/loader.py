@@ -158,7 +158,7 @@ class SnapshotLoader:
         file_bytes = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
         size = self.estimate(version, layout, file_bytes, share if last is None else bytes_per_file_byte(last))
         try:
-            with contextlib.closing(self.disk.reserve_for(size)) as load.room:
+            with contextlib.closing(self.disk.reserve_room(size)) as load.room:
                 return self._load(load, last if small else None, stored)
         except CacheFullError as problem:
             if load.room is not None:

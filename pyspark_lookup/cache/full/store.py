@@ -315,7 +315,7 @@ class StoredSnapshots:
             left_s = max(until_s - now_s(), 0.0)
             lock = self.disk.acquire("reload", self.key, min(left_s, _LOCK_WAIT_S))
             if lock is None:
-                before, sign = sign, self.disk.lock_used_at(self.lock_path)
+                before, sign = sign, self.disk.latest_lock_use(self.lock_path)
                 if sign != before:
                     silent_until_s = now_s() + silent_s
                 if left_s <= _LOCK_WAIT_S or now_s() >= silent_until_s:

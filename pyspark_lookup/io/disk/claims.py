@@ -19,10 +19,10 @@ from pyspark_lookup.io.disk.directory import (
     LEFTOVER_AFTER_S,
     NEW_FILE,
     Directory,
-    entries_below,
+    find_older,
     is_own_file,
     is_unlocked,
-    older_than,
+    list_entries_below,
     use_file,
 )
 
@@ -48,7 +48,7 @@ class Claims(Directory):
 
     def create_claim(self, space: str, group: str, payload: bytes) -> Claim:
         """A new claim, held. OSError if it cannot be written."""
-        return self._again(lambda: self._create_claim(space, group, payload))
+        return self._retry(lambda: self._create_claim(space, group, payload))
 
     def _create_claim(self, space: str, group: str, payload: bytes) -> Claim:
         temporary = self._temporary()
@@ -70,7 +70,7 @@ class Claims(Directory):
     def claims(self, space: str, group: str) -> list[tuple[str, bytes]]:
         """(name, payload) of the claims of a group that are held."""
         directory = self._root / "claims" / space
-        found = []
+        active_claims = []
         try:
             names = [name for name in os.listdir(directory) if name.startswith(f"{group}-")]
         except FileNotFoundError:
@@ -82,11 +82,11 @@ class Claims(Directory):
                     if is_unlocked(fd):
                         self._remove(directory / name)
                     elif is_own_file(status) and status.st_size <= CONTENT_AT_MOST:
-                        found.append((name, os.pread(fd, status.st_size, 0)))
+                        active_claims.append((name, os.pread(fd, status.st_size, 0)))
             except OSError as problem:
                 if problem.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # over; or a link, a socket
                     raise
-        return found
+        return active_claims
 
     def wait_for_claim(self, space: str, name: str, timeout_s: float, clock: HostClock) -> bool:
         """Wait until a claim is over; whether it is."""
@@ -106,7 +106,7 @@ class Claims(Directory):
 
     def _sweep_claims(self, now_s: float) -> None:
         """Remove what dead processes left behind."""
-        for path in older_than(LEFTOVER_AFTER_S, now_s, entries_below(self._root / "claims")):
+        for path in find_older(LEFTOVER_AFTER_S, now_s, list_entries_below(self._root / "claims")):
             with contextlib.suppress(OSError), use_file(path) as fd:
                 if is_unlocked(fd):
                     self._remove(path)

@@ -25,7 +25,7 @@ MAGIC, SEGMENT_MAGIC = b"LKUPBLK1", b"LKUPSEG1"
 _MARKER_BEGUN = re.compile(rf"\.{re.escape(MARKER)}\.[0-9a-f]{{16}}")
 _HEX, _NAME = "[0-9a-f]", "[^/]+"
 # What lies in a cache directory without a marker, if a release before the marker has made it: names, and how the files begin.
-_OURS = {
+_CACHE_FILES = {
     re.compile(rf"blocks/{_HEX}{{2}}/{_HEX}{{32}}/{_HEX}{{32}}/[0-9]+-[0-9]+"): MAGIC,
     re.compile(rf"records/{_NAME}/{_NAME}|counters/{_NAME}"): MAGIC,
     re.compile(rf"snapshots/{_HEX}{{32}}/{_NAME}(?<!\.used)"): SEGMENT_MAGIC,
@@ -126,13 +126,13 @@ def _foreign(layout: Path) -> str | None:
     for directory, directories, names in os.walk(layout):
         below = os.path.relpath(directory, layout)
         if below == ".":
-            odd = [name for name in directories if name not in INNER]
+            unknown_names = [name for name in directories if name not in INNER]
             names = [name for name in names if not _MARKER_BEGUN.fullmatch(name)]
             # Beside files that begin as ours do, a marker that says something else is ours, damaged.
             if MARKER in names and _is_cache(layout):
                 names.remove(MARKER)
-            if odd:
-                return odd[0]
+            if unknown_names:
+                return unknown_names[0]
         else:
             names = [f"{below}/{name}" for name in names]
         links = [name for name in directories if os.path.islink(os.path.join(directory, name))]
@@ -144,15 +144,17 @@ def _foreign(layout: Path) -> str | None:
 
 def _is_cache(layout: Path) -> bool:
     """Whether there is a file that has a name of ours and begins as only ours do."""
-    begun = {pattern: begin for pattern, begin in _OURS.items() if begin}
+    beginnings = {pattern: begin for pattern, begin in _CACHE_FILES.items() if begin}
     names = (str(path.relative_to(layout)) for path in layout.rglob("*"))
     return any(
-        pattern.fullmatch(name) is not None and _is_of_ours(layout / name, name) for name in names for pattern in begun
+        pattern.fullmatch(name) is not None and _is_of_ours(layout / name, name)
+        for name in names
+        for pattern in beginnings
     )
 
 
 def _is_of_ours(path: Path, name: str) -> bool:
-    for pattern, begin in _OURS.items():
+    for pattern, begin in _CACHE_FILES.items():
         if pattern.fullmatch(name):
             try:
                 status = path.lstat()

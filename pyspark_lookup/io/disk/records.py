@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pyspark_lookup.base.decoding import UNREADABLE, name_of
-from pyspark_lookup.io.disk.directory import content_of, directories_in, entries_below, names_in, unwrap, wrap
+from pyspark_lookup.io.disk.directory import (
+    list_directories,
+    list_entries_below,
+    list_names,
+    read_content,
+    unwrap,
+    wrap,
+)
 from pyspark_lookup.io.disk.space import Space, on_disk
 
 T = TypeVar("T")
@@ -57,9 +64,9 @@ def _as_it_is(value: Any) -> Any:
 
 
 class Held(Generic[T]):
-    """What this process has read of a file or directory, until another one is in its place: a stat instead of reading it again.
+    """The value of a file or directory, kept in memory until a stat shows that it has changed.
 
-    `absent`: what it is if nothing is there.
+    `absent`: the value if there is no file.
     """
 
     def __init__(self, path: Path, read: Callable[[], T], absent: T, now_s: Callable[[], float]) -> None:
@@ -67,10 +74,10 @@ class Held(Generic[T]):
         self._read = read
         self._absent = absent
         self._now_s = now_s
-        self._seen: tuple[tuple[int, ...], float, T] | None = None
+        self._latest: tuple[tuple[int, ...], float, T] | None = None
 
     def get(self) -> T:
-        """What is there now."""
+        """The current value."""
         try:
             status = os.lstat(self._path)
         except FileNotFoundError:
@@ -78,13 +85,13 @@ class Held(Generic[T]):
         except OSError:
             return self._read()
         signs = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        now_s, seen = self._now_s(), self._seen
-        if seen is not None and seen[0] == signs and abs(now_s - seen[1]) < _HELD_AT_MOST_S:
-            return seen[2]
-        found = self._read()
+        now_s, latest = self._now_s(), self._latest
+        if latest is not None and latest[0] == signs and abs(now_s - latest[1]) < _HELD_AT_MOST_S:
+            return latest[2]
+        value = self._read()
         old = now_s - max(status.st_mtime, status.st_ctime) > _GRANULE_S
-        self._seen = (signs, now_s, found) if old and found is not None else None
-        return found
+        self._latest = (signs, now_s, value) if old and value is not None else None
+        return value
 
 
 class Records(Space):
@@ -97,7 +104,7 @@ class Records(Space):
         """What `parse` makes of a record's value (no None); None if there is none or it is damaged, which is counted."""
         try:
             path = self._place("records", kind, key)
-            data, used_at = content_of(path)
+            data, used_at = read_content(path)
             value = record_value(data, f"{kind}/{key}")
             parsed = None if value is None else parse(value)
         except FileNotFoundError:
@@ -119,7 +126,7 @@ class Records(Space):
     def has_record(self, kind: str, key: str) -> bool:
         """Whether an undamaged record is there."""
         try:
-            data, _ = content_of(self._place("records", kind, key))
+            data, _ = read_content(self._place("records", kind, key))
         except OSError:
             return False
         return unwrap(data, f"{kind}/{key}") is not None
@@ -224,7 +231,7 @@ class Records(Space):
             self._publish(path, data)
 
     def _put_new(self, path: Path, data: bytes) -> bool:
-        """Put a record where there is none; whether there was none."""
+        """Write a record unless there is one. Returns whether there was none."""
         if os.path.lexists(path):
             return False
         try:
@@ -237,24 +244,26 @@ class Records(Space):
 
     @contextlib.contextmanager
     def _within_budget(self, size: int) -> Iterator[None]:
-        """Take so much of the budget for what the block puts, and give it back if that fails; or, after it, give back (< 0)."""
-        taken = max(size, 0)
+        """Take `size` bytes of the budget for the block, given back if the block fails. A negative `size` is given back after the block."""
+        reserved = max(size, 0)
         try:
-            self.take("records", taken)
-        except TimeoutError:  # whoever holds the account was stopped: a record is small, and counted later
-            taken = 0
+            self.take("records", reserved)
+        except (
+            TimeoutError
+        ):  # the holder of the account's lock is stopped: write all the same, a recount will find the record
+            reserved = 0
         try:
             yield
         except BaseException:
             with contextlib.suppress(OSError):
-                self.take("records", -taken)
+                self.take("records", -reserved)
             raise
         with contextlib.suppress(OSError):
             self.take("records", min(size, 0))
 
     def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
         """(key, what `parse` makes of the value) of the undamaged records of a kind whose key starts with `prefix`."""
-        for name in sorted(names_in(self._root / "records" / kind)):
+        for name in sorted(list_names(self._root / "records" / kind)):
             if name.startswith(prefix) and (value := self.get_record(kind, name, parse)) is not None:
                 yield name, value
 
@@ -267,19 +276,19 @@ class Records(Space):
         return self._place("records", kind, key)
 
     def _sweep_records(self, now_s: float) -> None:
-        for path in entries_below(self._root / "records"):
+        for path in list_entries_below(self._root / "records"):
             with contextlib.suppress(OSError):
                 kind = path.parent.name.partition(ROW)[0]
                 if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(kind, float("inf")):
                     self._remove(path)
-        for directory in directories_in(self._root / "records"):
+        for directory in list_directories(self._root / "records"):
             if ROW in directory.name:
                 self._remove_directory(directory)  # unless there is something in it
 
     def _damaged_records(self) -> Iterator[Path]:
-        for path in entries_below(self._root / "records"):
+        for path in list_entries_below(self._root / "records"):
             with contextlib.suppress(FileNotFoundError):
-                if record_value(content_of(path)[0], f"{path.parent.name}/{path.name}") is None:
+                if record_value(read_content(path)[0], f"{path.parent.name}/{path.name}") is None:
                     yield path
 
 

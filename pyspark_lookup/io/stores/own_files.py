@@ -15,8 +15,8 @@ _FILE = re.compile(rf"(.*/|)({LOG_DIRECTORY}/(?:{_OF_LOG})|(?:{_DIRECTORY})/{_DA
 _TEMPORARY = re.compile(rf"(.*/)\.([^/]+)\.{_HEX}+", re.DOTALL)
 
 
-def place_of(path: str) -> tuple[str, list[str]]:
-    """(directory of the table, the names below it) of a file's path; the directory it lies in, and its name, if it is none of a table's."""
+def split_path(path: str) -> tuple[str, list[str]]:
+    """(table's directory, names below it) of the path of a managed table's file; for any other path (its directory, [its name])."""
     named = _FILE.fullmatch(path)
     if named is None or not named[1].strip("/"):
         directory, _, name = path.rpartition("/")
