@@ -84,7 +84,7 @@ class LookupCache(abc.ABC):
 
     @abc.abstractmethod
     def bytes(self) -> int:
-        """Bytes of what is held."""
+        """Bytes of the cached rows."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -97,7 +97,7 @@ class LookupCache(abc.ABC):
         return _to_rows(self.get_many(_key_table(key)))
 
     def put(self, key: Key, rows: Sequence[Row]) -> list[dict[str, Any]] | None:
-        """Keep rows for a key; those that it had before, None if it was not there.
+        """Keep rows for a key. Returns those that it had before, None if it was not present.
 
         Raises ValueError for a null key or if `rows` is None.
         """
@@ -145,7 +145,7 @@ class KeyLookupCache(LookupCache):
         """Forget a key."""
 
     def bytes(self) -> int:
-        """Bytes of what is held; -1: not known."""
+        """Bytes of the cached rows; -1: unknown."""
         return UNSET
 
     def get_many(self, keys: pa.Table) -> CachedRows:
@@ -183,7 +183,7 @@ class KeyLookupCache(LookupCache):
 
 
 def _canonical_keys(keys: pa.Table) -> Iterator[Key]:
-    """Keys one by one, equal ones in one form."""
+    """The keys one by one, with one form for equal values."""
     for key in keys.to_pylist():
         yield {name: _plain(value) if isinstance(value, float) else value for name, value in key.items()}
 

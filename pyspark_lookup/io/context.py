@@ -16,7 +16,7 @@ Start = Callable[[str, Callable[[], None]], None]
 
 
 def in_thread(name: str, run: Callable[[], None]) -> None:
-    """Run a function in a thread that the end of the process ends. RuntimeError if there can be none."""
+    """Run a function in a thread that ends with the process. Raises RuntimeError if no thread can be started."""
     threads.start(name, run)
 
 

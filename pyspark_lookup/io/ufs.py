@@ -77,11 +77,11 @@ class Ufs:
 
     @property
     def scope(self) -> str:
-        """What tells two stores with equal paths apart: protocol, endpoint, host."""
+        """The store's identity: protocol, endpoint and host. Equal paths in stores of other scopes are other files."""
         return self._store.scope
 
     def url_of(self, path: str) -> str:
-        """The one spelling of a path in this store (`s3a://b/x` -> `s3://b/x`); no call is made."""
+        """The canonical URL of a path in this store (`s3a://b/x` -> `s3://b/x`). Makes no call."""
         return self._store.url_of(path)
 
     def get_meta(self, path: str) -> FileVersion:
@@ -171,7 +171,7 @@ class Ufs:
         return self._retry(self._store.list_tree, path, self._count)
 
     def last_change_s(self, path: str) -> tuple[float | None, float]:
-        """When anything in a directory, or that itself, has last changed (None: the store does not say), and what time it is.
+        """(when a directory or anything in it last changed, the time now). The former is None if the store does not say.
 
         Both are Unix times on the store's clock. Raises UfsNotFoundError if nothing is there.
         """
@@ -197,7 +197,7 @@ class Ufs:
         return self._store.lists_after
 
     def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
-        """Put `data` where there is no file yet; the file, if it is this call's that lies there now, else None.
+        """Put `data` where there is no file yet. Returns the file if it is this call's; None if there was another one.
 
         `data` must differ from what anybody else would put there (by a nonce) and not be empty: an attempt whose answer was
         lost, or that the store refuses after such a one, is found by reading it back. Raises NotSupportedError for stores without

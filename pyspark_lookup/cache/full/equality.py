@@ -1,4 +1,4 @@
-"""The deleted rows of a version, as far as possible by what lies in its snapshot: no data file is read for those of files that are there."""
+"""The deleted rows of a version. Equality deletes are matched with the rows of the latest snapshot, so data files in it are not read again."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def read_deleted(
 
 
 def _lacking_columns(segment: Segment, deletes: Sequence[Deletes]) -> set[str]:
-    """The names of deletes by values of columns that a segment lacks, or has in another type than they are compared in."""
+    """The names of equality deletes whose columns a segment lacks, or has in another type."""
     fields = {*segment.schema}
     return {
         delete_file.name
@@ -80,7 +80,7 @@ def _lacking_columns(segment: Segment, deletes: Sequence[Deletes]) -> set[str]:
 def _locate_deleted(
     scan: TableScan, table: Table, segment: Segment, inside: Sequence[tuple[int, FileVersion]]
 ) -> dict[str, Numbers]:
-    """The positions of the rows in a segment that new deletes concern, by the URL of their file."""
+    """The positions of the rows in a segment that new equality deletes remove, by the URL of their file."""
     marks = {*segment.marks}
     groups: dict[tuple[str, ...], tuple[list[Deletes], list[int]]] = {}
     for place, file in inside:
@@ -103,7 +103,7 @@ def _locate_deleted(
 
 
 def _match_rows(segment: Segment, columns: EqualityColumns, values: DeletedValues) -> Iterator[Numbers]:
-    """The rows of a segment that have such values."""
+    """The numbers of the rows of a segment that have one of the deleted values."""
     names = columns.schema.names
     if set(names) == set(segment.keys) and not any(column.null_count for column in values.rows.columns):
         keys = Keys([one_array(values.rows.column(name)) for name in segment.keys])

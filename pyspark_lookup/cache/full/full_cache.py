@@ -208,7 +208,7 @@ class FullCache:
 
     @property
     def can_keep(self) -> bool:
-        """Whether a snapshot can be kept here, as far as is known."""
+        """Whether this host can keep a snapshot: no build was refused or failed for want of space in the last minute."""
         refused = self._stored.state().refused
         recent = refused is not None and abs(self.context.clock.wall_s() - refused.at_s) < _GIVE_UP_S
         return not recent and not self._has_given_up
@@ -425,7 +425,7 @@ class FullCache:
             return self._stored.add(version, layers)
 
         def resolve() -> TableVersion:
-            """The store's current version, with its files old enough to be told from their next state."""
+            """The store's current version, once its files are old enough that a later change has another identity."""
             current = self.resolver.ask(self.table, patient=state.latest is None)
             return self.resolver.settle(self.table, current)
 
@@ -438,13 +438,13 @@ class FullCache:
         return read_with_restarts(self.table, first, load, renew)[0]
 
     def _choose(self, version: TableVersion) -> TableVersion:
-        """What `lookup.partition` leaves of a version."""
+        """The version without the files that `lookup.partition` leaves out."""
         if self.options.partition is None:
             return version
         return version.of_files(select_partitions(self.table, version, self.options))
 
     def _compact(self, state: State, latest: Snapshot) -> None:
-        """One base in place of the latest version's layers; nothing is fetched."""
+        """Replace the latest version's layers by one base. Fetches nothing."""
         assert state.latest is not None
         version, selected_version = latest.version, self._choose(latest.version)
         if not selected_version.cacheable:
@@ -478,5 +478,5 @@ class FullCache:
 
 
 def _served(state: State) -> StoredVersion | None:
-    """The version that queries in CACHE mode read: not one in whose place there was no room for a newer one."""
+    """The version that queries in CACHE mode read; None if the host had no room for a newer one."""
     return state.latest if state.refused is None else None

@@ -1,4 +1,4 @@
-"""`LoadLog`: what the log, the counters and the host's record of reloads say of one table's loads."""
+"""`LoadLog`: writes one table's loads to the log, the counters and the host's record of reloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoadLog:
         log_event(_log, level, "fallback", table=self.url, reason=reason, instead=instead)
 
     def received(self) -> int:
-        """Bytes from the store so far."""
+        """Bytes received from the store so far."""
         return self.context.metrics.snapshot()["ufsGetBytes"]
 
     def succeeded(self, started_s: float, seconds: float, snapshot: Snapshot, received: int, failures: int) -> None:

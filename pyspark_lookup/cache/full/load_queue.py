@@ -1,4 +1,4 @@
-"""`Jobs`: the loads of one table that are made beside its queries, one after the other, in a thread that ends when there are none."""
+"""`Jobs`: one table's queue of background loads. A thread runs them one by one, and ends when there are none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark_lookup.table.model import TableVersion
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A load: of a version, of the store's current one (None), or what nobody waits for: a compaction of layers, or a tidying.
+    """A load of `version` (None: the store's current one), or work that nobody waits for: compacting layers (`compact`), removing expired ones (`tidy`).
 
     `due`: a load that is for the schedule, asked for when the latest one had ended at `seen_s`; any that another process makes
     meanwhile will do.
@@ -30,7 +30,7 @@ class Job:
 
 
 class Jobs:
-    """Runs `do` for each job that was asked for."""
+    """Runs `do` for each queued job."""
 
     def __init__(self, name: str, start: Start, do: Callable[[Job], None]) -> None:
         self._name = name

@@ -57,7 +57,7 @@ _FOOTERS_AT_MOST = 16
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a snapshot of a table holds: `columns`, typed, of which `keys` are indexed; and where they come from."""
+    """What a snapshot of a table holds: the typed `columns`, of which `keys` are indexed, and whether they are `data` or `partitions`."""
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -72,7 +72,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLayer:
-    """A layer by its names on disk; `gone` are the numbers of its files that are not in the version.
+    """A layer by the names of its segments on disk. `gone`: the numbers of its files that are not in the version.
 
     `marked`: a digest of the deleted rows of its other files.
     """
@@ -84,7 +84,7 @@ class StoredLayer:
 
 
 def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Snapshot | None:
-    """The layers as they lie on disk, pinned; None if one is gone or damaged."""
+    """Open layers that are on disk, pinned; None if one is missing or damaged."""
     opened: list[tuple[Segment, Marks | None, StoredLayer]] = []
     for layer in stored:
         segment = open_rows(disk, table_key, layer.name)
@@ -107,7 +107,7 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
 
 
 def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | None:
-    """The marks of a layer's rows; None if they are gone, damaged or of other rows."""
+    """The marks of a layer's deleted rows; None if they are missing, damaged or of another number of rows."""
     opened = disk.open_segment(table_key, name)
     if opened is None:
         return None
@@ -144,7 +144,7 @@ class SnapshotLoader:
         share: float | None = None,
         compact: bool = False,
     ) -> tuple[StoredLayer, ...]:
-        """Layers that hold exactly `version`, on disk; `last` and `stored` are the latest ones there are.
+        """Write the layers of exactly `version` to disk. `last` and `stored` are the latest layers, which are reused.
 
         `share`: about how many bytes a snapshot takes per byte of file (None: found out). `compact`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
         SchemaError, UfsError, CacheFullError if the budget has no room for it (at the beginning, if that can be told),
@@ -207,7 +207,7 @@ class SnapshotLoader:
         return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)  # what waits on disk meanwhile
 
     def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
-        """Bytes of a snapshot per byte of file, as the footers of some files say."""
+        """Bytes of a snapshot per byte of file, from the footers of a sample of files."""
         files = [file for file in version.files if file.size]
         sample = files[:: max(len(files) // _FOOTERS_AT_MOST, 1)][:_FOOTERS_AT_MOST]
         decoded = self.scan.decoded_bytes(self.table, sample, layout.columns.names) if sample else None
@@ -252,7 +252,7 @@ class SnapshotLoader:
         return name
 
     def _write(self, load: _Load, files: Sequence[FileVersion], seed: Seed, strict: bool) -> StoredLayer:
-        """A new segment of these files: rows from the layers that hold them, the others fetched."""
+        """Write a new segment of these files. Rows that the layers have are copied, the others are fetched."""
         schema = load.layout.columns
         counts = [0] * len(files)
         units: list[list[tuple[int, int]]] = [[] for _ in files]
@@ -265,7 +265,7 @@ class SnapshotLoader:
         progress = _Progress(load.progress, total)
 
         def decode(placed_units: Sequence[PlacedUnit]) -> list[tuple[int, PreparedUnit, int]]:
-            """Give the rows of some units to the builder; how many each has."""
+            """Give the rows of some units to the builder. Returns (file, unit, rows) of each."""
             unit_rows: list[tuple[int, PreparedUnit, int]] = []
             builder.add(
                 map(progress.report_piece, read_live_rows(placed_units, numbers, load.deleted, total, unit_rows))
@@ -283,7 +283,7 @@ class SnapshotLoader:
                 share = size / total / max(layer.visible_rows, 1)
 
                 def copy(rows: range, layer: Layer = layer, names: list[str] = names, share: float = share) -> None:
-                    """Give some rows of a layer to the builder: types have widened, new columns are null."""
+                    """Give some rows of a layer to the builder, with types widened to the layout's and new columns null."""
                     batches = (
                         (conform_columns(dict(zip(names, columns, strict=True)), len(positions), schema, ""), positions)
                         for columns, positions in layer.pieces(names, rows)
@@ -346,13 +346,13 @@ class _Progress:
 
 
 class _Load:
-    """A version that is to be loaded; which of its files lie in the latest layers: `places` (layer, place in it), `ranks` of each
-    layer's files; and which are `fetched`.
+    """A version to load. Which of its files the latest layers have: `places` (layer, place in it), `ranks` of each
+    layer's files. All others are `fetched`.
 
-    A layer whose columns had types that do not widen to those of now holds none of them: its values are not what the files
-    say any more (partitions that were numbers, and are text now that one is no number). `deleted`: the deleted rows of
-    files, by URL; `marks`: the files that say so. `room`: what is reserved of the budget for it. `lacking`: files that have
-    columns which the layers lack.
+    If a column's old type does not widen to the present one, the layers count as empty: their values are not what the files
+    say any more (as where partitions were numbers, and now one of them is text). `deleted`: the deleted rows of files, by
+    URL; `marks`: the files that name them. `room`: what is reserved of the budget for it. `lacking`: files with columns that
+    the layers lack.
     """
 
     def __init__(
@@ -398,7 +398,7 @@ class _Load:
         return same_layout and changed <= _OVERLAY_SHARE * max(self.version.bytes, 1)
 
     def select_layers(self, files: Sequence[FileVersion]) -> Iterator[Layer]:
-        """The layers with only the rows of these files visible, their ranks being places in `files`."""
+        """The layers that have rows of these files, with only these rows visible. Their ranks are places in `files`."""
         numbers = {file: number for number, file in enumerate(files)}
         for number, layer in enumerate(self._layers):
             ranks = np.full(len(layer.segment.files), -1, np.int64)
@@ -410,7 +410,7 @@ class _Load:
 
 
 def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
-    """For each file of a segment whether it has all the live rows of a version with those marks."""
+    """For each file of a segment, whether the segment has all its rows that are live in a version with those `marks`."""
     if set(segment.marks) <= set(marks):
         return np.ones(len(segment.files), np.bool_)
     # Other files of deletes may name the same rows: a compaction rewrites them.
@@ -426,16 +426,16 @@ def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers
 
 
 def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
-    """A name for the deleted rows of those files; "" if there are none."""
+    """A digest of the deleted rows of those files; "" if there are none."""
     parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
     return key_of(*parts) if parts else ""
 
 
 def _threads() -> int:
-    """How many build at once: as many as the process has cores, within reason."""
+    """How many threads build a segment: one per core of the process, at most `_THREADS_AT_MOST`."""
     return min(len(os.sched_getaffinity(0)), _THREADS_AT_MOST)
 
 
 def _memory_bytes() -> int:
-    """What a build may hold in memory: an eighth of what is free."""
+    """How many bytes of memory a build may use: an eighth of what is free, within limits."""
     return max(min(free_bytes() // 8, _MEMORY_AT_MOST), 16 * 1024 * 1024)

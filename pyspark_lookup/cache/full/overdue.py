@@ -43,7 +43,7 @@ class OverdueReloads:
         self._awaited: tuple[concurrent.futures.Future[None] | None, float] = None, 0.0
 
     def due_s(self, state: State) -> float:
-        """When the reload after a state is due, or was."""
+        """When the reload after a state is due (Unix time); in the past if it is overdue."""
         due_state, ahead_s, until_s = self._due
         now_s = self.context.clock.wall_s()
         ahead_now_s = now_s - self.context.clock.steady_s()
@@ -53,7 +53,7 @@ class OverdueReloads:
         return until_s
 
     def _last(self, state: State) -> LastReload | None:
-        """The latest attempt, with times of as long ago as it is, although the wall clock was set back since."""
+        """The latest attempt, with its times corrected if the wall clock was set back since."""
         last, clock = last_reload(state), self.context.clock
         if last is None or state.finished_boot != clock.boot:
             return last
@@ -70,11 +70,11 @@ class OverdueReloads:
         return self.due_s(state) <= self.context.clock.wall_s()
 
     def ask(self, state: State) -> concurrent.futures.Future[None]:
-        """The reload after a state, beside the caller; that of another process will do."""
+        """Start the reload after a state in a thread. Another process's reload counts as well."""
         return self.jobs.ask(None, due=True, seen_s=state.finished_at_s)
 
     def wait(self, state: State) -> bool:
-        """Wait for the reload after a state if it is overdue; whether it was."""
+        """Wait for the reload after a state if it is overdue. Returns whether it was."""
         if not self.is_due(state) or self._is_on_time(state, due_s := self.due_s(state)):
             return False
         future = self.ask(state)
@@ -94,7 +94,7 @@ class OverdueReloads:
         return True
 
     def _is_on_time(self, state: State, due_s: float) -> bool:
-        """Whether what is due is being loaded, and began in time; the answer of before is then no older than was promised.
+        """Whether the reload that is due is running and began in time: until it ends, the present snapshot is as young as promised.
 
         A load that takes much longer than the one before may be that of a process which stands still.
         """
@@ -108,7 +108,7 @@ class OverdueReloads:
         return False
 
     def _left_s(self, state: State, since_s: float) -> float:
-        """How long a load may still be waited for, by this process since `since_s` and whenever another one began it."""
+        """How long to wait on for a load: this process has waited since `since_s`, and another one may have begun it earlier."""
         clock = self.context.clock
         waited_s = clock.steady_s() - since_s
         if state.loading_since_s is not None and self.stored.is_locked():

@@ -1,4 +1,4 @@
-"""The full caches of a table: one per keys, columns, partitions and schedule, made when first asked for."""
+"""The full caches of a table: one per keys, columns, partitions and schedule, made on first use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyspark_lookup.table.resolver import Resolver
 
 @dataclasses.dataclass(eq=False, repr=False)
 class FullTables:
-    """Caches of whole tables in this process and on this host. `trigger`: when they are reloaded, in place of the options' say."""
+    """Caches of whole tables in this process and on this host. `trigger`: replaces the reload schedule of the options."""
 
     scan: TableScan
     resolver: Resolver
@@ -72,7 +72,7 @@ class FullTables:
             self._users.setdefault(full, weakref.WeakSet()).add(user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Close a cache that `user` was the last one to hold; what is on disk stays."""
+        """Release a cache, and close it if `user` was the last one to hold it. What is on disk stays."""
         full = self.get_cache(table, options)
         users = self._users.get(full) if full is not None else None
         if full is None or users is None:

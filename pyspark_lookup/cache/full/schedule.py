@@ -39,7 +39,7 @@ _POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and
 
 
 def make_trigger(options: LookupOptions) -> CacheReloadTrigger | None:
-    """The trigger that the options describe, None without one. Raises OptionError for a custom one that cannot be made."""
+    """The trigger that the options describe; None without one. Raises OptionError if a custom one cannot be made."""
     strategy = options.reload_strategy
     if isinstance(strategy, str):
         return make("lookup.full-cache.reload-strategy", strategy, options, CacheReloadTrigger)  # type: ignore[type-abstract]
@@ -53,7 +53,7 @@ def make_trigger(options: LookupOptions) -> CacheReloadTrigger | None:
 
 @dataclasses.dataclass(eq=False)
 class _Action:
-    """What runs at a Unix time; two of the same function are two."""
+    """A function to run at a Unix time. Actions are compared by identity."""
 
     at_s: float
     run: Callable[[], object]
@@ -104,7 +104,7 @@ class Schedule(CacheReloadTrigger.Context):
                 _log.warning("the schedule of %s is not kept by this process: %s", self.name, problem)
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
-        """When the reload after `last` is due, or was; infinity once this is closed, and for custom triggers, which do not say."""
+        """When the reload after `last` is due (Unix time); infinity once this is closed, and for custom triggers, which do not say."""
         self._make_trigger()
         if self._closed or self._broken or not isinstance(self._trigger, DueTrigger):
             return math.inf
@@ -115,7 +115,7 @@ class Schedule(CacheReloadTrigger.Context):
         return due_s
 
     def _take(self) -> bool:
-        """Hold the schedule, if nobody else does."""
+        """Acquire the schedule's lock if no other process has it. Returns whether this one does."""
         if self._lease is None:
             try:
                 self._lease = self.disk.acquire("reload", f"{self.name}-schedule", 0.0)
@@ -124,7 +124,7 @@ class Schedule(CacheReloadTrigger.Context):
         return self._lease is not None
 
     def run_due(self) -> float:
-        """Run what is due, if this process holds the schedule or can take it; seconds until there may be more."""
+        """Run what is due, if this process holds the schedule or can acquire it. Returns the seconds until the next call."""
         if self._broken or not self._take():
             return _POLL_S
         if not self._opened and not self._open():
@@ -160,7 +160,7 @@ class Schedule(CacheReloadTrigger.Context):
                 _log.error("reload trigger of %s cannot be made", self.name, exc_info=cause_of(problem))
 
     def _open(self) -> bool:
-        """Open the trigger; whether it works."""
+        """Open the trigger. Returns whether it works."""
         self._opened = True
         self._make_trigger()
         try:
@@ -172,7 +172,7 @@ class Schedule(CacheReloadTrigger.Context):
         return not self._broken
 
     def _clock_set_back(self) -> bool:
-        """Whether the wall clock has been set back since this was asked last, by more than a slew comes to."""
+        """Whether the wall clock was set back since the last call, by more than a slew."""
         before, self._wall_ahead_s = self._wall_ahead_s, self.context.clock.wall_s() - self.context.clock.steady_s()
         return self._wall_ahead_s < before - _POLL_S
 
@@ -242,7 +242,7 @@ class Schedule(CacheReloadTrigger.Context):
         return cancel
 
     def trigger_reload(self) -> concurrent.futures.Future[None]:
-        """A reload now, or when the blackout ends."""
+        """Start a reload now, or when the blackout ends. Returns its future."""
         if self.blackout is not None:
             now_s = self.context.clock.wall_s()
             free_s = self.blackout.postponed_s(now_s)
@@ -254,7 +254,7 @@ class Schedule(CacheReloadTrigger.Context):
         return future
 
     def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:
-        """The one reload at the end of a blackout, however often it comes due before."""
+        """Plan the one reload at the end of a blackout, however often it comes due before. Returns its future."""
         if self._put_off is not None:
             return self._put_off
         future: concurrent.futures.Future[None] = concurrent.futures.Future()

@@ -74,7 +74,7 @@ class Layer:
         return self.segment.rows - (0 if self.deleted is None else self.deleted.count)
 
     def pieces(self, names: Sequence[str], among: range) -> Iterator[tuple[list[pa.Array], Numbers]]:
-        """The named columns of the visible ones `among` the rows, and their positions."""
+        """The named columns of the visible rows `among` a range, and their positions, batch by batch."""
         for start in among[::BATCH_ROWS]:
             stop = min(start + BATCH_ROWS, among.stop)
             rows = np.arange(start, stop)
@@ -116,7 +116,7 @@ class Snapshot:
         self.unique = base.unique if len(self.layers) == 1 else None
 
     def is_worth_compacting(self) -> bool:
-        """Whether the layers above the base, and deleted rows, are many beside it."""
+        """Whether the overlays and the deleted rows together exceed a quarter of the base's rows."""
         base, *overlays = self.layers
         over = sum(layer.segment.rows for layer in overlays)
         deleted = sum(layer.segment.rows - layer.visible_rows for layer in self.layers)
@@ -226,7 +226,7 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
-    """Ascending ordinals at which the wanted rows of a layer begin and end, in turn."""
+    """The ordinals at which the requested ranges of a layer begin and end, in turn, ascending."""
     files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
     bounds: list[tuple[int, int]] = []
     for url, first, end in ranges:
@@ -248,7 +248,7 @@ def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
 
 
 def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Numbers | None:
-    """Which rows of a slice count; None: all."""
+    """Whether each row of a slice is live and in the bounds; None: all are."""
     is_selected: Numbers | None = None
     if bounds is not None:
         ordinals = layer.segment.ordinals[start:stop].astype(np.int64)

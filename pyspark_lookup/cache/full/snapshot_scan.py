@@ -70,7 +70,7 @@ def snapshot_batches(
 def _check(
     snapshot: Snapshot, projection: Projection, names: Sequence[str], whole: Callable[[], pa.Schema], url: str
 ) -> None:
-    """Raise SchemaError as reading the files would."""
+    """Raise the SchemaError that reading the files would raise."""
     missing_columns = [] if projection.declared else [name for name in names if name not in snapshot.schema.names]
     if missing_columns:
         elsewhere = {name.lower() for name in whole().names}
@@ -98,7 +98,7 @@ def plan_columns(
 
 
 def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
-    """The keys outside of which no row fulfils the predicate, as columns of `keys`; None if it does not say."""
+    """The only keys whose rows can fulfil the predicate, as columns of `keys`; None if it does not restrict them."""
     if not keys.names:
         return None
     parts = _parts(predicate)
@@ -121,7 +121,7 @@ def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
 
 
 def _parts(predicate: Predicate) -> list[Predicate]:
-    """Predicates that all have to be true."""
+    """The conjuncts of a predicate."""
     if isinstance(predicate, And):
         return [part for inner in predicate.parts for part in _parts(inner)]
     return [predicate]

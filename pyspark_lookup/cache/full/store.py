@@ -41,7 +41,7 @@ class StoredVersion:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A build that was not made, or given up, for want of room: when (Unix time), why, and how many bytes were wanted of how
+    """A build that was refused or given up for want of room: when (Unix time), why, and how many bytes it `wanted` for how
     many bytes of files."""
 
     at_s: float
@@ -52,7 +52,7 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The versions held (the latest last), and how the loads went. Times in Unix seconds.
+    """The stored versions (the latest last), and how the loads went. Times in Unix seconds.
 
     `started_at_s`, `finished_at_s` (also `finished_steady_s` on the clock of `finished_boot`): of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
     clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
@@ -85,7 +85,7 @@ class State:
         return next((version for version in self.versions if version.digest == digest), None)
 
     def age_s(self, wall_s: float, steady_s: float, boot: str) -> float:
-        """How old the latest version may be, by the clock that says more."""
+        """How old the latest version may be: the longer time of the wall clock and the steady clock."""
         if self.loaded_at_s is None:
             return float("inf")
         steady = steady_s - self.loaded_steady_s if boot == self.boot else 0.0
@@ -107,7 +107,7 @@ class State:
         return dataclasses.replace(self, versions=(*older_versions, dataclasses.replace(stored, superseded_at_s=None)))
 
     def find_expired(self, now_s: float, retain_s: float) -> tuple[StoredVersion, ...]:
-        """Superseded versions that were retained long enough; all that seem to be from a future, too."""
+        """Superseded versions that were retained long enough, or have a time in the future."""
         return tuple(
             version
             for version in self.versions[:-1]
@@ -174,7 +174,7 @@ def _parse_layer(record: Any) -> StoredLayer:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class StoredSnapshots:
-    """The snapshots of a table under a key. `retained_s`: how long one is kept when there is a newer one.
+    """One table's snapshots, stored under `key`. `retained_s`: how long one is kept when there is a newer one.
 
     `find_version`: finds a version by its digest, if this host knows it otherwise.
     """
@@ -195,13 +195,13 @@ class StoredSnapshots:
     # --- what there is ----------------------------------------------------------------------------
 
     def state(self) -> State:
-        """What is on this host."""
+        """The table's state on this host."""
         return self._state.get() or _NOTHING
 
     def find(
         self, choose: Callable[[State], StoredVersion | None], version: TableVersion | None = None
     ) -> tuple[State, Snapshot | None]:
-        """The state, and the snapshot that is chosen from it; of `version`, if the caller knows."""
+        """The state, and the snapshot that `choose` selects from it. `version`: that snapshot's version, if the caller has it."""
         while True:
             state = self.state()
             if state.refused is not None:
@@ -218,7 +218,7 @@ class StoredSnapshots:
         return latest if latest is not None and has_same_rows(version, latest.version) else None
 
     def find_expired(self, state: State) -> tuple[StoredVersion, ...]:
-        """The versions past their time."""
+        """The versions that have expired."""
         return state.find_expired(self.context.clock.wall_s(), self.retained_s)
 
     def open(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
@@ -251,7 +251,7 @@ class StoredSnapshots:
         return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
 
     def map_compatible(self, stored: StoredVersion | None, version: TableVersion) -> Snapshot | None:
-        """As `map`; None if the files of `version` have other columns by the names of those in the layers."""
+        """As `map`, but None if `version` has other columns under the names that the layers use."""
         layers = self.map(stored)
         if stored is None or layers is None or all(file.columns is None for file in version.files):
             return layers
@@ -332,13 +332,13 @@ class StoredSnapshots:
         return self.disk.lock_path("reload", self.key)
 
     def show_progress(self) -> None:
-        """Show the processes that wait for the lock that the load in this one makes progress."""
+        """Touch the lock file now and then, so that processes which wait for the lock see that this load makes progress."""
         if abs(self.context.clock.steady_s() - self._progress_shown_s) >= _SIGN_EVERY_S:
             self._progress_shown_s = self.context.clock.steady_s()
             self.disk.use_lock(self.lock_path)
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
-        """A version as those layers, which are on disk, mapped. Raises OSError if they cannot be."""
+        """Map the layers of a new version, and put the version on record. Raises OSError if they cannot be opened."""
         snapshot = open_layers(self.disk, self.key, layers)
         if snapshot is None:
             url = redact("path", self.table.url)

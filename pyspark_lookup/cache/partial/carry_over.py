@@ -34,7 +34,7 @@ _REWRITES, _TABLE = b"rewrites", b"table"
 
 
 class Changes:
-    """Bounds of the files of a table's versions, by the columns `keys`, as this host has them on record. `space`: names both."""
+    """The recorded bounds of the files of a table's versions, in the columns `keys`. `space`: names the table and the keys."""
 
     def __init__(self, context: HostContext, space: str, keys: pa.Schema) -> None:
         self._latest = f"latest-{space}"
@@ -72,7 +72,7 @@ class Changes:
         self._keep(version.digest, table)
 
     def is_latest(self, digest: str) -> bool:
-        """Whether no version was put on record after this one. (One that the table went back to is not: it is no news.)"""
+        """Whether no version was put on record after this one. (A version that the table went back to is not recorded again.)"""
         return self._latest_known() in (None, digest)
 
     def _latest_known(self) -> str | None:
@@ -162,7 +162,7 @@ def _table_key(version: TableVersion) -> str:
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
-    """The rows of files in which two versions differ. What a compaction between them has replaced is among them, its own files are not."""
+    """The bounds of the files in which two versions differ. Files that a compaction replaced count; the files that it wrote do not."""
     rewrites = _parse_rewrites(after)
     alive, old_names = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)
@@ -193,7 +193,7 @@ def _names(rows: pa.Table) -> set[str]:
 
 
 def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:
-    """A bound as a value of the key's type; None if there is none, or it is no such value."""
+    """A bound as a value of the key's type; None if there is none, or it does not fit the type."""
     value = None if stats is None else getattr(stats, side)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None

@@ -44,7 +44,7 @@ _STRAGGLERS_AT_MOST = 32  # segments: with more, one that is not of the latest v
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SharedCache:
-    """Rows by the columns `keys` of one table on this host. A failing directory is a miss, counted."""
+    """Rows by the columns `keys` of one table on this host. If the cache directory fails, that is a miss, and counted."""
 
     disk: Disk
     context: HostContext
@@ -144,7 +144,7 @@ class SharedCache:
         )
 
     def _live(self, part: HostSegment, rows: Numbers, now_s: float) -> Numbers:
-        """Which rows have not expired."""
+        """Whether each row has not expired."""
         bounds, live = self.bounds, np.ones(len(rows), np.bool_)
         if not part.this_boot and (bounds.expire_after_write_s is not None or bounds.expire_after_access_s is not None):
             return ~live  # nobody can say how old they are
@@ -226,7 +226,7 @@ class SharedCache:
         self._tidy(fresh)
 
     def _stored_rows(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
-        """Rows, and keys without rows, with the columns of a segment."""
+        """The rows, and keys without rows, as a batch with the columns of a segment."""
         numbers = key_numbers(rows)
         absent = np.full(count, self.bounds.missing_keys)
         absent[numbers] = False
@@ -409,7 +409,7 @@ def _total_sizes(parts: Sequence[HostSegment]) -> tuple[int, int]:
 
 
 def _choose_for_merging(parts: Sequence[HostSegment]) -> list[HostSegment]:
-    """The latest segments as long as the next is not much larger than those before it: each row is moved a few times only."""
+    """The latest segments, up to one that is much larger than all before it together: so each row is moved only a few times."""
     merged_parts: list[HostSegment] = []
     rows = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""One segment of a host's rows by key, and what the rows that it holds are bounded and judged by."""
+"""One segment of a host's rows by key, the cache's bounds, and the version that a lookup answers from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONG_AGO_MS = -(2**50)
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a host holds of one table at most. Rows of a key that has none count as one."""
+    """The bounds of a host's cache of one table. A key without rows counts as one row."""
 
     rows: float
     bytes: float
@@ -43,7 +43,7 @@ class Freshness:
 
 @dataclasses.dataclass(frozen=True)
 class SharedRows:
-    """What the host holds of some keys: `present` and `ages_s` (since the load) per key, `rows` by `KEY_INDEX`."""
+    """The host's rows of some keys: `present` and `ages_s` (since the load) per key, `rows` by `KEY_INDEX`."""
 
     present: Numbers
     rows: pa.Table

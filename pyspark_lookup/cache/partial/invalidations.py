@@ -1,4 +1,4 @@
-"""`Invalidations`: which keys of a table this host is to forget, for all of its processes.
+"""`Invalidations`: the keys of a table that were invalidated on this host, for all of its processes.
 
 What a process holds of them it forgets at its next lookup. What the host shares lies in files that nobody changes: there an
 entry that was loaded before its key was invalidated does not count, and neither does a load that had begun before.
@@ -51,7 +51,7 @@ class _CallLog:
 
 
 class Invalidations:
-    """Keys by the columns `names` of the table that `place` names. Without a cache directory those of this process."""
+    """Invalidated keys (columns `names`) of the table that `place` stands for. Without a cache directory, those of this process."""
 
     def __init__(self, context: HostContext, place: str, names: Sequence[str]) -> None:
         self._context = context
@@ -84,7 +84,7 @@ class Invalidations:
         return call_log.recent.filter(pc.greater(call_log.recent.column(_CALL), number)).select(self._names)
 
     def limits(self, hashes: Numbers, fields: Sequence[pa.Field], seed: Seed) -> Numbers | None:
-        """For each key, by its hash, the time before which its rows must not have been loaded (NaN: any); None: any of all.
+        """For each key, by its hash, the time before which its rows must not have been loaded. NaN: no limit; None: none for any key.
 
         `fields`: of the key columns, as they were hashed with `seed`. Rows of another boot were loaded before every time.
         """
@@ -146,7 +146,7 @@ class Invalidations:
 
 
 def castable_keys(keys: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """Those of the keys that may be keys of these types, as columns; none with a null. Raises SchemaError for another family of types."""
+    """The keys without nulls that can be cast to these types, as columns. Raises SchemaError for another family of types."""
     arrays = cast_keys(keys, fields)
     valid = _valid(arrays, keys.num_rows)
     return arrays if valid.all() else [array.filter(pa.array(valid)) for array in arrays]
@@ -206,7 +206,7 @@ def _times(call_log: _CallLog) -> Iterator[float]:
 
 
 def _latest(keys: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Each key with its latest call only, in the order of the calls."""
+    """Each key once, with its latest call, in the order of the calls."""
     keys = keys.take(as_indices(np.arange(keys.num_rows)[::-1]))
     repeated_keys = Keys([one_array(keys.column(name)) for name in names])
     first_places, _ = distinct_keys(repeated_keys, repeated_keys.hashes(SEED))

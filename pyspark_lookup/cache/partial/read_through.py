@@ -83,7 +83,7 @@ class PartialCache:
                 self._set_gauges(query.cache)
 
     def get_held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
-        """The rows of those keys that this process or its host holds, by `KEY_INDEX`, and which keys these are."""
+        """The rows of those keys that this process or its host holds, by `KEY_INDEX`, and for each key whether it is held."""
         requested_keys = Keys(keys)
         query = self._query(keys, fresh)
         missing_keys, present = self._find_in_process(requested_keys, keys, query)
@@ -228,7 +228,7 @@ class PartialCache:
             self._cache.invalidate(self._table(castable_keys(news, fields)))
 
     def close(self) -> None:
-        """Let go of what this process holds."""
+        """Drop what this process holds. What is on disk stays."""
         with self._lock:
             if self._cache is not None:
                 self._cache.give_up()
@@ -299,12 +299,12 @@ class _Query:
     failure: LookupFunctionError | None = None
 
     def fail(self, problem: LookupFunctionError, keys: Numbers) -> None:
-        """Note the failures of a load of `keys`."""
+        """Record the failures of a load of `keys`."""
         self.failure = self.failure or problem
         self.failures |= {int(keys[place]): reason for place, reason in problem.failures.items()}
 
     def add(self, rows: pa.Table, keys: Numbers) -> None:
-        """Rows whose `KEY_INDEX` is a place in `keys`."""
+        """Add rows whose `KEY_INDEX` is a place in `keys`."""
         self.parts.append(renumber(rows, keys[key_numbers(rows)]))
 
 

@@ -1,4 +1,4 @@
-"""The partial caches of tables of files: one per table, keys and columns, made when first asked."""
+"""The partial caches of tables of files: one per table, keys and columns, made on first use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CACHES_AT_MOST = 16  # of a table, for different columns; the host still holds 
 
 
 class PartialTables:
-    """Caches of the keys that were asked for, in this process and on this host if there is a `disk`.
+    """The partial caches of this process and, if there is a `disk`, of this host.
 
     `provider_cache`: a provider's own cache, used in place of the one that the options describe. Only its class knows its
     bounds, so the host cannot keep them and shares nothing.

@@ -1,4 +1,4 @@
-"""Single flight: of several that lack a key at the same time, one loads it and the others wait for that.
+"""Single flight: of several callers that miss a key at the same time, one loads it and the others wait.
 
 Who is about to load keys says so in a claim: their hashes, in a file that it keeps locked until it is
 done or dead. Others leave those keys to it, wait for the lock, and look again. Nobody waits while

@@ -126,7 +126,7 @@ class SegmentBuilder:
 
     @property
     def _partitions(self) -> int:
-        """How many there are; rows without a key are in one more."""
+        """The number of partitions. Rows without a key are in one more, behind the others."""
         return 1 << (self._partition_bits or 0) if self._keys else 0
 
     def _deal(self, columns: list[pa.Array], positions: Numbers) -> None:
@@ -211,7 +211,7 @@ class SegmentBuilder:
         return writer
 
     def _count(self, keys: Keys, keyless: int) -> None:
-        """Note what an index has to know of all keys before the first is put into it."""
+        """Count rows without a key, and track the bounds of whole-number keys: the index needs both before its first key."""
         low = high = None
         if len(self._keys) == 1 and _is_whole(self._schema.field(self._keys[0]).type):
             values = keys.columns[0].values
@@ -233,7 +233,7 @@ class SegmentBuilder:
         return IndexBuilder(keyed, self._bounds, wide, self._zeros)
 
     def _zeros(self, count: int, kind: np.dtype[Any]) -> Numbers:
-        """An array of zeros, which is none of the process's memory if it is large."""
+        """An array of zeros. A large one is mapped from a temporary file, so it takes no memory of the process."""
         size = count * kind.itemsize
         if size <= _MAPPED_ABOVE_BYTES:
             return np.zeros(count, kind)

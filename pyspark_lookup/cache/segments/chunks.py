@@ -41,7 +41,7 @@ class Chunk:
 
 
 def read_positions(rows: pa.RecordBatch) -> Numbers:
-    """Where the rows of a chunk, or of a part of it, come from."""
+    """The positions of the rows of a chunk, or of a part of it."""
     column = rows.column(rows.num_columns - 1)
     return np.frombuffer(column.buffers()[1], np.uint64, len(column), 8 * column.offset)
 
@@ -78,7 +78,7 @@ class ChunkStore:
             self._write(chunks)
 
     def take(self, part: int) -> list[pa.RecordBatch]:
-        """The rows of a partition, by where they come from. No more chunks come, and no partition is asked for twice."""
+        """The pieces of a partition, ordered by position. Call it after the last `add`, and once per partition."""
         with self._spilling:
             self._full += self._open.values()
             self._open.clear()
@@ -86,7 +86,7 @@ class ChunkStore:
         return _in_order(spilled + _pieces(self._chunks, part))
 
     def _write(self, chunks: list[Chunk]) -> None:
-        """Bring chunks to the temporary files."""
+        """Write chunks to the temporary files."""
         # A file has one schema, and codes may have been given up since a chunk was made.
         for number in [number for number, codes in self._codes.items() if codes.entries is None]:
             for chunk in chunks:
@@ -138,7 +138,7 @@ class _SpillFile:
         self._count += 1
 
     def take(self, part: int) -> list[pa.RecordBatch]:
-        """The rows of a partition; with the last partition the file goes, once they are let go of."""
+        """The rows of a partition. With the last one the file is closed and removed; the rows stay mapped while in use."""
         if self._writer is not None:
             self._end()
             self._reader = pa.ipc.open_file(pa.memory_map(str(self._file.path)))
@@ -177,7 +177,7 @@ class Codes:
         self._lock = threading.Lock()
 
     def encode(self, column: pa.Array) -> pa.Array:
-        """The column as codes; as it is from the moment when there are too many texts."""
+        """The column as codes; unchanged once there are too many texts."""
         if self.entries is None:
             return column
         encoded = pc.dictionary_encode(column)
@@ -195,12 +195,12 @@ class Codes:
         return pc.take(numbers, encoded.indices)
 
     def decode(self, column: pa.Array) -> pa.Array:
-        """Codes as text; what is text stays."""
+        """Codes as text; text is returned unchanged."""
         return pc.take(self._texts, column) if column.type == CODES else column
 
 
 def _pieces(chunks: Sequence[Chunk], part: int) -> list[pa.RecordBatch]:
-    """The rows of a partition, by where they come from as far as whole pieces tell."""
+    """The pieces of a partition, ordered by the position of their first rows."""
     return _in_order([piece for piece in (chunk.piece(part) for chunk in chunks) if piece.num_rows])
 
 
@@ -215,7 +215,7 @@ def joined(arrays: Sequence[Numbers]) -> Numbers:
 
 
 def concat(arrays: list[pa.Array], kind: pa.DataType | None = None) -> pa.Array:
-    """One array of many; of more text than 32-bit offsets reach, one of large text if `kind` is the column's type."""
+    """Concatenate arrays. More text than 32-bit offsets reach becomes large text, if `kind` is the column's type."""
     if len(arrays) == 1:
         return arrays[0]
     if kind is not None and (pa.types.is_string(kind) or pa.types.is_binary(kind)):

@@ -74,7 +74,7 @@ class Segment:
                 self._check_first(Keys([column.slice(0, 1) for column in stored]))
 
     def _check_columns(self, regions: Mapping[str, memoryview]) -> None:
-        """Raise ValueError or KeyError unless every column is there; nobody looks at what is in them, which has a checksum."""
+        """Raise ValueError or KeyError unless every column is there. The contents are not checked: they have a checksum."""
         if len(set(self.schema.names)) < len(self.schema) or not set(self.keys) <= set(self.schema.names):
             raise ValueError("columns have names of their own, and keys are among them")
         for number, field in enumerate(self.schema):
@@ -84,7 +84,7 @@ class Segment:
                 check_column(f"d{number}", pa.string(), entries, regions)
 
     def _check_first(self, key: Keys) -> None:
-        """Raise ValueError unless the first row is found by its key: else the seed or the first slot is not that of the build."""
+        """Raise ValueError unless a probe finds the first row by its key: else the seed or the index is wrong."""
         rows = self.probe(key, key.hashes(self.seed)).rows
         if not len(rows) or rows[0] != 0:
             raise ValueError("rows are found by their keys")
@@ -110,7 +110,7 @@ class Segment:
         return self._index.numbers_of(rows)
 
     def _column(self, name: str) -> tuple[pa.Array, pa.Array | None]:
-        """A column, and its dictionary if it is one of codes."""
+        """A column, and the dictionary of texts if the column has codes."""
         if name not in self._columns:
             number = self.schema.get_field_index(name)
             entries = self._dictionaries.get(str(number))
@@ -121,7 +121,7 @@ class Segment:
         return self._columns[name]
 
     def take(self, names: Sequence[str], rows: Numbers) -> list[pa.Array]:
-        """The named columns of those rows, text as text."""
+        """The named columns of those rows, with codes decoded."""
         indices = as_indices(rows)
         return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
 
@@ -135,7 +135,7 @@ class Segment:
 
 
 def open_rows(disk: Disk, table: str, name: str) -> Segment | None:
-    """The segment of that name, pinned; None if it is gone, or damaged, or none of ours (then it is removed)."""
+    """Open a segment of rows, pinned; None if there is none, or it is damaged or of another form (then it is removed)."""
     opened = disk.open_segment(table, name)
     if opened is None:
         return None

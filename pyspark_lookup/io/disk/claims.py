@@ -1,4 +1,4 @@
-"""Claims: what a process is about to do, told to the others for as long as it lives and has not done it.
+"""Claims: files that tell other processes what this one is about to do, until it is done or dead.
 
 A claim is a file `claims/<space>/<group>-<name>` whose writer holds an exclusive lock on it. The kernel
 lets go of the lock when the writer dies; a claim without a lock is nobody's, and removed by whoever sees it.
@@ -32,7 +32,7 @@ _POLL_AT_MOST_S = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim that is held. Release it when done, however it ended."""
+    """A claim that this process holds. Release it when the work has ended, also by an error."""
 
     directory: Claims
     path: Path
@@ -44,10 +44,10 @@ class Claim:
 
 
 class Claims(Directory):
-    """A directory with claims. Read and create them under a lock of one's own, to leave no gap between the two."""
+    """A directory with claims. Read the claims and create a new one under one lock: else two processes could claim the same."""
 
     def create_claim(self, space: str, group: str, payload: bytes) -> Claim:
-        """A new claim, held. OSError if it cannot be written."""
+        """Create a claim, which this process holds. Raises OSError if it cannot be written."""
         return self._retry(lambda: self._create_claim(space, group, payload))
 
     def _create_claim(self, space: str, group: str, payload: bytes) -> Claim:
@@ -68,7 +68,7 @@ class Claims(Directory):
         return Claim(self, path, fd)
 
     def claims(self, space: str, group: str) -> list[tuple[str, bytes]]:
-        """(name, payload) of the claims of a group that are held."""
+        """(name, payload) of the claims of a group whose processes still hold them. Others are removed."""
         directory = self._root / "claims" / space
         active_claims = []
         try:
@@ -89,7 +89,7 @@ class Claims(Directory):
         return active_claims
 
     def wait_for_claim(self, space: str, name: str, timeout_s: float, clock: HostClock) -> bool:
-        """Wait until a claim is over; whether it is."""
+        """Wait until a claim is released, or its process has died. Returns False after `timeout_s`."""
         until_s = clock.steady_s() + timeout_s
         pause_s = _POLL_S
         while True:
@@ -105,7 +105,7 @@ class Claims(Directory):
             pause_s = min(2 * pause_s, _POLL_AT_MOST_S)
 
     def _sweep_claims(self, now_s: float) -> None:
-        """Remove what dead processes left behind."""
+        """Remove the old claims of dead processes."""
         for path in find_older(LEFTOVER_AFTER_S, now_s, list_entries_below(self._root / "claims")):
             with contextlib.suppress(OSError), use_file(path) as fd:
                 if is_unlocked(fd):

@@ -52,14 +52,14 @@ class Counts:
 
 
 class CounterFile:
-    """This process's file. Writes go to the place that they are in; not for use after a fork."""
+    """The file of this process's counters, written in place. Not for use after a fork."""
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._descriptor = descriptor
         self._start = start
 
     def write(self, data: bytes) -> None:
-        """Replace the numbers: int64s of this machine, as many as the file has names. OSError if the disk fails."""
+        """Replace the numbers: one int64 in this machine's byte order for each name. Raises OSError if the disk fails."""
         os.pwrite(self._descriptor, data + _checksum(data), self._start)
 
     def is_removed(self) -> bool:
@@ -180,7 +180,7 @@ class Counters(Records):
         return None
 
     def _sweep_counters(self, now_s: float) -> None:
-        """Remove totals to which nothing was added for long."""
+        """Remove totals that have not changed for long."""
         totals = (self._root / "counters" / name for name in self._counter_names("") if name.endswith("-ended"))
         for path in find_older(_TOTAL_KEPT_S, now_s, totals):
             self._remove(path)
@@ -191,7 +191,7 @@ class Counters(Records):
 
 
 def _is_alive(descriptor: int) -> bool:
-    """Whether the process that counts in a file may be alive: of one that is, no total is made."""
+    """Whether the process that counts in a file may be alive: its file is not merged into a total."""
     try:
         return not is_unlocked(descriptor)
     except OSError:
@@ -199,7 +199,7 @@ def _is_alive(descriptor: int) -> bool:
 
 
 def _parse(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]] | None:
-    """What a file says; None if anything about it is wrong."""
+    """(about, values) of a file; None if it is damaged."""
     length = HEADER_BYTES + int.from_bytes(blob[8:16], "little")
     head = record_value(blob[:length], f"counters/{name}")
     if not isinstance(head, dict):

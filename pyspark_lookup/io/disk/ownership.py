@@ -36,7 +36,7 @@ _CACHE_FILES = {
 
 
 def make_whole(root: Path) -> None:
-    """Have the cache directory `root` there, ours and private, with all that has a fixed name in it. Raises CacheDirectoryError."""
+    """Make the cache directory `root`, private and marked as ours, with its fixed subdirectories. Raises CacheDirectoryError."""
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):  # others are removing it
             _make_whole(root)
@@ -59,7 +59,7 @@ def _make_whole(root: Path) -> None:
 
 
 def check_ours(root: Path) -> None:
-    """Raise CacheDirectoryError if `root` is no cache directory of ours and private. Nothing is made."""
+    """Raise CacheDirectoryError unless `root` is a private cache directory of ours. Makes nothing."""
     layout = root / LAYOUT
     if not is_marked(layout):
         raise CacheDirectoryError(
@@ -78,7 +78,7 @@ def is_cache_directory(root: Path) -> bool:
 
 
 def is_marked(layout: Path) -> bool:
-    """Whether a marker of ours lies in a directory, which is no link."""
+    """Whether a directory, which may not be a link, has our marker."""
     try:
         directory = os.open(layout, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -100,7 +100,7 @@ def is_marked(layout: Path) -> bool:
 
 
 def _mark(layout: Path) -> None:
-    """Put the marker, if there is none: into a directory that is empty, or that an earlier release has made."""
+    """Write the marker unless there is one. The directory must be empty, or made by an earlier release."""
     if is_marked(layout):
         return
     foreign = _foreign(layout)
@@ -122,7 +122,7 @@ def _mark(layout: Path) -> None:
 
 
 def _foreign(layout: Path) -> str | None:
-    """The name of something in a directory that no release of ours has put there; None if there is nothing."""
+    """The name of an entry that no release of ours has made; None if there is none."""
     for directory, directories, names in os.walk(layout):
         below = os.path.relpath(directory, layout)
         if below == ".":
@@ -143,7 +143,7 @@ def _foreign(layout: Path) -> str | None:
 
 
 def _is_cache(layout: Path) -> bool:
-    """Whether there is a file that has a name of ours and begins as only ours do."""
+    """Whether the directory has a file with the name and the first bytes of a cache file."""
     beginnings = {pattern: begin for pattern, begin in _CACHE_FILES.items() if begin}
     names = (str(path.relative_to(layout)) for path in layout.rglob("*"))
     return any(
@@ -170,7 +170,7 @@ def _is_of_ours(path: Path, name: str) -> bool:
 
 
 def _is_ours_alone(root: Path) -> bool:
-    """Whether in a directory that others may look into lies our cache and nothing else, and nobody could put anything into that."""
+    """Whether a directory has our cache and nothing else, and nobody but this user can write to the cache."""
     layout = root / LAYOUT
     try:
         return is_marked(layout) and not _mode(_status(layout)) & 0o022 and os.listdir(root) == [LAYOUT]
@@ -179,7 +179,7 @@ def _is_ours_alone(root: Path) -> bool:
 
 
 def _set_private(path: Path, status: os.stat_result) -> None:
-    """Give a directory the mode 0700, if others have any right to it."""
+    """Set a directory's mode to 0700 if others have any permission."""
     if _mode(status) & 0o077:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -193,7 +193,7 @@ def _mode(status: os.stat_result) -> int:
 
 
 def _unusable(path: Path, error: OSError) -> OSError:
-    """The error that says so; one of what is gone again is as it is."""
+    """A CacheDirectoryError with the cause; a FileNotFoundError is returned unchanged, as callers try again."""
     return (
         error
         if isinstance(error, FileNotFoundError)
@@ -209,7 +209,7 @@ def _open_to_others(path: Path, mode: int) -> CacheDirectoryError:
 
 
 def _directory(path: Path, instead: bool = False) -> os.stat_result:
-    """What the system says of a directory of this user's, made if it is not there; with `instead` in place of a file of ours."""
+    """Make a directory if it is missing, and return its status. `instead`: replace a file of that name."""
     try:
         _make(path)
         if instead and stat.S_ISREG(path.lstat().st_mode):

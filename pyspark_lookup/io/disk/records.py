@@ -101,7 +101,7 @@ class Records(Space):
     """
 
     def get_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Any | None:
-        """What `parse` makes of a record's value (no None); None if there is none or it is damaged, which is counted."""
+        """A record's value, as `parse` returns it; None if there is no record, or it is damaged, which is counted."""
         try:
             path = self._place("records", kind, key)
             data, used_at = read_content(path)
@@ -124,7 +124,7 @@ class Records(Space):
         return Held(path, lambda: self.get_record(kind, key, parse), None, self._now_s)
 
     def has_record(self, kind: str, key: str) -> bool:
-        """Whether an undamaged record is there."""
+        """Whether there is an undamaged record."""
         try:
             data, _ = read_content(self._place("records", kind, key))
         except OSError:
@@ -132,7 +132,7 @@ class Records(Space):
         return unwrap(data, f"{kind}/{key}") is not None
 
     def create_record(self, kind: str, key: str, value: Any, parse: Callable[[Any], Any] = _as_it_is) -> Any:
-        """Record `value` unless the key has one already; what `parse` makes of the recorded value either way.
+        """Record `value` unless the key has a value already. Returns the recorded value, as `parse` returns it.
 
         Exclusive across processes: of many callers, all return the same value. OSError if the
         directory cannot be written.
@@ -144,13 +144,15 @@ class Records(Space):
             winner = self.get_record(kind, key, parse)
             if winner is not None:
                 return winner
-            with self._lock("repair.lock"):  # or one might remove the record that another has just made
+            with self._lock(
+                "repair.lock"
+            ):  # else a process could remove the good record that another has just put in place of the damaged one
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
                     self._drop("records", path)  # damaged: clear the place and race for it again
         raise OSError(f"record {path} cannot be created")
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
-        """(number, value) of the newest in a row of records; (0, None) if there is none, no value if it is damaged or forgotten."""
+        """(number, value) of the newest of a row of records; (0, None) if the row is empty, (number, None) if it is damaged or forgotten."""
         row = f"{kind}{ROW}{key}"
         number = 0
 
@@ -172,7 +174,7 @@ class Records(Space):
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
     def newest_signs(self, kind: str, key: str) -> tuple[int, ...]:
-        """Number and signs of the newest in a row of records, which is not read: others where another row began meanwhile."""
+        """The number, inode and times of the newest of a row of records, without reading it. They differ, too, if the row was begun again."""
         row = f"{kind}{ROW}{key}"
         number = max(self._numbers(row), default=0)
         try:
@@ -182,7 +184,7 @@ class Records(Space):
         return number, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
-        """Put the record after number `number` in a row; False if others have gone on meanwhile: then read the newest one again.
+        """Add the record after number `number` to a row. Returns False if another process was first: then read the newest one again.
 
         No lock: who is stopped between reading and writing keeps nobody waiting, and writes nothing over what is newer.
         OSError if the directory cannot be written.
@@ -192,16 +194,16 @@ class Records(Space):
         if not self._put_new(path, wrap(json_bytes(value), f"{row}/{path.name}")):
             return False
         numbers = self._numbers(row)
-        # The place may be free because those who have gone on from it have removed it; or they have gone on from this one.
+        # The name may have been free because later records replaced it, or another process has added one after ours already.
         if max(numbers, default=0) != number + 1:
             return False
         for older in numbers:
-            if older < number:  # who lists the directory now may miss what is new, and finds the one before
+            if older < number:  # the one before stays: a process that is listing the directory may miss the new name
                 self.remove_record(row, _numbered(older))
         return True
 
     def forget_records(self, kind: str, key: str) -> None:
-        """Forget a row of records, whose numbers go on: who was stopped before this puts nothing after it."""
+        """Remove a row of records. Its numbers go on, so that a process which read the row before cannot add to it."""
         row = f"{kind}{ROW}{key}"
         with contextlib.suppress(OSError):
             for _ in range(_NEWEST_TRIES):
@@ -221,7 +223,7 @@ class Records(Space):
         return set()
 
     def replace_record(self, kind: str, key: str, value: Any) -> None:
-        """Record `value`, whatever was there. OSError if the directory cannot be written."""
+        """Write a record, replacing any other. Raises OSError if the directory cannot be written."""
         path = self._place("records", kind, key)
         data = wrap(json_bytes(value), f"{kind}/{key}")
         before = 0
@@ -262,13 +264,13 @@ class Records(Space):
             self.take("records", min(size, 0))
 
     def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
-        """(key, what `parse` makes of the value) of the undamaged records of a kind whose key starts with `prefix`."""
+        """(key, value) of the undamaged records of a kind whose key starts with `prefix`; values as `parse` returns them."""
         for name in sorted(list_names(self._root / "records" / kind)):
             if name.startswith(prefix) and (value := self.get_record(kind, name, parse)) is not None:
                 yield name, value
 
     def remove_record(self, kind: str, key: str) -> None:
-        """Forget a record, if it is there."""
+        """Remove a record, if there is one."""
         with contextlib.suppress(OSError):
             self._drop("records", self._place("records", kind, key))
 

@@ -83,7 +83,7 @@ class SegmentWriter:
             raise
 
     def reserve(self, name: str, size: int) -> None:
-        """One more region, behind the others. Raises CacheFullError if there is no room for it."""
+        """Add an empty region behind the others. Raises CacheFullError if there is no room for it."""
         self._place(name, size)
         self.file.resize(self._end)
 
@@ -109,7 +109,7 @@ class SegmentWriter:
             view, at = view[count:], at + count
 
     def add(self, name: str, data: Any) -> None:
-        """One more region, all at once."""
+        """Add a region with `data`."""
         self.reserve(name, memoryview(data).nbytes)
         self.append(name, data)
 

@@ -1,4 +1,4 @@
-"""The budget of a cache directory: one account of all that lies in it, and files that are written within it.
+"""The budget of a cache directory: one account of the bytes of all its files, and files that are written within the budget.
 
 The account is three numbers in the file `usage`, changed in place under a lock: nobody walks the directory to know them.
 What is about to be written is taken from the budget before, so processes together never pass it. A file that
@@ -144,7 +144,7 @@ _being_written: weakref.WeakSet[ReservedFile] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Let go of what is being written, in a child that was forked: when its parent dies nobody writes it."""
+    """Close unfinished files in a forked child: if it kept their locks, they would look alive after the parent's death."""
     for file in list(_being_written):
         if file.fd >= 0:
             os.close(file.fd)
@@ -177,7 +177,7 @@ class Space(Directory, abc.ABC):
         return self._max_bytes if self._max_bytes is not None else default_budget(self._root, usage.total)
 
     def lacks(self, kind: Kind, amount: int) -> int:
-        """How many bytes must go before so many can be taken; 0 or less if none must."""
+        """How many bytes must be freed before `amount` bytes can be taken; 0 or less if none."""
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         return usage.total + amount - (limit if kind == "records" else limit - limit // RECORDS_SHARE)
@@ -331,12 +331,12 @@ class Space(Directory, abc.ABC):
                 yield path, is_unlocked(fd)
 
     def _leftovers(self, now_s: float) -> list[Path]:
-        """Files of writers that were killed; not those of one that lives, however long it takes."""
+        """Old temporary files of killed writers. Those of live writers are left out, however old they are."""
         living = {path for path, is_dead in self._reserved() if not is_dead}
         return [path for path in super()._leftovers(now_s) if path not in living]
 
     def _drop(self, kind: Kind, path: Path) -> bool:
-        """Remove a file, and give back what it has taken; whether it is gone now."""
+        """Remove a file and give its bytes back to the budget. Returns whether this call removed it."""
         try:
             size = path.lstat().st_size
         except OSError:
@@ -349,7 +349,7 @@ class Space(Directory, abc.ABC):
 
 
 def _parse(fd: int) -> Usage | None:
-    """What an account says; None if it is none."""
+    """The usage that an account file holds; None if it is damaged."""
     try:
         if not is_own_file(os.fstat(fd)):
             return None

@@ -1,4 +1,4 @@
-"""Foreign errors become ours here, at the door: which of them means what."""
+"""Maps the errors of other libraries to ours."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OPERATIONS = (
 
 
 def translate_errors(store: type[S]) -> type[S]:
-    """A class of stores whose operations on a path let only our errors out."""
+    """Decorate a store's class so that its operations on a path raise only our errors."""
     for name in _OPERATIONS:
         setattr(store, name, _translate(getattr(store, name)))
     return store
@@ -58,7 +58,7 @@ def _translate(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def our_error(error: BaseException, url: str) -> BaseException:
-    """The error of ours that says what a foreign one means; ours pass unchanged."""
+    """Our error for one of another library; ours are returned unchanged."""
     if isinstance(error, PysparkLookupError):
         return error
     url = redact("path", url)

@@ -30,7 +30,7 @@ PART_OF_FILE = IMMUTABLE + "part"
 
 @dataclasses.dataclass(frozen=True)
 class EqualityColumns:
-    """What rows that are deleted by their values have in common with a row of `file`: the columns of `schema`."""
+    """The columns (`schema`) whose values in a row of `file` say which rows are deleted."""
 
     file: FileVersion
     schema: pa.Schema
@@ -44,7 +44,7 @@ class Deletes(Protocol):
 
     @property
     def name(self) -> str:
-        """Equal for those that delete the same rows."""
+        """A name, equal for files that delete the same rows."""
 
     @property
     def place(self) -> tuple[FileVersion, Range] | None:

@@ -107,7 +107,7 @@ class FsspecStore:
         return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """A name with an extension is tried as a file first, another as a directory first."""
+        """The file or listing of a path. A name with an extension is tried as a file first, any other as a directory."""
         looks_file = self._web or ("." in path.rstrip("/").rsplit("/", 1)[-1] and not path.endswith("/"))
         first, second = (self.get_meta, self.list_status) if looks_file else (self.list_status, self.get_meta)
         try:
@@ -179,7 +179,7 @@ _WEAK = (
 
 
 def _instant(info: Mapping[str, Any]) -> float | None:
-    """The file's modification time as Unix seconds, of whatever form a filesystem gives it."""
+    """The file's modification time as Unix seconds, from whatever form the filesystem uses."""
     for key in _WEAK:
         value = info.get(key)
         if isinstance(value, datetime):

@@ -259,7 +259,7 @@ class LocalStore:
         return newest_s, self._now_s()
 
     def delete(self, path: str, count: Count) -> None:
-        """Remove a file, if it is there, and the directory that it leaves empty. OSError where a link of somebody's leads to it."""
+        """Remove a file, if there is one, and its directory if that is empty then. Raises OSError if the way to it is a link."""
         root, names = split_path(self._path(path))
         count("delete")
         with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1]) as directory:

@@ -1,4 +1,4 @@
-"""Names of the files of managed tables: only what has one is put or removed in a table's directory."""
+"""Names of the files of managed tables. Files with other names are never written or removed in a table's directory."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def is_data_file(name: str) -> bool:
 
 
 def whole_name(name: str) -> str:
-    """The name that a temporary file was to get: what it has got by now, or its writer died before."""
+    """The final name of a temporary file; any other name is returned unchanged."""
     temporary = _TEMPORARY.fullmatch("/" + name)
     return name if temporary is None else (temporary[1] + temporary[2])[1:]

@@ -125,7 +125,7 @@ class S3Store:
     def _pages(
         self, bucket: str, prefix: str, count: Count, at_most: int | None = None, after: str = "", below: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """A listing: of `at_most` objects behind the key `after`; those in directories `below` among them, or not."""
+        """The pages of a listing: at most `at_most` objects after the key `after`. `below`: whether to list subdirectories, too."""
         kind = {} if below else {"Delimiter": "/"}
         more: dict[str, Any] = {"StartAfter": after} if after else {}
         while True:
