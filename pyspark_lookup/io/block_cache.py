@@ -77,7 +77,7 @@ class BlockCache:
         cached_blocks: frozenset[Range] = frozenset()
         if disk and version_key in versions:
             counter_name, cached_blocks = "fileCachedCount", disk.blocks_held(path_key, version_key)
-        else:  # to be synced again, or loaded, as its blocks are read
+        else:  # its blocks will be fetched as they are read
             counter_name = "fileResyncedCount" if versions else "fileLoadedCount"
         self._context.metrics.inc("getBlocksAndLocationsCount")
         self._context.metrics.inc(counter_name)

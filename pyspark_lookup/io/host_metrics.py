@@ -21,7 +21,7 @@ from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, Ca
 from pyspark_lookup.io.disk import CounterFile, Counts, Disk, key_of
 
 _MERGE_ABOVE = 64
-_APPLICATIONS_KEPT = 16  # that have ended: what older ones have counted is kept together
+_APPLICATIONS_KEPT = 16  # ended ones with a total of their own: those of older ones are merged
 _OLDER = "older"
 _GAUGES_AT = "gaugesAt"  # Unix microseconds at which one last changed in the process
 _NUMBER = struct.Struct("=q")

@@ -120,11 +120,11 @@ class FullCache:
             return equal_snapshot
         try:
             future.result(timeout=wait_s)
-        except CacheFullError:  # said and counted where it was found
+        except CacheFullError:  # logged and counted where it was raised
             return None
         except concurrent.futures.TimeoutError:
             self._load_log.fall_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
-        except Exception as problem:  # said and counted where it happened; the files may be readable
+        except Exception as problem:  # logged and counted where it was raised; the files may be readable
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self._give_up()
             self._load_log.fall_back(logging.INFO, f"there is no snapshot: {problem}")
@@ -224,9 +224,9 @@ class FullCache:
                     reason = f"another process has not ended the first load after {self.options.build_wait_s:g} s"
                     self._load_log.fall_back(logging.INFO, reason)
                     return None
-                state = self._stored.state()  # whoever held the lock before may have made it
+                state = self._stored.state()  # the previous holder of the lock may have loaded it
                 snapshot = self._stored.open(_served(state))
-                if snapshot is None and state.failures > failures:  # or has asked the store on our behalf
+                if snapshot is None and state.failures > failures:  # or its load has failed: do not ask the store again
                     raise ReloadFailedError(f"the first load of {self._url} failed: {state.error}")
                 return snapshot or self._load(None, None)
         except CacheFullError:
@@ -251,7 +251,7 @@ class FullCache:
             snapshot = self._stored.open(after.latest)
             if snapshot is not None and not self._is_stale(after):
                 return snapshot
-            # One that failed while we waited for the lock has asked the store on our behalf.
+            # A load that failed while we waited for the lock has asked the store already: do not ask again.
             if is_locked and after.failures == state.failures:
                 with contextlib.suppress(Exception):
                     return self._load(None, None)
@@ -295,7 +295,7 @@ class FullCache:
                     if latest is not None and latest.is_worth_compacting():
                         self._compact(state, latest)
                 elif job.due:
-                    # Whoever held the lock before may have made it.
+                    # The previous holder of the lock may have loaded it.
                     if state.finished_at_s == job.seen_s or self._overdue.is_due(state):
                         self._load(None, False)
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
@@ -330,7 +330,7 @@ class FullCache:
             self._refuse(state, problem)
             raise
         except BaseException as problem:
-            check()  # a load that the end of the process ends has not failed: the next process makes it
+            check()  # a load that ends with its process has not failed: the next process repeats it
             took_s, version_count = clock.steady_s() - steady_s, len(state.versions)
             self._load_log.failed(started_s, took_s, problem, version_count, state.failures)
             is_gone = isinstance(problem, UfsNotFoundError) and self.resolver.forget_kind(self.table)
@@ -404,7 +404,7 @@ class FullCache:
             unchanged = self._stored.open(stored_version, version)
             if unchanged is not None and stored_version is not None and selected_version.cacheable:
                 return unchanged, stored_version
-            self._stored.forget(state.latest)  # what is superseded may be needed as room
+            self._stored.forget(state.latest)  # frees superseded snapshots, whose room may be needed
             last = self._stored.map_compatible(state.latest, version)
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, whatever is kept of it.
@@ -417,7 +417,7 @@ class FullCache:
                 if last is None:
                     raise
                 share = bytes_per_file_byte(last)
-            if layers is None:  # the snapshot there is makes room, if nobody reads it
+            if layers is None:  # unmap the present snapshot: it can be evicted then, unless somebody reads it
                 unchanged = last = None
                 self._stored.forget()
                 layers = self.loader.load(selected_version, layout, None, (), report, share)

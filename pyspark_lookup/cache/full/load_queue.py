@@ -63,7 +63,7 @@ class Jobs:
                     self._jobs.remove(job)
                     job.future.set_exception(VersionGoneError("a newer version came before this one was built"))
             job = Job(version, concurrent.futures.Future(), compact, tidy, due, seen_s)
-            job.future.set_running_or_notify_cancel()  # others wait for it as well: nobody cancels it
+            job.future.set_running_or_notify_cancel()  # several callers wait for it, so none may cancel it
             self._jobs.append(job)
             begin = not self._working
             self._working = True

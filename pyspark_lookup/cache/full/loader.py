@@ -132,7 +132,7 @@ class SnapshotLoader:
     rng: random.Random
     table: Table
     table_key: str
-    memory_bytes: int | None = None  # None: as the machine has
+    memory_bytes: int | None = None  # None: a share of what is free
 
     def load(
         self,
@@ -162,7 +162,7 @@ class SnapshotLoader:
                 return self._load(load, last if small else None, stored)
         except CacheFullError as problem:
             if load.room is not None:
-                # It would have taken more than was thought: this at least, or about twice as much if that could ever be had.
+                # The estimate was too low. Next time: at least what it has needed so far, about twice that if the budget allows.
                 size = max(size + problem.more, min(2 * max(size, _MIB), self.disk.most() * 7 // 8))
             problem.wanted, problem.of_bytes = size, file_bytes
             raise
@@ -204,7 +204,7 @@ class SnapshotLoader:
             if self.disk.lacks("segments", file_bytes * DECODED_AT_MOST) > 0:
                 share = self._decoded_share(version, layout)
         size = int(file_bytes * share)
-        return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)  # what waits on disk meanwhile
+        return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)  # chunks that wait on disk
 
     def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
         """Bytes of a snapshot per byte of file, from the footers of a sample of files."""

@@ -19,7 +19,7 @@ from pyspark_lookup.cache.full.store import State, StoredSnapshots
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.options.reload_trigger import LastReload
 
-_ON_TIME_S = 0.5  # within it a schedule that is alive begins what is due, on a busy machine
+_ON_TIME_S = 0.5  # a live schedule begins a due reload within this time, also on a busy machine
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -37,8 +37,8 @@ class OverdueReloads:
     tell: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        # Until when nothing is due after this state, if the wall clock goes on being so far ahead of the steady one; and since
-        # when a reload is waited for, on the steady clock.
+        # (state, lead of the wall clock over the steady one, time): after this state nothing is due before this time, unless
+        # the lead changes, as the wall clock was set then. And the reload that is awaited, since when on the steady clock.
         self._due: tuple[State | None, float, float] = None, 0.0, math.inf
         self._awaited: tuple[concurrent.futures.Future[None] | None, float] = None, 0.0
 
@@ -88,7 +88,7 @@ class OverdueReloads:
                 late_s = self.context.clock.wall_s() - due_s
                 self.tell(f"a reload that was due {late_s:.0f} s ago has not ended after {self.limit_s:g} s")
         except Exception as problem:
-            # A load's own is said and counted where it happened. What there is goes on serving.
+            # The load's own errors are logged and counted where they are raised. The present snapshot goes on serving.
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self.context.metrics.inc("cacheFailureCount")
         return True

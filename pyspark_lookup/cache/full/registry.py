@@ -34,7 +34,7 @@ class FullTables:
         self._lock = threading.Lock()
         self._caches: dict[tuple[object, ...], FullCache] = {}
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
-        self.owner: object = None  # the engine, which a running schedule of one of these keeps alive
+        self.owner: object = None  # the engine, which a running schedule keeps alive by this
 
     def get_cache(self, table: Table, options: LookupOptions) -> FullCache | None:
         """The full cache that the options ask for; None if they do not, or there is no cache directory."""

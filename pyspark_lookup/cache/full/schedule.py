@@ -34,7 +34,7 @@ from pyspark_lookup.options.reload_trigger import (
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _CLOSE_WAIT_S = 1.0
-_BUSY_S = 0.2  # what is due waits so long where many reloads run
+_BUSY_S = 0.2  # a due action is tried again after this, where too many reloads run
 _POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
 
 
@@ -142,7 +142,7 @@ class Schedule(CacheReloadTrigger.Context):
                 return _BUSY_S
             try:
                 due.run()
-            except Exception as problem:  # a custom trigger's; the schedule goes on
+            except Exception as problem:  # raised by a custom trigger: the schedule goes on
                 _log.error("reload trigger of %s failed", self.name, exc_info=cause_of(problem))
         with self._mutex:
             next_s = min((action.at_s for action in self._actions), default=math.inf)
@@ -167,7 +167,7 @@ class Schedule(CacheReloadTrigger.Context):
             if self._trigger is not None:
                 self._trigger.open(self)
         except Exception as problem:
-            self._broken = True  # said once; a table whose trigger is broken is not reloaded by this process
+            self._broken = True  # logged once; this process does not reload a table whose trigger is broken
             _log.error("reload trigger of %s cannot be opened", self.name, exc_info=cause_of(problem))
         return not self._broken
 
@@ -208,12 +208,12 @@ class Schedule(CacheReloadTrigger.Context):
         try:
             if self._trigger is not None:
                 self._trigger.close()
-        except Exception as problem:  # a custom one's; the schedule is given up all the same
+        except Exception as problem:  # raised by a custom trigger: give the schedule up all the same
             _log.error("reload trigger of %s cannot be closed", self.name, exc_info=cause_of(problem))
         if not self._wake():
             self._release()
         elif self._timer is not None and self._timer.is_waited_for:
-            self._given_up.wait(_CLOSE_WAIT_S)  # unless a trigger keeps it
+            self._given_up.wait(_CLOSE_WAIT_S)  # in vain if a trigger blocks the timer
 
     def _release(self) -> None:
         if self._lease is not None:

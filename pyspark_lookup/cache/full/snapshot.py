@@ -26,7 +26,7 @@ from pyspark_lookup.table.model import TableVersion
 _FEW = 8  # rows that are quicker to take value by value
 _COMPACTION_SHARE = 0.25  # rows in overlays or deleted, of those in the base
 _BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
-_NEIGHBOURS = 6  # as a power of two: rows of a file that are looked for together
+_NEIGHBOURS = 6  # as a power of two: rows of a file that share a mark
 Ranges = Sequence[tuple[str, int, int]]
 """Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
 
@@ -112,7 +112,7 @@ class Snapshot:
         self.seed = base.seed
         self.rows = sum(layer.visible_rows for layer in layers)
         self.bytes = sum(layer.segment.bytes for layer in layers)
-        # Of several layers each may have rows of the same key.
+        # With several layers, each may have rows of the same key.
         self.unique = base.unique if len(self.layers) == 1 else None
 
     def is_worth_compacting(self) -> bool:

@@ -205,10 +205,10 @@ class StoredSnapshots:
         while True:
             state = self.state()
             if state.refused is not None:
-                self.forget()  # so that it makes room, unless somebody goes on reading it
+                self.forget()  # unmap it: only an unmapped snapshot can be evicted
             stored = choose(state)
             snapshot = self.open(stored, version)
-            # Between reading of its layers and opening them they may have been compacted.
+            # A compaction may have removed the layers after we read their names: then the state has changed, and we try again.
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
 
@@ -286,7 +286,7 @@ class StoredSnapshots:
         with self._mutex:
             self._open.pop(stored.digest, None)
             self._open[stored.digest] = stored.layers, snapshot
-            while len(self._open) > _KEPT_OPEN:  # the oldest; who reads from it keeps it mapped
+            while len(self._open) > _KEPT_OPEN:  # the oldest; its readers keep it mapped
                 del self._open[next(iter(self._open))]
         self.context.metrics.set_gauge("numCachedRecords", snapshot.rows)
         self.context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
@@ -384,7 +384,7 @@ class StoredSnapshots:
         if unremoved != state.left:
             self.record(dataclasses.replace(state, left=unremoved))
         latest = _segment_names(versions[-1]) if versions else set()
-        with contextlib.suppress(OSError):  # they go when their time has come
+        with contextlib.suppress(OSError):  # then they expire as usual
             self.disk.supersede_segments(self.key, [*unremoved, *(used_names - latest)])
 
     def _beside(self, digest: str) -> str:

@@ -86,6 +86,6 @@ def read_live_rows(
                 yield batch, positions, part
             elif live.any():
                 yield batch.filter(pa.array(live)), positions[live], part
-        if unit.rows is None and first > start:  # nobody knew before which share the rows were that came
+        if unit.rows is None and first > start:  # without a row count, the share of a batch is unknown until the end
             yield batch.slice(0, 0), positions[:0], share
         unit_rows.append((number, unit, first - start))

@@ -201,7 +201,7 @@ class DefaultLookupCache(LookupCache):
             columns, (places, rows), fields = entries.columns(), entries.locate_rows(hit_entries), entries.row_fields
             if not fields and not entries.has_rows:
                 return CachedRows(present, None)
-        # Outside of the lock: what is looked at here is only ever appended to.
+        # Outside the lock: these arrays never change, as columns only grow at their end.
         indices = as_indices(rows)
         arrays = [
             cast_column(pc.take(column, indices, boundscheck=False), field.type, field.name, "")

@@ -40,7 +40,7 @@ class Entries:
         self.live = 0
         self.live_rows = 0  # a key without rows counts one
         self.live_bytes = 0
-        self.all_bytes = 0  # with those of entries that are gone
+        self.all_bytes = 0  # with removed entries
 
     @property
     def has_rows(self) -> bool:
@@ -112,7 +112,7 @@ class Entries:
     ) -> Numbers:
         """Add an entry per key, with the next `counts` of the rows; the entries' numbers. Older ones of the keys are gone."""
         for column, array in zip(self._columns, columns, strict=True):
-            column.check_room(array)  # all of them, before the first has changed
+            column.check_room(array)  # check all columns before the first one changes
         first = len(self)
         older = self.find(keys, hashes)
         self.remove(np.unique(older[older >= 0]))

@@ -31,7 +31,7 @@ class Slots:
         self._slots.fill(_EMPTY)
         self._mask = (1 << bits) - 1
         self._shift = np.uint64(64 - bits)
-        self._places = GrowingNumbers(np.int64)  # of each entry its slot
+        self._places = GrowingNumbers(np.int64)  # the slot of each entry
         self._occupied = 0  # slots that are not empty, at most
 
     def has_room(self, count: int) -> bool:
@@ -50,7 +50,7 @@ class Slots:
             equal = equal_keys(entries, pending_rows[filled])
             hits = filled[equal]
             row_entries[pending_rows[hits]] = entries[equal]
-            slot_values[hits] = _EMPTY  # found: nothing to go on with
+            slot_values[hits] = _EMPTY  # found: the next line drops it
             on = np.flatnonzero(slot_values != _EMPTY)
             pending_rows, at = pending_rows[on], (at[on] + 1) & self._mask
         return row_entries
@@ -70,7 +70,7 @@ class Slots:
         while len(at):
             free = self._slots[at] <= _EMPTY
             free_slots, takers = (at, pending_entries) if free.all() else (at[free], pending_entries[free])
-            # Of several that want one slot the last to be written gets it.
+            # If several entries get one slot, numpy keeps the last one written: the others try the next slot.
             self._slots[free_slots] = takers + 1
             winners = self._slots[free_slots].astype(np.int64) - 1
             won = winners == takers

@@ -34,7 +34,8 @@ from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.scan.formats import BATCH_ROWS
 
-_HAS_ROW, _LOADED_S = "lookup:found", "lookup:loaded_s"  # beside the table's columns: has the key a row, and since when
+# Beside the table's columns: whether the key has a row, and when it was loaded.
+_HAS_ROW, _LOADED_S = "lookup:found", "lookup:loaded_s"
 _SEGMENTS_AT_MOST = 8
 _EVICT_TO = 0.875
 REFUSE_ABOVE = 1.125
@@ -147,7 +148,7 @@ class SharedCache:
         """Whether each row has not expired."""
         bounds, live = self.bounds, np.ones(len(rows), np.bool_)
         if not part.this_boot and (bounds.expire_after_write_s is not None or bounds.expire_after_access_s is not None):
-            return ~live  # nobody can say how old they are
+            return ~live  # their times are of another boot's clock
         if bounds.expire_after_write_s is not None:
             live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s
         if bounds.expire_after_access_s is not None:
@@ -398,7 +399,7 @@ class SharedCache:
         fields = [*self.keys, *value_fields, pa.field(_HAS_ROW, pa.bool_()), pa.field(_LOADED_S, pa.float64())]
         schema = pa.schema([pa.field(field.name, field.type) for field in fields])
         arrays = self._take(part, rows, schema)
-        if not part.this_boot:  # by the clock of another boot, which says nothing to this one's
+        if not part.this_boot:  # times of another boot's clock mean nothing here
             arrays[-1] = as_array(np.full(len(rows), -np.inf))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -26,7 +26,7 @@ from pyspark_lookup.io.disk import Disk
 
 _BYTES_AT_MOST = 1024 * 1024
 _EARLIER_BOOT_S = -1.0  # on the steady clock, whose times are no less than zero
-_RACES = 1000  # that one call may lose: others go on faster
+_RACES = 1000  # that one call may lose to faster ones
 _NO_ROW = ""
 _CALL, _AT = "invalidated:call", "invalidated:at_s"  # beside each key: which call was the latest for it, and when
 
@@ -112,7 +112,7 @@ class Invalidations:
         stored_log: _CallLog | None
         number, stored_log = disk.newest_record("invalidated", self._place, _parse_call_log)
         if stored_log is None:
-            # None are on record any more, or they cannot be read: then all that was loaded until now may be among them.
+            # The log was removed or is damaged: any key that was loaded until now may have been in it.
             return _CallLog(number, boot, _NO_ROW, number, self._context.clock.steady_s() if number else None)
         call_log: _CallLog = dataclasses.replace(stored_log, number=number, boot=boot)
         if stored_log.boot != boot and call_log.recent is not None:
@@ -162,7 +162,7 @@ def _valid(arrays: Sequence[pa.Array], rows: int) -> Numbers:
 def _hash_recent(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
     try:
         arrays = [] if recent is None else cast_keys(recent, fields)
-    except SchemaError:  # the columns are of other types by now, and no entry has such keys
+    except SchemaError:  # the columns have other types by now, so no entry has such keys
         arrays = []
     if recent is None or not arrays:
         return np.zeros(0, np.uint64), np.zeros(0, np.float64)
@@ -176,7 +176,7 @@ def _hash_recent(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed
 def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
     """The log after one more call for `keys` at a time. Drops the keys of the earliest calls where there are too many."""
     number, until_s, folded = call_log.number + 1, call_log.until_s, call_log.folded
-    # A caller may stall between its look at the clock and this, while others come and go: no limit may go back.
+    # A caller may stall after it has read the clock, while later calls are recorded: the time of a key must not go back.
     at_s = max([at_s, *_times(call_log)])
     beside = {_CALL: np.full(keys.num_rows, number), _AT: np.full(keys.num_rows, at_s)}
     recent = keys
@@ -187,7 +187,7 @@ def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
             recent = _latest(
                 pa.concat_tables([call_log.recent, recent], promote_options="permissive"), keys.column_names
             )
-        except pa.ArrowException:  # they are of other types by now
+        except pa.ArrowException:  # the keys have other types by now
             until_s, folded = at_s, call_log.number
     while recent.nbytes > _BYTES_AT_MOST:
         calls, times = (np.asarray(one_array(recent.column(name))) for name in (_CALL, _AT))

@@ -51,7 +51,7 @@ class PartialCache:
         self._names = list(self.key_names)
         self._lock = threading.Lock()
         self._cache: _OfVersion | None = None
-        self._invalidated = NO_CALL  # the last call that this process has followed
+        self._invalidated = NO_CALL  # the last call whose keys this process has dropped
         self._touched_s = self.context.clock.steady_s()
 
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
@@ -113,12 +113,12 @@ class PartialCache:
         distinct_places, places = distinct_keys(repeated_keys, repeated_keys.hashes(self.flights.seed))
         different = _take(key_arrays, distinct_places)
         hashes = Keys(different).hashes(self.flights.seed)
-        local_parts, query.parts = query.parts, []  # until the end by places among the different keys
+        local_parts, query.parts = query.parts, []  # from here on, rows are by place among the distinct keys
         pending_keys = self._find_shared(different, hashes, np.arange(len(distinct_places)), query)
         while len(pending_keys):
             with self.flights.claim(hashes[pending_keys], query.fresh.version) as flight:
                 keys_to_load = pending_keys[flight.to_load]
-                # Once more, now that nobody else loads them: who did may have finished in between.
+                # Look again under the claim: another caller may have loaded them after we looked, and released its claim.
                 keys_to_load = self._find_shared(different, hashes, keys_to_load, query)
                 if len(keys_to_load):
                     self._load(different, hashes, keys_to_load, query, load)
@@ -172,7 +172,7 @@ class PartialCache:
             metrics.inc("numLoadFailures", len(numbers))
             raise
         metrics.inc("loadCount", len(numbers))
-        # As old as the moment before it was asked for.
+        # Rows are as old as the start of their load: the table may have changed since.
         age_s = clock.steady_s() - started_s
         metrics.set_gauge("latestLoadTime", int(age_s * 1000))
         metrics.time("loadTime", age_s)
@@ -224,7 +224,7 @@ class PartialCache:
             return
         assert self._cache is not None
         fields = [pa.field(name, array.type) for name, array in zip(self._names, keys, strict=True)]
-        with contextlib.suppress(SchemaError):  # of types that the columns had once, and no entry's
+        with contextlib.suppress(SchemaError):  # keys of types that the columns had once: no entry has them
             self._cache.invalidate(self._table(castable_keys(news, fields)))
 
     def close(self) -> None:

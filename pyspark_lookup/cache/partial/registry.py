@@ -24,7 +24,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import Table, TableVersion
 
 _FLIGHT_WAIT_S = 60.0
-_CACHES_AT_MOST = 16  # of a table, for different columns; the host still holds what one is given up with
+_CACHES_AT_MOST = 16  # of a table, for different columns; the host still has the rows of those that are dropped
 
 
 class PartialTables:
@@ -73,7 +73,7 @@ class PartialTables:
         return self._provider_cache is not None and self._context.disk is None and bool(self._invalidations)
 
     def _get_invalidations(self, table: Table, names: Sequence[str]) -> Invalidations:
-        # Of all references to the table, in whatever order they name its keys.
+        # One log for all references to the table, in whatever order they name its keys.
         place = key_of(table.scope, table.url, *sorted(names))
         if place not in self._invalidations:
             self._invalidations[place] = Invalidations(self._context, place, names)
@@ -84,7 +84,7 @@ class PartialTables:
         place = key_of(space, keys.serialize().hex(), bounds, options.cache_max_bytes)
         with self._lock:
             cache = self._caches.pop(place, None) or self._make(table, space, options, keys)
-            self._caches[place] = cache  # the latest used last
+            self._caches[place] = cache  # the most recently used last
             while len(self._caches) > _CACHES_AT_MOST:
                 del self._caches[next(iter(self._caches))]
             return cache

@@ -240,7 +240,7 @@ class SegmentBuilder:
         file = self._spill(size)
         self._mapped.append(file)
         os.posix_fallocate(file.fd, 0, size)  # on a full disk, writing to a hole that is mapped would kill the process
-        # Opened anew: a mapping keeps what it is made of, also in a child that is forked, and so the lock of `file`.
+        # Opened anew: a mapping keeps its descriptor open, also in a forked child, and with it the lock of `file`.
         with open(file.path, "r+b") as reopened:
             return np.frombuffer(mmap.mmap(reopened.fileno(), size), kind)
 

@@ -70,7 +70,7 @@ class ChunkStore:
             self._chunk_bytes += chunk.rows.nbytes
             if self._chunk_bytes <= self._at_most:
                 return
-        with self._spilling:  # who has more meanwhile waits here
+        with self._spilling:  # other threads with more chunks wait here
             with self._lock:
                 if self._chunk_bytes <= self._at_most:
                     return
@@ -159,7 +159,7 @@ class _SpillFile:
 
     def close(self) -> None:
         self._reader = None
-        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk's
+        with contextlib.suppress(OSError, pa.ArrowException):  # the disk may be full
             self._out.close()
         self._file.close()
 

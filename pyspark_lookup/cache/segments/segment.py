@@ -49,7 +49,7 @@ class Segment:
         self.keys = texts_of(meta["keys"])
         self.seed = Seed.from_json(meta["seed"])
         self.files = [_parse_file(file) for file in meta["files"]]
-        # Files that named rows which were left out when this was written.
+        # The files of deletes that were applied when this segment was written: it lacks the rows that they name.
         self.marks = texts_of(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
         self._dictionaries = {number: count_of(entries) for number, entries in meta["dictionaries"].items()}

@@ -32,8 +32,8 @@ _LARGEST_SHARE = 8  # a block above an eighth of the budget would sweep out too 
 _SHARE_AT_MOST = 16 * 1024 * 1024  # of blocks that are put at once
 _TOUCH_AFTER_S = 60.0
 _SWEEP_EVERY_S = 600.0
-_IN_USE_S = 600.0  # since a table was used last: until then it is not given up for another
-# What is forgotten for space, oldest first: it costs calls to the store. Others say what this host has committed and which
+_IN_USE_S = 600.0  # since the last use of a table: until then it is not evicted for another
+# Kinds of records that may be evicted: each costs calls to the store. All others say what this host has committed and which
 # versions are agreed on.
 _FORGOTTEN_FOR_SPACE = (
     "asked",
@@ -146,7 +146,7 @@ class Disk(Segments, Claims, Counters):
             self._remove(path)
             return None
         if abs(self._now_s() - used_at) > _TOUCH_AFTER_S:
-            # The access time that eviction orders by; coarse, so that hot blocks cost no writes.
+            # Eviction orders by this time. It is set once a minute at most, so hot blocks cost few writes.
             with contextlib.suppress(OSError):
                 os.utime(path)
         return data
@@ -438,7 +438,7 @@ class Disk(Segments, Claims, Counters):
         leftovers = self._leftovers(self._now_s())
         if repair:
             for name in damaged:
-                self._remove_tree(self._root / name)  # it may be a directory that somebody has put there
+                self._remove_tree(self._root / name)  # it may be a directory of that name
             for path in leftovers:
                 self._remove(path)
             self.recount()

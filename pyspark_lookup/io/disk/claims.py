@@ -84,7 +84,7 @@ class Claims(Directory):
                     elif is_own_file(status) and status.st_size <= CONTENT_AT_MOST:
                         active_claims.append((name, os.pread(fd, status.st_size, 0)))
             except OSError as problem:
-                if problem.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # over; or a link, a socket
+                if problem.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # released; or a link, a socket
                     raise
         return active_claims
 

@@ -90,7 +90,7 @@ class Counters(Records):
         descriptor = self._open(temporary, NEW_FILE)
         file = CounterFile(descriptor, len(head))
         try:
-            with contextlib.suppress(OSError):  # some file systems have no such locks: never added
+            with contextlib.suppress(OSError):  # some file systems have no such locks: then the file is never merged
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with self._within_budget(on_disk(len(head) + _numbers(values).size)):
                 os.pwrite(descriptor, head, 0)

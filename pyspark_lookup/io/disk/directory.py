@@ -31,7 +31,7 @@ _TRIES = 5  # to do something in a directory that others remove meanwhile
 _LOCK_POLL_S, _ACQUIRE_POLL_S = 0.001, 0.01
 _LOCK_WAIT_S = 1.0  # for the counter, evictions and segments: longer than they take, short for a waiting read
 LEFTOVER_AFTER_S = 3600.0
-CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: none of ours comes near it
+CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: ours are far smaller
 
 
 def key_of(*parts: object) -> str:
@@ -62,7 +62,7 @@ class Lock:
             fd, self._fd = self._fd, -1
             try:
                 if self._process == os.getpid():
-                    fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open as well
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing does not unlock it if a forked child has it open as well
             finally:
                 os.close(fd)
 
@@ -242,7 +242,7 @@ class Directory:
             try:
                 yield
             finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile holds it as well
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing does not unlock it if a forked child has it open as well
 
     # --- files ------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ def _mark(layout: Path) -> None:
         with open(temporary, "xb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
             file.write(_MARKER_TEXT)
             file.flush()
-            os.fsync(file.fileno())  # a marker that a crash has emptied would be another program's
+            os.fsync(file.fileno())  # after a crash, an empty marker would look like another program's
         os.replace(temporary, layout / MARKER)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def _foreign(layout: Path) -> str | None:
         if below == ".":
             unknown_names = [name for name in directories if name not in INNER]
             names = [name for name in names if not _MARKER_BEGUN.fullmatch(name)]
-            # Beside files that begin as ours do, a marker that says something else is ours, damaged.
+            # A marker with another text is our own, damaged, if there are cache files beside it.
             if MARKER in names and _is_cache(layout):
                 names.remove(MARKER)
             if unknown_names:

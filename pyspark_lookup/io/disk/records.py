@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _DAY_S = 86400.0
 _HELD_AT_MOST_S = 3600.0  # then it is read, and so seen to be in use
-_GRANULE_S = 0.02  # of a disk's clock: a file that is newer may be another one by the same signs
+_GRANULE_S = 0.02  # of a disk's clock: a younger file may yet be replaced by one with the same signs
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked", "missing"),
     7: ("bounds", "files", "place", "schema"),
@@ -144,9 +144,8 @@ class Records(Space):
             winner = self.get_record(kind, key, parse)
             if winner is not None:
                 return winner
-            with self._lock(
-                "repair.lock"
-            ):  # else a process could remove the good record that another has just put in place of the damaged one
+            # Under a lock: else a process could remove the good record that another has just put in place of the damaged one.
+            with self._lock("repair.lock"):
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
                     self._drop("records", path)  # damaged: clear the place and race for it again
         raise OSError(f"record {path} cannot be created")
@@ -166,7 +165,7 @@ class Records(Space):
                 value = self.get_record(row, _numbered(number), read)
                 if value is not None or number in self._numbers(row):
                     return number, None if value == _FORGOTTEN else value
-        return number, None  # others put and remove them faster than one can be read here
+        return number, None  # other processes replace them faster than we can read one
 
     def hold_newest(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[tuple[int, Any | None]]:
         """`newest_record`, which is called often."""
@@ -213,7 +212,7 @@ class Records(Space):
                 if self.succeed_record(kind, key, number, _FORGOTTEN):
                     self.remove_record(row, _numbered(number))
                     return
-        for number in self._numbers(row):  # on a full disk nothing can be put, and all be removed
+        for number in self._numbers(row):  # on a full disk the mark cannot be written, but the records can be removed
             self.remove_record(row, _numbered(number))
 
     def _numbers(self, row: str) -> set[int]:

@@ -154,7 +154,7 @@ class Segments(Records):
         if not writer.durable:  # without the record below, opening it checks every byte: a crash may have torn it
             return
         self.replace_record("segment", f"{table}-{name}", _signature(status))
-        with contextlib.suppress(OSError):  # a crash that forgets the name makes it a miss
+        with contextlib.suppress(OSError):  # if a crash loses the name, that is a miss
             sync_directory(directory)
 
     def use_table(self, table: str) -> None:
@@ -182,7 +182,7 @@ class Segments(Records):
                 if not _has_ends(fd, status, table, name):
                     self.discard_segment(table, name)
                     return None
-                # Without the lock the file may be removed meanwhile, but the mapping stays valid.
+                # If the lock cannot be had, the file may be removed while we use it, but the mapping stays valid.
                 lock_soon(fd, fcntl.LOCK_SH)
                 # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
                 view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))

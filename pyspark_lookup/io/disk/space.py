@@ -38,7 +38,7 @@ Kind = Literal["blocks", "segments", "records"]
 PAGE = 4096  # what a file takes on disk is a multiple of it, and what a directory takes
 _DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, and half of what is free there and ours
 RECORDS_SHARE = 16  # of the budget, which blocks and segments leave to records
-_TRIES = 3  # to have room that others do not take
+_TRIES = 3  # attempts: others may take the room that was made
 _RESERVED = ".reserved"
 _USAGE = "%020d %020d %020d\n"
 
@@ -113,7 +113,7 @@ class ReservedFile:
             self.reserved_bytes += more
         os.ftruncate(self.fd, size)
         if more < 0:
-            with contextlib.suppress(OSError):  # it is given back with the rest, or found by the next count
+            with contextlib.suppress(OSError):  # it is given back when the file is closed, or by the next recount
                 self._space.take("segments", more)
                 self.reserved_bytes += more
 
@@ -125,14 +125,15 @@ class ReservedFile:
         """Give the file its name. Raises OSError if that fails."""
         self._space._rename(self.path, path)
         self.reserved_bytes = 0
-        with contextlib.suppress(OSError):  # not before: unlocked under the other name it would be a dead process's
-            fcntl.flock(self.fd, fcntl.LOCK_UN)  # who opens it under its name locks it
+        # After the rename: unlocked under the old name, it would look like a dead process's.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # its readers lock it
 
     def close(self) -> None:
         """Remove the file if it was not published, and close it."""
         if self.fd < 0:
             return
-        fd, self.fd = self.fd, -1  # first: a child that is forked meanwhile must not close what has its number by then
+        fd, self.fd = self.fd, -1  # first: a child that is forked now must not close another file that gets this number
         self._space._remove(self.path)
         os.close(fd)
         with contextlib.suppress(OSError):

@@ -45,7 +45,7 @@ class CatalogStore:
             protocol, location = "file", ""
         if protocol in ("s3", "s3a", "s3n", "file"):
             place = "s3" if protocol.startswith("s3") else protocol
-        else:  # whose URLs may carry a host
+        else:  # URLs of other protocols may name a host
             place = f"{protocol}://{location.partition('/')[0]}"
         if place not in self._stores:
             self._stores[place] = self._open(url)

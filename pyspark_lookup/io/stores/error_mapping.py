@@ -133,7 +133,7 @@ def _advice(error: BaseException, code: str | None, status: int | None) -> str |
             "the object is encrypted with a key that only its writer has (SSE-C): write it again with SSE-S3 or SSE-KMS"
         )
     operation = next((name for cause in _chain(error) if (name := getattr(cause, "operation_name", None))), "")
-    if status == 400 and operation == "HeadObject":  # whose answer has no body
+    if status == 400 and operation == "HeadObject":  # the answer to HEAD has no body
         return "S3 does not say why: check for expired credentials, another region, or encryption with a key that only the writer has (SSE-C)"
     permission = _PERMISSIONS.get(operation) if status in (401, 403) else None
     return f"{_CHECK}: they need {permission}" if permission else None

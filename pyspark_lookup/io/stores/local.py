@@ -20,7 +20,7 @@ from pyspark_lookup.io.stores.file_version import PART_OF_FILE, FileVersion
 from pyspark_lookup.io.stores.own_files import split_path
 from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORIES, Count, Listing, is_entered
 
-_WALKS = 5  # of a directory whose name stands for another one after each
+_WALKS = 5  # attempts to list a directory whose name leads to another one after each
 _HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is held, and files in one
 _PUTS = 100  # attempts to put a file into a directory that others remove
 _Inode = tuple[int, int]
@@ -86,8 +86,8 @@ class LocalStore:
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._path(path)
         for _ in range(_WALKS):
-            # A link that is set to another directory meanwhile must not lead into that one half-way. Inode numbers alone do not
-            # tell, for that of a directory which was removed is given to the next: but not while it is open.
+            # A link may be set to another directory while we list: all entries must be of one directory. Comparing inode numbers
+            # shows it, as long as the directory is open: the number of a removed and closed one is given to the next.
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
@@ -185,7 +185,7 @@ class LocalStore:
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         """Reads through one descriptor, which must be `file` before the first and after the last."""
         try:
-            # A pipe that has taken the file's place is not waited for.
+            # Non-blocking: a pipe may have taken the file's place.
             descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)
         except (OSError, ValueError) as error:  # ValueError: no name of a file
             raise_ours(read_error(error, file.url), error)
@@ -282,7 +282,7 @@ class LocalStore:
         count("put")
         for _ in range(_PUTS):
             self._make_directory(root)
-            # Who deletes the last file in a directory removes that.
+            # Another process may remove the directory with its last file.
             with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1], 0o777) as directory:
                 status = self._write_new(directory, names[-1], data)
                 if status is None:
@@ -302,7 +302,7 @@ class LocalStore:
     @staticmethod
     def _write_new(directory: int, name: str, data: bytes) -> os.stat_result | None:
         """Write a whole file in an open directory. Returns its status; None if the name is taken."""
-        # A file that is created by its name is empty for a moment, and for ever if its writer dies then.
+        # Write under a temporary name, then link: else readers could see an empty file, which stays if the writer dies.
         temporary = f".{name}.{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666, dir_fd=directory), "wb") as file:

@@ -144,12 +144,12 @@ class S3Store:
         try:
             page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
         except Exception as error:
-            # Of a bucket that is there S3 lists what lies below any prefix: nothing, perhaps, but never "not found".
+            # For an existing bucket S3 answers any prefix with a listing, perhaps an empty one, but never with "not found".
             if http_status(error) != 404 or error_code(error) == "NoSuchBucket":
                 raise
             url = redact("path", f"s3://{bucket}/{prefix}")
             raise_ours(UfsUnavailableError(f"{url}: the answer is not one to a listing: {error}"), error)
-        # Of a body that is empty, or a gateway's page, the client makes a listing of nothing.
+        # The client turns an empty body, or a gateway's error page, into an empty listing.
         is_incomplete = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
         if is_incomplete or not all(item["Key"].startswith(prefix) for item in page.get("Contents", [])):
             raise UfsUnavailableError(f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing")
@@ -169,7 +169,7 @@ class S3Store:
             directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
             if relative and not relative.endswith("/") and all(map(is_entered, parents)):
                 files.append(self._version(bucket, item["Key"], item["Size"], item))
-        # Empty objects of the names of directories (see `get_status`).
+        # Leave out empty objects with the name of a directory (see `get_status`).
         files = [file for file in files if file.size or file.url[len(url) + 1 :] not in directories]
         return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories), listed_at_s)
 
@@ -222,7 +222,7 @@ class S3Store:
                 break  # sorted past it: the other keys share the name's beginning only
             if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
                 try:
-                    return self.list_status(path, count)  # a crowd of siblings: ask for it alone
+                    return self.list_status(path, count)  # many siblings sort before it: list the directory alone
                 except UfsNotFoundError:
                     if empty is None:
                         raise
@@ -236,7 +236,7 @@ class S3Store:
         match = {"IfMatch": f'"{etag}"'} if etag else {}
 
         async def get(offset: int, length: int) -> bytes:
-            # S3 gives its checksum of an object, which the client compares, to who asks for all of it without a range.
+            # A GET without a range returns the object's checksum, too, which the client compares.
             part = {} if (offset, length) == (0, file.size) else {"Range": f"bytes={offset}-{offset + length - 1}"}
             reply = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, **part, **match)
             async with reply["Body"] as body:
