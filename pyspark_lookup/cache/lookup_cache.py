@@ -1,8 +1,8 @@
 """`LookupCache`: keys to rows, in batches (FLIP-221).
 
-The FLIP's five operations, `open`, `get_if_present`, `put`, `invalidate` and `size`, and `close`. The
-first four take one key; their `_many` forms take a table of keys and move whole columns. `LookupCache` is written by
-the many, `KeyLookupCache` by the one.
+It has the FLIP's operations `open`, `get_if_present`, `put`, `invalidate` and `size`, and `close`. `get_if_present`, `put` and
+`invalidate` take one key; their `_many` forms take a table of keys and move whole columns. Implement the `_many` forms in a
+`LookupCache`, those of one key in a `KeyLookupCache`.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ class LookupCache(abc.ABC):
 class KeyLookupCache(LookupCache):
     """A cache of one key at a time, as FLIP-221 has it: implement `get_if_present`, `put`, `invalidate`, `size` and `close`.
 
-    Keys that reach it have no nulls, and their values are Python's, which has no dates before the year 1. A tuple of a key's values can be the key of a dictionary: NaN is always `math.nan`, and no
-    zero is negative. Rows are without the key's own columns, which whoever asks has; rows that were put somewhere else, as in a
-    cache that several processes share, need the same columns.
+    Keys that reach it have no nulls, and their values are Python's, which has no dates before the year 1. A tuple of a key's
+    values can be a key of a dictionary: NaN is always `math.nan`, and no zero is negative. Rows come without the key columns,
+    which the caller adds. Rows that others have put, as in a cache that several processes share, need the same columns.
     """
 
     _schema: pa.Schema | None = None  # of the rows that were put last

@@ -24,8 +24,8 @@ def in_thread(name: str, run: Callable[[], None]) -> None:
 class HostContext:
     """The cache directory (None: there is none), the counters, the clock and the randomness of one table reference.
 
-    `start`: runs a function beside its caller, under a name. `timer`: what runs schedules, one for all that have none of their own (None:
-    each has one).
+    `start`: runs a function in a thread of this name. `timer`: runs the schedules that need no timer of their own (None: each
+    has its own).
     """
 
     disk: Disk | None

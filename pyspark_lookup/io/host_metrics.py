@@ -1,7 +1,7 @@
-"""`Publisher` and `read_table_counts`: what the processes of a host have counted, put where all of them find it (FLIP-221's metric group).
+"""`Publisher` and `read_table_counts`: the counters of a host's processes, shared in the cache directory (FLIP-221's metric group).
 
-Each process has a file per table in the cache directory and puts its numbers there after each batch of a Spark task and each
-call. So sums over the processes of a host are exact, and short by the batch in flight of a process that was killed.
+Each process has a file per table, and writes its numbers there after each batch of a Spark task and each call. So the sums over a
+host's processes are exact, except for the running batch of a process that was killed.
 """
 
 from __future__ import annotations

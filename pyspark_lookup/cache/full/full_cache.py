@@ -1,13 +1,12 @@
 """`FullCache`: which snapshot answers, and how the next one comes to be (FLIP-221's full cache).
 
-UFS: a query asks for the version it has resolved; if that is not built, it waits a while and then
-reads the files themselves. CACHE: the latest snapshot answers, whatever the store has by now, and the
-schedule replaces it from time to time; a query that finds that overdue waits a while for it. In neither
-mode does a row come from another version than the one that is said, and in neither is a snapshot seen
-before it is complete.
+UFS mode: a query asks for the snapshot of the version that it has resolved. If there is none yet, it waits a while and then
+reads the files. CACHE mode: the latest snapshot answers, whatever the store has by now, and the schedule replaces it from
+time to time; a query that finds a reload overdue waits a while for it. In both modes all rows of an answer are of the version
+that is reported, and no snapshot is visible before it is complete.
 
-Loads of a table are made by one process of the host at a time, under a lock, each on top of what the
-one before left. A query that needs no load takes no lock.
+One process of the host at a time loads a table, under a lock, and reuses the layers of the load before. A query that needs no
+load takes no lock.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from pyspark_lookup.table.model import TableVersion
 class Job:
     """A load of `version` (None: the store's current one), or work that nobody waits for: compacting layers (`compact`), removing expired ones (`tidy`).
 
-    `due`: a load that is for the schedule, asked for when the latest one had ended at `seen_s`; any that another process makes
-    meanwhile will do.
+    `due`: a load for the schedule, queued when the latest load had ended at `seen_s`. It is skipped if another process has
+    loaded the table since.
     """
 
     version: TableVersion | None

@@ -1,8 +1,8 @@
 """From a version's files to layers on disk: what is unchanged is reused, only the rest is fetched.
 
-A small change becomes an overlay over the layers of the version before; three overlays and a fourth
-change become one. A large change, another schema and a compaction make a new base, of rows that lie in
-the layers already wherever their files are still the same.
+A small change becomes an overlay on the layers of the version before. When there are three overlays, the next change is merged
+with them into one. A large change, another schema or a compaction makes a new base; rows of files that have not changed are
+copied from the layers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`OverdueReloads`: what a query does about a reload that is due, so that its answer is one interval and one load old at most.
 
-Where processes live for one query only, none of them is there when a reload comes due, and one that is there may stand still:
-whoever finds it due begins it. It is waited for up to `lookup.full-cache.build-wait`, in all: a query that comes later, while
-the same load still runs, does not wait as long again.
+If every process lives for one query only, none may be alive when a reload comes due; and one that is may be stopped. So the
+query that finds a reload due begins it, and waits up to `lookup.full-cache.build-wait`. That time counts from the beginning of
+the load: a later query waits only for what is left of it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ON_TIME_S = 0.5  # a live schedule begins a due reload within this time, also o
 
 @dataclasses.dataclass(eq=False, repr=False)
 class OverdueReloads:
-    """The reloads of one table that are due, as a query of this process finds them.
+    """Begins and awaits the overdue reloads of one table, for the queries of this process.
 
-    `limit_s`: how long one is waited for. `tell`: called with the reason, once for each that is not waited for any longer.
+    `limit_s`: how long to wait for a reload. `tell`: called with the reason, once per reload, when the wait is given up.
     """
 
     schedule: Schedule

@@ -1,8 +1,8 @@
 """When reloads happen: one process of the host holds a table's schedule and runs its trigger.
 
-The schedule is a lock (the kernel gives it back when its holder dies) and the times in the table's
-state, which all processes share: opening a worker does not fire it, and a reload that came due while
-no worker lived happens as soon as one takes the schedule over.
+The schedule is a lock, which the kernel releases when its holder dies, and the times in the table's state, which all processes
+share. So opening a worker starts no reload, and a reload that came due while no worker was alive begins as soon as one takes
+the schedule over.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class _Action:
 class Schedule(CacheReloadTrigger.Context):
     """Runs one table's trigger, of which it is the context (FLIP-221), while this process holds the host's lock for it.
 
-    `name`: of what is reloaded, and how; references with other schedules have others, of which each is kept. `reload` asks for a
-    reload, True: for the one that is due; `last` says how the latest attempt of any process went.
+    `name`: of the table and the schedule's options; schedules with other options run side by side. `reload` starts a reload
+    (True: the one that is due) and returns its future; `last` returns the latest attempt of any process.
     """
 
     name: str

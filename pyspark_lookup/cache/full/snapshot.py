@@ -1,8 +1,7 @@
 """A version's rows as layers: one base segment and up to three overlays over it, with deleted rows.
 
-A row of a layer is live unless its file is no longer in the version, which `deleted` says. Each file's
-rows lie in one layer. The answer to a batch of keys is gathered layer by layer and then brought into
-the order of the keys, and in that into the order of the files and of the rows in them.
+A row of a layer is live unless it was deleted or its file is not in the version: `deleted` marks both. All rows of a file are in
+one layer. The answer to a batch of keys is gathered layer by layer and then sorted by key, file and row in the file.
 """
 
 from __future__ import annotations

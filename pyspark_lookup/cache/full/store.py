@@ -1,6 +1,6 @@
 """`StoredSnapshots`: one table's snapshots on this host's disk, and those that this process has mapped.
 
-The record of what there is, a `State`, is replaced whole by whoever holds the table's lock; readers take none.
+One record lists the snapshots: a `State`. The holder of the table's lock replaces it as a whole; readers take no lock.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class State:
     `started_at_s`, `finished_at_s` (also `finished_steady_s` on the clock of `finished_boot`): of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
     clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
     `failures`: attempts that failed since. `loading_since_s`: when an attempt began that has not ended; its process may have.
-    `gone`: the path holds another kind of table by now. `left`: segments that could not be removed, being in use. `refused`: the
-    latest attempt was, by the budget of the cache directory.
+    `gone`: the path has another kind of table by now. `left`: segments that could not be removed, as they were in use.
+    `refused`: the latest attempt failed because the budget of the cache directory has no room for it.
     """
 
     versions: tuple[StoredVersion, ...] = ()

@@ -1,8 +1,7 @@
-"""The order of accesses: which entries were used longest ago, and which not since some time.
+"""The order of accesses: which entries are the least recently used, and which were not used since a time.
 
-A log of batches, not a list of entries: a batch of accesses is appended as it came, and what is read
-from the old end counts only where no later access of the same entry followed. So the order is exact,
-and costs no Python step per entry.
+A batch of accesses is appended to the log as it comes. An access that is read from the old end counts only if no later one of
+the same entry followed. So the order is exact, and costs no Python step per entry.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _BATCHES_AT_MOST = 4096  # small ones, as of one key each
 class AccessLog:
     """Accesses by number, ascending from 0, each of an entry at a time in seconds that never goes back.
 
-    `timed`: whether anybody will ask for accesses by their time.
+    `timed`: whether to keep the times of accesses, for `find_first_later`.
     """
 
     def __init__(self, timed: bool) -> None:

@@ -1,7 +1,7 @@
 """`DefaultLookupCache`: FLIP-221's cache in the memory of one process, by whole columns.
 
-Eviction is exactly least recently used. An entry that was evicted, has expired or was replaced keeps
-its memory until as much of it has come together as there is in use; then the rest is moved together.
+Eviction is exactly least recently used. The memory of evicted, expired and replaced entries is freed when it exceeds that of
+live ones: then the live entries are copied into new columns.
 """
 
 from __future__ import annotations

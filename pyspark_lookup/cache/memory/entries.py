@@ -1,7 +1,7 @@
-"""The entries of a cache in memory: their keys, their rows and what is known of each, as whole columns.
+"""The entries of a cache in memory: their keys, rows, times and sizes, as whole columns.
 
-Entries are numbered in the order in which they were put; their rows lie in the same order. Nothing is
-removed in place: an entry that is gone is marked, and `compact` makes new columns without it.
+Entries are numbered in the order in which they were put, and their rows are in the same order. Nothing is removed in place: a
+removed entry is marked, and `compact` makes new columns without it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Open addressing over numpy: from a hash to the number of an entry, for a whole batch at a time.
 
-An entry lies in the first free slot from the one that its hash names. A removed entry leaves a mark
-behind unless an empty slot follows, so that those beyond it are still found. Whether two keys are one
-is for the caller to say: a hash only leads to candidates.
+An entry is in the first slot that was free, from the one that its hash names. A removed entry leaves a mark, unless an empty
+slot follows, so that entries beyond it are still found. A hash only leads to candidates: the caller compares the keys.
 """
 
 from __future__ import annotations

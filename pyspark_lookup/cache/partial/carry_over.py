@@ -1,7 +1,7 @@
 """Which keys a change of the table's files can have touched.
 
-Two versions differ in the files that only one of them has. A key whose value lies between the bounds of
-no such file has the same rows in both. A compaction's files say what those say that they took the place of.
+Two versions differ in the files that only one of them has. A key whose value is outside the bounds of all these files has the
+same rows in both. A file that a compaction wrote counts as the files that it replaced.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _table_key(version: TableVersion) -> str:
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
-    """The bounds of the files in which two versions differ. Files that a compaction replaced count; the files that it wrote do not."""
+    """The bounds of the files in which two versions differ. Of a compaction, the replaced files that the earlier version lacks count, its own do not."""
     rewrites = _parse_rewrites(after)
     alive, old_names = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)

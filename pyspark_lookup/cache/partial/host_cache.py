@@ -1,13 +1,13 @@
-"""`SharedCache`: what one process of a host loaded, for all of them: rows by key in mapped files.
+"""`SharedCache`: the rows that any process of a host has loaded, for all of them: by key, in mapped files.
 
-Every load is published as one segment (`io.disk.segments`), complete or not there; from time to time
-some are made one. A segment is of one version of the table and answers for another where the
-caller says that a key's rows cannot differ. Names begin with the time, so the listing of the directory
-is the list of segments, the latest last. What a merged segment took in is named in it, and no longer counts.
+Every load is published as one segment (`io.disk.segments`), whole or not at all; now and then some segments are merged. A
+segment is of one version of the table. It answers for another version, too, for keys whose rows cannot differ. Names begin
+with the time, so a sorted listing of the directory has the latest segment last. A merged segment names its members, which no
+longer count.
 
-When an entry was last used stands in a file of numbers beside its segment, mapped by all processes
-for writing. It is worth what memory is worth: nothing but the order of eviction and the expiry after
-access depend on it, and a value that cannot be is taken for the time of the load.
+The time of the last use of each key is in a file of numbers beside the segment, which all processes map for writing. Nothing
+protects it: only the order of eviction and the expiry after access depend on it, and an impossible value counts as the time
+of the load.
 """
 
 from __future__ import annotations

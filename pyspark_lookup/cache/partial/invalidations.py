@@ -1,8 +1,8 @@
 """`Invalidations`: the keys of a table that were invalidated on this host, for all of its processes.
 
-What a process holds of them it forgets at its next lookup. What the host shares lies in files that nobody changes: there an
-entry that was loaded before its key was invalidated does not count, and neither does a load that had begun before.
-Only so many keys are on record; of earlier ones it is known until when: what was loaded before that is loaded again.
+A process drops them from its own cache at its next lookup. The host's shared files are never changed: there, rows whose load
+began before their key was invalidated do not count. The log of keys is bounded. Of keys that no longer fit it keeps only the
+latest time: everything that was loaded before this time is loaded again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NO_CALL: Call = (_NO_ROW, 0)
 class _CallLog:
     """The calls of `invalidate`, `number` in all. `recent`: the keys of those after the first `folded`, which came before `until_s`.
 
-    `row`: which row of calls they are counted in; another one begins where the directory was removed.
+    `row`: the name of this log; a new one begins if the cache directory was removed.
     """
 
     number: int

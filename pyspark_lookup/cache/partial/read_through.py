@@ -1,8 +1,8 @@
 """`PartialCache`: a lookup through the caches, loading what they lack (FLIP-221's CachingLookupFunction).
 
-A key is looked for in this process, then in what the processes of the host share, and then loaded, by
-one of them at a time. Counters count keys: who waits for another's load has a hit; every key that is
-loaded here is one miss, and one load or one failure.
+A key is looked up in this process, then in the cache that the processes of the host share, and then loaded, by one of them at
+a time. Counters count keys: a key that another caller loads meanwhile is a hit here; a key that is loaded here is one miss, and
+one load or one failure.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _TOUCH_EVERY_S = 1.0
 class PartialCache:
     """Rows by key of one table (its keys and columns) as this process and its host hold them.
 
-    `make_cache`: a cache for one version of the table; the one of another version is given up. It may be the
-    same one, emptied: what threads do that still answer from the other version then passes it by.
+    `make_cache`: returns a cache for one version of the table, after that of the version before was closed. It may return the
+    same cache again: threads that still answer from the old version cannot reach it any more.
     """
 
     key_names: Sequence[str]

@@ -1,9 +1,8 @@
 """Single flight: of several callers that miss a key at the same time, one loads it and the others wait.
 
-Who is about to load keys says so in a claim: their hashes, in a file that it keeps locked until it is
-done or dead. Others leave those keys to it, wait for the lock, and look again. Nobody waits while
-holding a claim, so no two can wait for each other. Two keys of one hash are taken for one here, which
-costs a wait and no more.
+A process that is about to load keys claims them: it writes their hashes into a file, and keeps that locked until it is done or
+dead. Others leave these keys to it, wait for the lock, and look into the cache again. Nobody waits while holding a claim, so no
+two can wait for each other. Two keys with one hash are treated as one, which costs a wait and no more.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ class Flight:
 
 
 class Flights:
-    """Loads of one table's keys that are under way in this process, and on this host if there is a `disk`.
+    """The running loads of one table's keys in this process and, if there is a `disk`, on this host.
 
-    `seed`: of the hashes of keys, the same in all processes. `wait_s`: how long one waits for another;
-    then it loads for itself.
+    `seed`: of the hashes of keys, the same in all processes. `wait_s`: how long to wait for another load; after that, a caller
+    loads the keys itself.
     """
 
     def __init__(self, context: HostContext, space: str, seed: Seed, wait_s: float) -> None:

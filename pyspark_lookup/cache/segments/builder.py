@@ -1,10 +1,9 @@
-"""Building a segment: rows in any order come in, rows in hash order lie on disk, in bounded memory.
+"""Builds a segment in bounded memory: takes rows in any order, and writes them in the order of their keys' hashes.
 
-Rows are first dealt to partitions by the upper bits of their key's hash, a chunk at a time; then each
-partition is sorted by itself and appended to the file. Chunks that do not fit in memory meanwhile wait in
-temporary files, partition by partition. Several threads do both: nearly all of the time is spent in Arrow
-and numpy, which let other threads run. Columns of few distinct texts become codes with a dictionary:
-gathering codes costs a tenth of gathering text.
+Rows are first dealt to partitions by the upper bits of their key's hash, a chunk at a time. Then each partition is sorted and
+appended to the file. Chunks that do not fit in memory wait in temporary files, partition by partition. Several threads do both
+steps: nearly all time is spent in Arrow and numpy, which release the GIL. Columns with few distinct texts become codes with a
+dictionary: gathering codes costs a tenth of gathering text.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ _Columns = tuple[list[pa.Array], Numbers]  # and the positions of their rows
 class SegmentBuilder:
     """Takes the rows of a segment and writes it.
 
-    `keys` (names of columns of `schema`) may be empty: then rows stay as they come, without an index.
-    `spill` makes temporary files of a size. `memory_bytes`: about what it may hold. `threads`: how many
-    write the segment, and add rows; 0: the caller alone. Call `close` whatever happens.
+    `keys` (names of columns of `schema`) may be empty: then rows keep their order, and there is no index. `spill` makes a
+    temporary file of a size. `memory_bytes`: about how much memory it may use. `threads`: how many threads add rows, and write
+    the segment; 0: the caller alone. Always call `close`.
     """
 
     def __init__(

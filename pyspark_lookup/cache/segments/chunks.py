@@ -50,7 +50,7 @@ class ChunkStore:
     """Chunks in memory, and pieces of them in temporary files. Threads may add chunks at once, and then take partitions.
 
     It holds `at_most` bytes, and as many that are being written. A temporary file has the pieces of some neighbouring
-    partitions: it is removed with the last of them, mostly before the system has brought it to the disk.
+    partitions. It is removed after the last of them is taken, mostly before the system has flushed it to the disk.
     """
 
     def __init__(self, spill: Callable[[int], ReservedFile], at_most: int, codes: Mapping[int, Codes]) -> None:

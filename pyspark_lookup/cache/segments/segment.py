@@ -38,7 +38,7 @@ class SegmentFile:
 class Segment:
     """Rows in hash order (see `hash_index`), over memory that all processes of the host share.
 
-    Raises one of `UNREADABLE` for a file that is none of ours, whose parts do not fit each other.
+    Raises one of `UNREADABLE` if the parts of the file do not fit together.
     """
 
     def __init__(self, opened: OpenSegment) -> None:

@@ -1,7 +1,7 @@
 """Claims: files that tell other processes what this one is about to do, until it is done or dead.
 
-A claim is a file `claims/<space>/<group>-<name>` whose writer holds an exclusive lock on it. The kernel
-lets go of the lock when the writer dies; a claim without a lock is nobody's, and removed by whoever sees it.
+A claim is a file `claims/<space>/<group>-<name>`, on which its writer holds an exclusive lock. The kernel releases the lock when
+the writer dies: the next reader removes a claim without a lock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Counters of processes: one small file each, written in place, which outlives its process.
 
-A file is a header that says whose numbers these are and what they are called, and behind it the numbers with a checksum, put
-by one write. Its process holds a lock on it: a file whose lock is free is of one that has ended, and may be added to the total
-of its kind.
+A file is a header with the process and the names of its numbers, followed by the numbers and a checksum, which one write
+replaces. The process holds a lock on its file: if that is free, the process has ended, and the file may be merged into a total.
 """
 
 from __future__ import annotations

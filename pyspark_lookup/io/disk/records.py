@@ -97,7 +97,7 @@ class Held(Generic[T]):
 class Records(Space):
     """A directory with records, each of a kind and with a key.
 
-    Who reads one says by `parse` what its value has to be; what that raises of `UNREADABLE` makes the record a damaged one.
+    Readers check a value by `parse`: if it raises one of `UNREADABLE`, the record counts as damaged.
     """
 
     def get_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Any | None:

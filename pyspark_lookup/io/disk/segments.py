@@ -1,14 +1,14 @@
 """Segments: large files of named regions, written once, mapped by every process that reads them.
 
-    "LKUPSEG1", and what it is called       8 bytes, 16 bytes
-    regions, each from a multiple of 64     as many bytes as was said before writing
+    "LKUPSEG1", and a digest of its name    8 bytes, 16 bytes
+    regions, each from a multiple of 64     as many bytes as were reserved
     footer                                  JSON: {"meta": …, "regions": {name: [offset, length, CRC-32]}}
     footer's length, its CRC-32, magic      <QI8s
 
-A file gets its name (`snapshots/<table>/<name>`) by rename, after it is on the disk. Opening checks
-that it was made for this name, and the footer; the regions were checked once since the file was last touched, which a record says, and
-are read through if it was. Beside it may lie `<name>.used`, int64 numbers that are written in place. A mapping holds a shared lock on its file for as long as anything uses
-it: that is the pin which keeps the file from being removed.
+A file gets its name (`snapshots/<table>/<name>`) by rename, after it was flushed to the disk. Opening it checks the digest and
+the footer. The regions are checked once; a record then has the file's size, time and inode, and they are read again if these change.
+Beside the file may be `<name>.used`, int64 numbers that are written in place. A mapping holds a shared lock on its file as long
+as anything uses it. This pins the file: it is not removed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The budget of a cache directory: one account of the bytes of all its files, and files that are written within the budget.
 
-The account is three numbers in the file `usage`, changed in place under a lock: nobody walks the directory to know them.
-What is about to be written is taken from the budget before, so processes together never pass it. A file that
-takes long to write is as long as what it has taken, and its writer holds a lock on it: one without is a dead
-process's, and makes room for others at once.
+The account is three numbers in the file `usage`, changed in place under a lock, so that nobody has to list the directory. Bytes
+are taken from the budget before they are written, so all processes together never exceed it. A file that takes long to write has
+the size that it has reserved from the beginning, and its writer holds a lock on it. A file without a lock is a dead process's: it
+is removed when others need room.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ CATALOG_SCHEME = "catalog://"
 
 
 class CatalogStore:
-    """What the tables of a catalog are made of. A name is `catalog://<catalog>/<name>`, for which the catalog is asked, not a store.
+    """The stores of a catalog's tables. The table's own name is `catalog://<catalog>/<name>`: for this the catalog is asked, not a store.
 
     `open_store`: opens the store of a URL. `properties`: of the catalog, which tell it from others of its name.
     """
