@@ -119,7 +119,7 @@ def looked_up(
 
     parsed = LookupOptions.parse({**options, "path": path})
     reader = runtime().engine(parsed).reader
-    full = reader.fulls.of(find(reader, parsed).table, parsed)
+    full = reader.fulls.get_cache(find(reader, parsed).table, parsed)
     assert full is not None
     current = full.current()
     assert current is not None
@@ -170,7 +170,7 @@ def looked_up(
             entries = cache._live(held, Keys([keys]), cache._time())
             entries = entries[entries >= 0]
             held.touch(entries, cache._log.add(entries, cache._now_s))
-            held.rows_of(entries)
+            held.locate_rows(entries)
             gets.append(time.process_time_ns() - began)
             hits -= len(entries)
         for keys in batches:

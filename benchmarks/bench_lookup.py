@@ -127,7 +127,7 @@ def open_snapshot(path: Path, options: Mapping[str, str]) -> Snapshot:
     """The latest snapshot of a table, as a worker of this host holds it."""
     parsed = LookupOptions.parse({**options, "path": str(path)})
     reader = runtime().engine(parsed).reader
-    full = reader.fulls.of(find(reader, parsed).table, parsed)
+    full = reader.fulls.get_cache(find(reader, parsed).table, parsed)
     assert full is not None
     current = full.current()
     assert current is not None

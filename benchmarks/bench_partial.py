@@ -186,8 +186,8 @@ def which_rows(cache: DefaultLookupCache, keys: pa.Array) -> object:
     assert held is not None
     found = cache._live(held, Keys([keys]), cache._time())
     held.touch(found, cache._log.add(found, cache._now_s))
-    cache._log.trim(held.live, held.used)
-    return held.rows_of(found)
+    cache._log.trim(held.live, held.latest_accesses)
+    return held.locate_rows(found)
 
 
 def shown(what: str, times: dict[str, list[float]], keys: str) -> None:

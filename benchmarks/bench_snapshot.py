@@ -158,7 +158,7 @@ def opened(planned: str, keys_path: str, names: list[str]) -> dict[str, float]:
     table, options = pickle.loads(base64.b64decode(planned))
     batches = pa.ipc.open_file(keys_path).read_all().column(0).chunks
     imported = time.perf_counter()
-    full = runtime().engine(options).reader.fulls.of(table, options)
+    full = runtime().engine(options).reader.fulls.get_cache(table, options)
     assert full is not None
     current = full.current()
     assert current is not None
@@ -221,7 +221,7 @@ def worker(planned: str, keys_path: str, names: list[str]) -> None:
     for line in sys.stdin:
         found = {}
         if line.strip() == "open":
-            full = runtime().engine(options).reader.fulls.of(table, options)
+            full = runtime().engine(options).reader.fulls.get_cache(table, options)
             assert full is not None
             current = full.current()
             assert current is not None

@@ -454,8 +454,8 @@ def test_a_warm_get_reads_and_writes_no_record(
         opened.get_many([1])
         before = opened.metrics()["hitCount"]
         with monkeypatch.context() as patch:
-            patch.setattr(records_module, "content_of", noted(records_module.content_of))
-            patch.setattr(Directory, "_written", noted(Directory._written))
+            patch.setattr(records_module, "read_content", noted(records_module.read_content))
+            patch.setattr(Directory, "_temporary_file", noted(Directory._temporary_file))
             for _ in range(3):
                 assert opened.get(1) == opened.get_many([1]).drop_columns(["key_index"]).to_pylist()
         assert touched == []

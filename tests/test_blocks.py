@@ -97,24 +97,24 @@ def test_the_three_cases(source: Source) -> None:
     names = ("getBlocksAndLocationsCount", "fileLoadedCount", "fileResyncedCount", "fileCachedCount")
     blocks = {(0, 10), (50_000, 10)}
     old = source.version()
-    assert (source.locate(version=old).held, counts(source.host, *names)) == (set(), (1, 1, 0, 0))
+    assert (source.locate(version=old).cached_blocks, counts(source.host, *names)) == (set(), (1, 1, 0, 0))
     source.read(*blocks, version=old)
-    assert (source.locate(version=old).held, counts(source.host, *names)) == (blocks, (3, 2, 0, 1))
+    assert (source.locate(version=old).cached_blocks, counts(source.host, *names)) == (blocks, (3, 2, 0, 1))
     source.write(2)
     new = source.version()
-    assert (source.locate(version=new).held, counts(source.host, *names)) == (set(), (4, 2, 1, 1))
+    assert (source.locate(version=new).cached_blocks, counts(source.host, *names)) == (set(), (4, 2, 1, 1))
     source.read((0, 10), version=new)
-    assert [source.locate(version=version).held for version in (new, old)] == [{(0, 10)}, blocks]
+    assert [source.locate(version=version).cached_blocks for version in (new, old)] == [{(0, 10)}, blocks]
     assert (source.gets(), counts(source.host, *names)) == ([(0, 10)], (7, 2, 2, 3))
     for other in (dataclasses.replace(new, size=1), dataclasses.replace(new, identity="x")):
-        assert source.locate(version=other).held == frozenset()
+        assert source.locate(version=other).cached_blocks == frozenset()
     # Another path of this version, and this path in another store, are entries of their own.
     other_path = source.host.blocks.get_blocks_and_locations("file:///elsewhere/file", new)
-    assert other_path.held == frozenset()
+    assert other_path.cached_blocks == frozenset()
     assert other_path.path_key != source.locate(version=new).path_key
     away = source.another()
     away.store.scope = "s3://elsewhere"
-    assert source.locate(away, new).held == frozenset()
+    assert source.locate(away, new).cached_blocks == frozenset()
 
 
 # --- hits, misses and requests -----------------------------------------------------------------------
@@ -184,8 +184,8 @@ def test_a_version_not_settled_is_read_and_not_kept(source: Source) -> None:
     with pytest.raises(SourceChangedError):
         source.read((0, 10), host=host, version=nameless)
     assert counts(host, *HITS_AND_MISSES) == (0, 5)
-    assert source.locate(version=settled).held == {(0, 10)}
-    assert source.locate(version=nameless).held == frozenset()
+    assert source.locate(version=settled).cached_blocks == {(0, 10)}
+    assert source.locate(version=nameless).cached_blocks == frozenset()
 
 
 def test_a_changed_file_is_no_bytes(source: Source) -> None:
@@ -197,7 +197,7 @@ def test_a_changed_file_is_no_bytes(source: Source) -> None:
     with pytest.raises(SourceChangedError):
         source.read((0, 10), (50_000, 10), version=old)
     assert source.read((0, 10), version=old) == before
-    assert source.locate(version=old).held == {(0, 10)}
+    assert source.locate(version=old).cached_blocks == {(0, 10)}
     assert source.read((0, 10), (50_000, 10)) == source.right((0, 10), (50_000, 10))
 
 

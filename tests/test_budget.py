@@ -33,7 +33,7 @@ from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.io.disk import Disk, SegmentWriter
 from pyspark_lookup.io.disk.space import ReservedFile
-from pyspark_lookup.io.host_metrics import reloads_on
+from pyspark_lookup.io.host_metrics import read_reloads
 from pyspark_lookup.io.stores import IMMUTABLE, FileVersion
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -235,7 +235,7 @@ def test_a_build_without_room(
     reason = other.full.refusal(one.host.resolver.discover(one.options)[1])
     assert reason is not None
     assert "lookup.cache.max-bytes is 2.1 MB" in reason
-    ((told,),) = reloads_on(disk).values()
+    ((told,),) = read_reloads(disk).values()
     assert told.error.startswith("not built: ")
     fetched = len(one.fetched())
     assert fetched == 10
@@ -615,7 +615,7 @@ def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.M
     current.engine(plain).reader.resolver.host._unwritten["file:///t"] = {}
     scheduled = LookupOptions.parse({"path": str(tmp_path / "t"), **cache, **CACHE})
     engine = current.engine(scheduled)
-    full = engine.reader.fulls.of(engine.reader.resolver.table_of(scheduled, "DIRECTORY"), scheduled)
+    full = engine.reader.fulls.get_cache(engine.reader.resolver.table_of(scheduled, "DIRECTORY"), scheduled)
     assert full is not None
     full.schedule.ensure()
     engines = set(current._engines)

@@ -143,7 +143,7 @@ def test_flights_of_another_version_are_ignored(opened: Opened, where: str) -> N
     first = flights_of(None if where == "no directory" else opened)
     second = flights_of(Opened(opened.root.parent)) if where == "two processes" else first
     with first.claim(numbers(1), V1), second.claim(numbers(1), V2) as other:
-        assert other.mine.all()
+        assert other.to_load.all()
     assert second._context.metrics.snapshot()["loadWaitCount"] == 0
 
 
@@ -151,12 +151,12 @@ def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
     """A call that leaves all its keys to others stands in nobody's way; after any number of flights nothing is open or locked."""
     flights = [flights_of(opened) for _ in range(4)]
     with flights[0].claim(numbers(1, 2), V1), flights[1].claim(numbers(1, 2), V1) as other:
-        assert not other.mine.any()
+        assert not other.to_load.any()
         with flights[2].claim(numbers(3), V1) as more:
-            assert more.mine.all()
+            assert more.to_load.all()
             more.wait()
         with flights[0].claim(numbers(), V1) as none:
-            assert len(none.mine) == 0
+            assert len(none.to_load) == 0
     for number in range(20):
         with flights[number % 4].claim(numbers(number, 100), V1), flights[(number + 1) % 4].claim(numbers(100), V1):
             pass
@@ -173,8 +173,8 @@ def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeyp
     lock = Opened(opened.root.parent).disk.acquire("claim", SPACE, 0)
     assert lock is not None
     with flights_of(opened).claim(numbers(1), V1) as one, flights_of(opened).claim(numbers(1), V1) as other:
-        assert one.mine.all()
-        assert other.mine.all()
+        assert one.to_load.all()
+        assert other.to_load.all()
     lock.release()
     assert files_of(opened) == []
 

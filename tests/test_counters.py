@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup
 from pyspark_lookup.io.disk import CounterFile, Counts, Disk
-from pyspark_lookup.io.host_metrics import Publisher, tables_on
+from pyspark_lookup.io.host_metrics import Publisher, read_table_counts
 from tests.fakes import FakeClock
 from tests.fuzzing import fuzzed
 from tests.test_disk import Opened
@@ -46,7 +46,7 @@ class Host(Opened):
 
     def made(self, name: str, a: int, b: int) -> CounterFile:
         file = self.disk.new_counters(name, {"url": "/t"}, dict.fromkeys(NAMES, 0))
-        file.put(pair(a, b))
+        file.write(pair(a, b))
         return file
 
     def files(self) -> list[str]:
@@ -88,7 +88,7 @@ def test_the_sum_stays(tmp_path_factory: pytest.TempPathFactory, steps: list[str
         elif step == "count" and living:
             name = sorted(living)[number % len(living)]
             counted[name] = (-1) ** number * 2**50 + number
-            living[name].put(pair(counted[name], 1))
+            living[name].write(pair(counted[name], 1))
         elif step == "end" and living:
             del living[sorted(living)[number % len(living)]]
         elif step in ("fold", "die"):
@@ -179,7 +179,7 @@ def test_killed_processes(host: Host) -> None:
         os.waitpid(child, 0)
     assert own.host_total()["hitCount"] == 33
     assert sum(counts.alive for counts in host.disk.counters("t")) == 1
-    assert tables_on(host.disk, host.now)[0].processes == 1
+    assert read_table_counts(host.disk, host.now)[0].processes == 1
 
 
 def test_many_processes_come_and_go(host: Host) -> None:
@@ -187,7 +187,7 @@ def test_many_processes_come_and_go(host: Host) -> None:
     for number in range(200):
         host.publisher(hits=number)
     assert len(host.files()) <= 66
-    (table,) = tables_on(host.disk, host.now)
+    (table,) = read_table_counts(host.disk, host.now)
     assert (table.url, table.values["hitCount"]) == ("/data/t", 199 * 100)
     assert "ended" in host.publisher().by_worker()
 
@@ -202,7 +202,7 @@ def test_applications_come_and_go(host: Host) -> None:
         living = [made] if name == "lasting" else living
         counted[name] = counted.get(name, 0) + number + 1
         if number % 20 == 19:
-            (table,) = tables_on(host.disk, host.now)
+            (table,) = read_table_counts(host.disk, host.now)
             found = {name: own.values["hitCount"] for name, own in table.by_application.items()}
             assert found == {name: counted[name] for name in found}
             assert {"", "lasting", *[f"app-{number // 20 - n}" for n in range(min(number // 20, 8))]} <= found.keys()

@@ -98,7 +98,7 @@ class Table:
 
     @property
     def full(self) -> FullCache:
-        found = self.host.reader.fulls.of(self.table, self.options)
+        found = self.host.reader.fulls.get_cache(self.table, self.options)
         assert found is not None
         return found
 
@@ -262,7 +262,7 @@ def test_a_reload_fetches_only_changed_files(directory: Path, cache_dir: Path) -
 
 
 def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> None:
-    """Up to three deltas lie over the base; a later one takes the place of one that it hides, the fourth makes one of them all. Once
+    """Up to three overlays lie over the base; a later one takes the place of one that it hides, the fourth makes one of them all. Once
     a quarter of the base is hidden or lies over it, one base takes their place, beside the queries; nothing is fetched twice."""
     table = Table(directory, cache_dir, FULL)
     table.warm()

@@ -34,7 +34,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import DamagedFileError, OptionError, PredicateError, PysparkLookupError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.base.write_ids import ValidWriteIdList
-from pyspark_lookup.cache.full.schedule import trigger_of
+from pyspark_lookup.cache.full.schedule import make_trigger
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many
@@ -185,7 +185,7 @@ def world(kind: str, name: str) -> World:
 def reload(made: World, at_s: float) -> None:
     host = made.host(made.cache, at_s)
     table, _ = host.resolver.discover(made.parsed())
-    full = host.reader.fulls.of(table, made.parsed())
+    full = host.reader.fulls.get_cache(table, made.parsed())
     assert full is not None
     full.reload()
 
@@ -430,7 +430,7 @@ def options_of_any_layer(data: st.DataObject, home: Path) -> None:
     for value in dataclasses.astuple(parsed):
         assert not isinstance(value, float) or 0 <= abs(value) < threading.TIMEOUT_MAX
     with contextlib.suppress(OptionError, ImportError):
-        trigger_of(parsed)
+        make_trigger(parsed)
     context = HostContext(None, CacheMetricGroup(), FakeClock().host(), random.Random())
     HostVersions(None, context, None, None).floors("x", parsed)  # type: ignore[arg-type]
 

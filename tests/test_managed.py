@@ -228,7 +228,7 @@ def test_a_snapshot_of_an_older_version_has_the_rows_deleted_since(dim: Dim, tmp
     second = two.announce()
     for token, count in ((first, 100), (second, 99)):
         table, version = two.told(token)
-        full = two.host.reader.fulls.of(table, two.options)
+        full = two.host.reader.fulls.get_cache(table, two.options)
         assert full is not None
         snapshot = full.build(version, 10.0)
         assert snapshot is not None

@@ -32,7 +32,7 @@ from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
 from pyspark_lookup.cli.prometheus import HostCollector, series_names
 from pyspark_lookup.cli.report import report
 from pyspark_lookup.io.disk import Disk, DiskSpace
-from pyspark_lookup.io.host_metrics import Publisher, Reload, reloads_on, remember_reload
+from pyspark_lookup.io.host_metrics import Publisher, Reload, read_reloads, remember_reload
 from tests.fakes import FakeClock
 
 DASHBOARD = Path(pyspark_lookup.__file__).parent.parent / "conf" / "grafana" / "lookupcache.json"
@@ -215,7 +215,7 @@ def test_reloads_on_record(disk: Disk) -> None:
         remember_reload(disk, "one", "/t", Reload(float(n), 1.0, "v"))
     remember_reload(disk, "two", "/t", Reload(100.5, 2.0, error="no"))
     remember_reload(disk, "three", "/u", Reload(1.0, 1.0))
-    found = reloads_on(disk)
+    found = read_reloads(disk)
     assert list(found) == ["/t", "/u"]
     assert len(found["/t"]) == 201
     assert [reload.at_s for reload in found["/t"]] == sorted(reload.at_s for reload in found["/t"])
@@ -245,7 +245,7 @@ def test_reloads_that_fail_and_go_well_again(
     failed = [("reload-failed", "WARNING"), ("reload-failed", "INFO")]
     assert events == [("reload", "INFO"), *failed, ("reload", "WARNING")]
     assert all(str(path) in record.getMessage() for record in caplog.records)
-    ((url, loads),) = reloads_on(disk).items()
+    ((url, loads),) = read_reloads(disk).items()
     assert url.endswith("/dim")
     assert [load.rows for load in loads] == [3, 0, 0, 100_003]
     assert ["parquet" in load.error for load in loads] == [False, True, True, False]

@@ -362,7 +362,9 @@ def test_codes_that_come_after_they_were_given_up(workshop: Workshop) -> None:
     workshop.spills = 0
     with contextlib.closing(chunks.ChunkStore(workshop.spill, 0, {0: codes})) as store:
         for column, start in zip(columns, (0, 50, 100), strict=True):
-            store.add(chunks.Chunk.of([column], positions_of((0, range(start, start + len(column)))), [len(column)]))
+            store.add(
+                chunks.Chunk.from_columns([column], positions_of((0, range(start, start + len(column)))), [len(column)])
+            )
         assert workshop.spills == 1
         found = [piece.column(0) for piece in store.take(0)]
     assert pa.concat_arrays(found).to_pylist() == [*map(str, range(50)), *map(str, range(50)), *map(str, range(100))]

@@ -72,7 +72,7 @@ class Process:
     def has_snapshot(self, announcement: VersionToken) -> bool:
         """Whether the version is in this host's full cache, by what lies there."""
         table, version = self.told(announcement)
-        full = self.host.reader.fulls.of(table, self.options)
+        full = self.host.reader.fulls.get_cache(table, self.options)
         return full is not None and full.find(version) is not None
 
     def replace_during_read(self, replace: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
 """`LookupCache`: keys to rows, in batches (FLIP-221).
 
-The FLIP's five operations, `open`, `get_if_present`, `put`, `invalidate` and `size`, and `close`. The
-first four take one key; their `_many` forms take a table of keys and move whole columns. `LookupCache` is written by
-the many, `KeyLookupCache` by the one.
+It has the FLIP's operations `open`, `get_if_present`, `put`, `invalidate` and `size`, and `close`. `get_if_present`, `put` and
+`invalidate` take one key; their `_many` forms take a table of keys and move whole columns. Implement the `_many` forms in a
+`LookupCache`, those of one key in a `KeyLookupCache`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LookupCache(abc.ABC):
 
     @abc.abstractmethod
     def bytes(self) -> int:
-        """Bytes of what is held."""
+        """Bytes of the cached rows."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -94,33 +94,33 @@ class LookupCache(abc.ABC):
 
     def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
         """The rows of a key, [] if it is known to have none; None if the cache does not know."""
-        return _rows_of(self.get_many(_one(key)))
+        return _to_rows(self.get_many(_key_table(key)))
 
     def put(self, key: Key, rows: Sequence[Row]) -> list[dict[str, Any]] | None:
-        """Keep rows for a key; those that it had before, None if it was not there.
+        """Keep rows for a key. Returns those that it had before, None if it was not present.
 
         Raises ValueError for a null key or if `rows` is None.
         """
         if rows is None:
             raise ValueError(f"null value for key {key!r}: a key without rows has []")
-        asked = _one(key)
-        before = self.peek_many(asked)
+        key_table = _key_table(key)
+        before = self.peek_many(key_table)
         names = dict.fromkeys(name for row in rows for name in row)
         table = pa.table({name: [row.get(name) for row in rows] for name in names})
-        self.put_many(asked, table.append_column(KEY_INDEX, pa.array([0] * len(rows), pa.int64())))
-        return _rows_of(before)
+        self.put_many(key_table, table.append_column(KEY_INDEX, pa.array([0] * len(rows), pa.int64())))
+        return _to_rows(before)
 
     def invalidate(self, key: Key) -> None:
         """Forget a key."""
-        self.invalidate_many(_one(key))
+        self.invalidate_many(_key_table(key))
 
 
 class KeyLookupCache(LookupCache):
     """A cache of one key at a time, as FLIP-221 has it: implement `get_if_present`, `put`, `invalidate`, `size` and `close`.
 
-    Keys that reach it have no nulls, and their values are Python's, which has no dates before the year 1. A tuple of a key's values can be the key of a dictionary: NaN is always `math.nan`, and no
-    zero is negative. Rows are without the key's own columns, which whoever asks has; rows that were put somewhere else, as in a
-    cache that several processes share, need the same columns.
+    Keys that reach it have no nulls, and their values are Python's, which has no dates before the year 1. A tuple of a key's
+    values can be a key of a dictionary: NaN is always `math.nan`, and no zero is negative. Rows come without the key columns,
+    which the caller adds. Rows that others have put, as in a cache that several processes share, need the same columns.
     """
 
     _schema: pa.Schema | None = None  # of the rows that were put last
@@ -145,23 +145,23 @@ class KeyLookupCache(LookupCache):
         """Forget a key."""
 
     def bytes(self) -> int:
-        """Bytes of what is held; -1: not known."""
+        """Bytes of the cached rows; -1: unknown."""
         return UNSET
 
     def get_many(self, keys: pa.Table) -> CachedRows:
-        return self._found(keys, self.get_if_present)
+        return self._look_up_each(keys, self.get_if_present)
 
     def peek_many(self, keys: pa.Table) -> CachedRows:
-        return self._found(keys, self.peek)
+        return self._look_up_each(keys, self.peek)
 
-    def _found(self, keys: pa.Table, ask: Callable[[Key], list[dict[str, Any]] | None]) -> CachedRows:
+    def _look_up_each(self, keys: pa.Table, ask: Callable[[Key], list[dict[str, Any]] | None]) -> CachedRows:
         present, rows, numbers = np.zeros(keys.num_rows, np.bool_), list[Row](), list[int]()
-        for number, key in enumerate(_keys_of(keys)):
-            found = ask(key) if None not in key.values() else None
-            if found is not None:
+        for number, key in enumerate(_canonical_keys(keys)):
+            key_rows = ask(key) if None not in key.values() else None
+            if key_rows is not None:
                 present[number] = True
-                rows += found
-                numbers += [number] * len(found)
+                rows += key_rows
+                numbers += [number] * len(key_rows)
         if self._schema is None and not rows:
             return CachedRows(present, None)
         table = pa.Table.from_pylist(rows) if self._schema is None else table_of_rows(rows, self._schema)
@@ -172,18 +172,18 @@ class KeyLookupCache(LookupCache):
         lists: list[list[Row]] = [[] for _ in range(keys.num_rows)]
         for row in rows.to_pylist():
             lists[row.pop(KEY_INDEX)].append(row)
-        for key, found in zip(_keys_of(keys), lists, strict=True):
+        for key, key_rows in zip(_canonical_keys(keys), lists, strict=True):
             if None in key.values():
                 raise ValueError(f"key {key!r} has a null: it has no rows to keep")
-            self.put(key, found)
+            self.put(key, key_rows)
 
     def invalidate_many(self, keys: pa.Table) -> None:
-        for key in _keys_of(keys):
+        for key in _canonical_keys(keys):
             self.invalidate(key)
 
 
-def _keys_of(keys: pa.Table) -> Iterator[Key]:
-    """Keys one by one, equal ones in one form."""
+def _canonical_keys(keys: pa.Table) -> Iterator[Key]:
+    """The keys one by one, with one form for equal values."""
     for key in keys.to_pylist():
         yield {name: _plain(value) if isinstance(value, float) else value for name, value in key.items()}
 
@@ -192,12 +192,14 @@ def _plain(value: float) -> float:
     return math.nan if math.isnan(value) else value + 0.0
 
 
-def _one(key: Key) -> pa.Table:
+def _key_table(key: Key) -> pa.Table:
     return pa.table({name: [value] for name, value in key.items()})
 
 
-def _rows_of(found: CachedRows) -> list[dict[str, Any]] | None:
-    if not found.present[0]:
+def _to_rows(cached_rows: CachedRows) -> list[dict[str, Any]] | None:
+    if not cached_rows.present[0]:
         return None
-    rows: list[dict[str, Any]] = [] if found.rows is None else found.rows.drop_columns([KEY_INDEX]).to_pylist()
+    rows: list[dict[str, Any]] = (
+        [] if cached_rows.rows is None else cached_rows.rows.drop_columns([KEY_INDEX]).to_pylist()
+    )
     return rows

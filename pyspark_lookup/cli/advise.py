@@ -123,8 +123,8 @@ def advice(
         sizes = tuple(replay(trace, size) for size in _sizes(distinct))
     what = f"its rows take {'about ' if estimated else ''}{decoded_bytes / 1e6:,.1f} MB decoded"
     options = {"lookup.cache": CacheMode.FULL.value}
-    if space.budget < decoded_bytes * _RELOAD or 0 <= space.free + space.used < decoded_bytes * _RELOAD:
-        room = min(space.budget, max(space.free, 0) + space.used)
+    if space.budget < decoded_bytes * _RELOAD or 0 <= space.free + space.used_bytes < decoded_bytes * _RELOAD:
+        room = min(space.budget, max(space.free, 0) + space.used_bytes)
         reasons = [
             f"{what}; a full cache needs twice that on disk, and the cache directory may take {room / 1e6:,.0f} MB "
             "(lookup.cache.max-bytes)"
@@ -140,7 +140,7 @@ def advice(
     if refused:
         full = f"{refused:,} times there was no room for its snapshot on this host, and it was read from its files"
         reasons.append(
-            f"{full}: {space.used / 1e6:,.0f} MB of {space.budget / 1e6:,.0f} MB are in use; raise lookup.cache.max-bytes"
+            f"{full}: {space.used_bytes / 1e6:,.0f} MB of {space.budget / 1e6:,.0f} MB are in use; raise lookup.cache.max-bytes"
         )
     return Advice(options, tuple(reasons), distinct, sizes)
 

@@ -53,7 +53,7 @@ def hints(values: Mapping[str, int]) -> list[Hint]:
 
 def disk_hints(space: DiskSpace) -> list[Hint]:
     """What the use of a cache directory advises."""
-    if not 0 <= space.free < space.budget - space.used:
+    if not 0 <= space.free < space.budget - space.used_bytes:
         return []
     return [
         Hint(

@@ -16,7 +16,7 @@ from pyspark_lookup.base.metrics import COUNTERS, GAUGES, UNSET
 from pyspark_lookup.cli.output import ABSENT, CACHE_DIR, CLOCK, JSON, bytes_text, count_text, disk_at, show, shown_url
 from pyspark_lookup.cli.prometheus import HostCollector
 from pyspark_lookup.cli.report import report
-from pyspark_lookup.io.host_metrics import tables_on
+from pyspark_lookup.io.host_metrics import read_table_counts
 
 
 @click.command()
@@ -26,7 +26,7 @@ from pyspark_lookup.io.host_metrics import tables_on
 def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
     """What the processes of this host have counted, of each table (or of the one at PATH), and disk use. Exit code 3 if nothing is known of it."""
     disk = disk_at(cache_dir)
-    every = tables_on(disk, CLOCK)
+    every = read_table_counts(disk, CLOCK)
     url = None if path is None else shown_url(path, cache_dir)
     tables = [table for table in every if url in (None, table.url)]
     space = dataclasses.asdict(disk.space())

@@ -19,7 +19,7 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import BOUNDS_MS, COUNTERS, GAUGES, HOST_GAUGES, TIMES, UNSET, bucket_names, up_to
 from pyspark_lookup.base.printable import printable
 from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.host_metrics import TableCounts, host_gauges, tables_on
+from pyspark_lookup.io.host_metrics import TableCounts, host_gauges, read_table_counts
 
 _PREFIX = "lookupcache_"
 _LABELS = ("table", "host")
@@ -68,7 +68,7 @@ class HostCollector(Collector):
         self._host = socket.gethostname()
 
     def collect(self) -> Iterator[Metric]:
-        tables = tables_on(self._disk, self._clock)
+        tables = read_table_counts(self._disk, self._clock)
         counted = [((*self._labels(t), printable(name)), own) for t in tables for name, own in t.by_application.items()]
         for name, doc in COUNTERS.items():
             if name not in _IN_HISTOGRAMS:

@@ -18,7 +18,7 @@ from pyspark_lookup.base.metrics import UNSET
 from pyspark_lookup.base.printable import printable
 from pyspark_lookup.cli.hints import Hint, block_hit_rate, disk_hints, hints, hit_rate, quantile_ms, saved_bytes
 from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.host_metrics import Reload, TableCounts, reloads_on, tables_on
+from pyspark_lookup.io.host_metrics import Reload, TableCounts, read_reloads, read_table_counts
 
 _TEMPLATE = importlib.resources.files("pyspark_lookup.cli").joinpath("report.html.jinja")  # also from a zip
 _SHOWN_RELOADS = 100
@@ -78,8 +78,8 @@ class _Finding(NamedTuple):
 
 def report(disk: Disk, clock: HostClock) -> str:
     """The page about the tables in a cache directory, as HTML."""
-    reloads = reloads_on(disk)
-    counted = tables_on(disk, clock)
+    reloads = read_reloads(disk)
+    counted = read_table_counts(disk, clock)
     shown = [_shown(f"t{n}", table, reloads.get(table.url, [])) for n, table in enumerate(counted, 1)]
     space = disk.space()
     environment = jinja2.Environment(

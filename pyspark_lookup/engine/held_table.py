@@ -50,4 +50,4 @@ def find_again(engine: Engine, options: LookupOptions, before: HeldTable | None,
         return before
     complete = planner.with_table_keys(options, found)
     cached = options.metadata_source is MetadataSource.CACHE
-    return HeldTable(engine, found, complete, engine.reader.fulls.of(found.table, complete) if cached else None)
+    return HeldTable(engine, found, complete, engine.reader.fulls.get_cache(found.table, complete) if cached else None)

@@ -234,7 +234,9 @@ def _from_partial(
 
 def _partial_cache(reader: TableReader, plan: ReadPlan, asked: _Asked) -> tuple[PartialCache, Freshness]:
     bounds_of = functools.partial(reader.versions.bounds_of, plan.table, asked.layout)
-    return reader.partials.of(plan.table, asked.space, plan.options, asked.keys, asked.kept, asked.version, bounds_of)
+    return reader.partials.get_cache(
+        plan.table, asked.space, plan.options, asked.keys, asked.kept, asked.version, bounds_of
+    )
 
 
 def _partial_answer(plan: ReadPlan, asked: _Asked, rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -268,7 +268,7 @@ class Lookup:
 
     def _snapshot(self, plan: ReadPlan, resolution: Resolution, wait_s: float | None = None) -> Snapshot | None:
         reader = self._engine.reader
-        full = reader.fulls.of(plan.table, self._options)
+        full = reader.fulls.get_cache(plan.table, self._options)
         if full is None:
             return None
         if self._options.metadata_source is MetadataSource.CACHE and full.find(resolution.version) is None:

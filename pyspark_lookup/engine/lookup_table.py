@@ -368,7 +368,7 @@ class LookupTable:
         if self._held is None:
             self._find(engine, self._options)
         assert self._held is not None
-        full = engine.reader.fulls.of(self._held.found.table, self._held.options)
+        full = engine.reader.fulls.get_cache(self._held.found.table, self._held.options)
         if full is None:
             raise OptionError(
                 "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"

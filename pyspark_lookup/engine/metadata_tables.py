@@ -211,7 +211,7 @@ def describe_version(engine: Engine, options: LookupOptions) -> dict[str, Any]:
     """The row of the view `summary`."""
     reader = engine.reader
     table, version = reader.resolver.discover(options)
-    full = reader.fulls.of(table, options)
+    full = reader.fulls.get_cache(table, options)
     snapshot = full.find(version) if full is not None else None
     rows = snapshot.rows if snapshot is not None else None
     if rows is None and len(version.files) <= _FOOTERS_AT_MOST:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import CHANGED_KIND, OptionError, SchemaError
 from pyspark_lookup.base.printable import names_shown
-from pyspark_lookup.cache.full.schedule import trigger_of
+from pyspark_lookup.cache.full.schedule import make_trigger
 from pyspark_lookup.cache.full.snapshot_scan import key_values
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import And, Predicate
@@ -105,7 +105,7 @@ def _serve(
     reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
 ) -> TableVersion:
     """The version that a full cache in CACHE mode answers from, which may be older than the last one known, `version`."""
-    full = reader.fulls.of(table, options) if options.metadata_source is MetadataSource.CACHE else None
+    full = reader.fulls.get_cache(table, options) if options.metadata_source is MetadataSource.CACHE else None
     if full is None:
         return version
     latest = full.latest()
@@ -153,7 +153,7 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
                 f"by their bytes: declare it as plain text by lookup.schema, e.g. '{collated[0]} STRING, …'"
             )
     if options.cache is CacheMode.FULL and options.provider is None:
-        trigger_of(options)  # a custom one is a module that may not be there
+        make_trigger(options)  # a custom one is a module that may not be there
     if options.where:
         parse_where(options.where, everything)
     for key, name in (("lookup.valid-from", options.valid_from), ("lookup.valid-to", options.valid_to)):

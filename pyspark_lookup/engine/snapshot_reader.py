@@ -51,7 +51,7 @@ class SnapshotReader:
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None, exact: bool
     ) -> tuple[Resolution, Snapshot | None]:
         table, options = plan.table, plan.options
-        full = self._fulls.of(table, options)
+        full = self._fulls.get_cache(table, options)
         if full is not None and options.metadata_source is MetadataSource.CACHE:
             latest = self.current(table, options)
             if latest is not None:
@@ -75,7 +75,7 @@ class SnapshotReader:
 
         None without one, and while it is behind what this host has committed: the store answers then, and it reloads.
         """
-        full = self._fulls.of(table, options)
+        full = self._fulls.get_cache(table, options)
         latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
         if full is None or latest is None or self._resolver.host.includes_own_writes(table, options, latest[0]):
             return latest
@@ -104,7 +104,7 @@ class SnapshotReader:
 
         `wait_s`: how long it may (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
         """
-        full = self._fulls.of(table, options)
+        full = self._fulls.get_cache(table, options)
         if full is None:
             return None
         if options.metadata_source is MetadataSource.CACHE:
@@ -113,7 +113,7 @@ class SnapshotReader:
 
     def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version if it has all that the plan needs."""
-        if self._fulls.of(plan.table, plan.options) is None:
+        if self._fulls.get_cache(plan.table, plan.options) is None:
             return None
         return self.covering(plan, self.of(plan.table, plan.options, version, exact=exact))
 

@@ -30,13 +30,13 @@ _MERGED_BYTES = 16 * 1024 * 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlocksAndLocations:
-    """One file version as the cache knows it: `held` are the (offset, length) of blocks on disk.
+    """One file version as the cache knows it: `cached_blocks` are the (offset, length) of blocks on disk.
 
     A block may vanish afterwards (evicted, damaged); reading it is then a miss.
     """
 
     file: FileVersion
-    held: frozenset[Range]
+    cached_blocks: frozenset[Range]
     path_key: str
     version_key: str
 
@@ -44,8 +44,8 @@ class BlocksAndLocations:
         return BlockKey(self.path_key, self.version_key, *block)
 
 
-def path_key_of(scope: str, path: str) -> str:
-    """What the blocks of a file of a store are kept under."""
+def make_path_key(scope: str, path: str) -> str:
+    """The key under which the blocks of a store's file are kept."""
     return key_of(scope, path)
 
 
@@ -63,112 +63,112 @@ class BlockCache:
         self._wait_s = wait_s
 
     def read_only(self) -> BlockCache:
-        """The same blocks for a reader whose own fetches are not to be kept: what it reads, it stores elsewhere."""
+        """The same cache, which does not keep what is fetched through it: for a reader that stores the bytes elsewhere."""
         twin = copy.copy(self)
         twin._keeps = False
         return twin
 
     def get_blocks_and_locations(self, path: str, version: FileVersion) -> BlocksAndLocations:
-        """The blocks held of `path` in exactly this `version`. No call to the store."""
-        path_key = path_key_of(self._ufs.scope, path)
+        """The cached blocks of `path` in exactly this `version`. Makes no call to the store."""
+        path_key = make_path_key(self._ufs.scope, path)
         version_key = key_of(version.size, version.identity)
         disk = self._context.disk
         versions = disk.versions_held(path_key) if disk else frozenset()
-        held: frozenset[Range] = frozenset()
+        cached_blocks: frozenset[Range] = frozenset()
         if disk and version_key in versions:
-            known, held = "fileCachedCount", disk.blocks_held(path_key, version_key)
-        else:  # to be synced again, or loaded, as its blocks are read
-            known = "fileResyncedCount" if versions else "fileLoadedCount"
+            counter_name, cached_blocks = "fileCachedCount", disk.blocks_held(path_key, version_key)
+        else:  # its blocks will be fetched as they are read
+            counter_name = "fileResyncedCount" if versions else "fileLoadedCount"
         self._context.metrics.inc("getBlocksAndLocationsCount")
-        self._context.metrics.inc(known)
-        return BlocksAndLocations(version, held, path_key, version_key)
+        self._context.metrics.inc(counter_name)
+        return BlocksAndLocations(version, cached_blocks, path_key, version_key)
 
-    def read(self, wanted: Sequence[tuple[BlocksAndLocations, Sequence[Range]]]) -> list[list[Data]]:
-        """The bytes of each block of each file, in the order asked; what is missing is fetched and kept.
+    def read(self, requests: Sequence[tuple[BlocksAndLocations, Sequence[Range]]]) -> list[list[Data]]:
+        """The bytes of each block of each file, in the order of `requests`. Missing blocks are fetched and kept.
 
         Raises SourceChangedError if a file that must be fetched is no longer in its version, another
         UfsError if the store fails.
         """
-        found: dict[_Block, Data] = {}
+        block_data: dict[_Block, Data] = {}
         missing: list[_Block] = []
-        for index, (location, blocks) in enumerate(wanted):
+        for index, (location, blocks) in enumerate(requests):
             for block in dict.fromkeys(blocks):
                 data = self._read_cached(location, block)
                 if data is None:
                     missing.append((index, block))
                 else:
-                    found[index, block] = data
-        self._context.metrics.inc("blockHitCount", len(found))
-        locations = [location for location, _ in wanted]
+                    block_data[index, block] = data
+        self._context.metrics.inc("blockHitCount", len(block_data))
+        locations = [location for location, _ in requests]
         for start in range(0, len(missing), _CLAIMED_AT_ONCE):
-            self._load(locations, missing[start : start + _CLAIMED_AT_ONCE], found)
-        return [[found[index, block] for block in blocks] for index, (_, blocks) in enumerate(wanted)]
+            self._load(locations, missing[start : start + _CLAIMED_AT_ONCE], block_data)
+        return [[block_data[index, block] for block in blocks] for index, (_, blocks) in enumerate(requests)]
 
     def read_anew(self, location: BlocksAndLocations, blocks: Sequence[Range]) -> list[Data]:
-        """The bytes of blocks as the store gives them now, which are not kept; what is held of the file's version is forgotten.
+        """The bytes of blocks, fetched again and not kept. All cached blocks of the file's version are removed.
 
-        For bytes that make no sense, and may have been damaged on their way here. If these make sense, they were: say so by
+        For bytes that cannot be decoded: they may have been damaged on their way here. If the new ones can be decoded, call
         `count_damaged`. Raises as `read`.
         """
         if self._context.disk is not None:
             self._context.disk.forget_blocks(location.path_key, location.version_key)
-        found: dict[_Block, Data] = {}
-        self.read_only()._fetch([location], [(0, block) for block in blocks], found)
-        return [found[0, block] for block in blocks]
+        block_data: dict[_Block, Data] = {}
+        self.read_only()._fetch([location], [(0, block) for block in blocks], block_data)
+        return [block_data[0, block] for block in blocks]
 
     def count_damaged(self) -> None:
-        """Count a block that was damaged, for the store has its file whole."""
+        """Count a block that arrived damaged, though the store's file is intact."""
         self._context.metrics.inc("blockDamagedCount")
 
     def _read_cached(self, location: BlocksAndLocations, block: Range) -> Data | None:
-        if self._context.disk is None or not location.file.cacheable or block not in location.held:
+        if self._context.disk is None or not location.file.cacheable or block not in location.cached_blocks:
             return None
         return self._context.disk.get_block(location.key(block))
 
-    def _load(self, locations: list[BlocksAndLocations], missing: list[_Block], found: dict[_Block, Data]) -> None:
-        """Fetch what no other process is fetching; then collect what others fetched meanwhile.
+    def _load(self, locations: list[BlocksAndLocations], missing: list[_Block], block_data: dict[_Block, Data]) -> None:
+        """Fetch the blocks that no other process is fetching, then wait for the others' blocks.
 
-        Nothing is waited for while a lock is held, so two loaders cannot wait for each other.
+        No lock is held while waiting, so two loaders cannot wait for each other.
         """
-        mine: list[_Block] = []
-        others: list[tuple[Disk, int, Range]] = []
-        with contextlib.ExitStack() as held:
+        to_fetch: list[_Block] = []
+        elsewhere: list[tuple[Disk, int, Range]] = []
+        with contextlib.ExitStack() as locks:
             claimed: dict[Path, bool] = {}
             for index, block in missing:
-                disk = self._disk_for(locations[index])
+                disk = self._target_disk(locations[index])
                 if disk is None:
-                    mine.append((index, block))
+                    to_fetch.append((index, block))
                     continue
                 key = locations[index].key(block)
                 path = disk.lock_path("block", key.name)
                 if path not in claimed:
-                    claimed[path] = self._claim(disk, key.name, 0, held)
+                    claimed[path] = self._claim(disk, key.name, 0, locks)
                 if not claimed[path]:
-                    others.append((disk, index, block))
+                    elsewhere.append((disk, index, block))
                 # Looked up again under the lock: its last holder may just have published it.
-                elif not self._find(disk, key, found, index):
-                    mine.append((index, block))
-            self._fetch(locations, mine, found)
+                elif not self._find(disk, key, block_data, index):
+                    to_fetch.append((index, block))
+            self._fetch(locations, to_fetch, block_data)
         wait_s = self._wait_s
-        for disk, index, block in others:
+        for disk, index, block in elsewhere:
             key = locations[index].key(block)
-            with contextlib.ExitStack() as held:
+            with contextlib.ExitStack() as locks:
                 self._context.metrics.inc("blockWaitCount")
-                if not self._claim(disk, key.name, wait_s, held):
-                    wait_s = 0  # patience is for the whole read, not for each block of a stuck loader
-                if not self._find(disk, key, found, index):  # the other loader failed, died, or holds on too long
-                    self._fetch(locations, [(index, block)], found)
+                if not self._claim(disk, key.name, wait_s, locks):
+                    wait_s = 0  # `wait_s` is for the whole read: do not wait again for each block of a stuck loader
+                if not self._find(disk, key, block_data, index):  # the other loader failed, died, or holds on too long
+                    self._fetch(locations, [(index, block)], block_data)
 
-    def _find(self, disk: Disk, key: BlockKey, found: dict[_Block, Data], index: int) -> bool:
-        """Whether a block is on disk; then it is among what was found."""
+    def _find(self, disk: Disk, key: BlockKey, block_data: dict[_Block, Data], index: int) -> bool:
+        """Add a block to `block_data` if it is on disk. Returns whether it is."""
         data = disk.get_block(key)
         if data is not None:
-            found[index, (key.offset, key.length)] = data
+            block_data[index, (key.offset, key.length)] = data
             self._context.metrics.inc("blockHitCount")
         return data is not None
 
-    def _claim(self, disk: Disk, name: str, timeout_s: float, held: contextlib.ExitStack) -> bool:
-        """Whether the lock is held by us now, or cannot be had at all because the directory is broken."""
+    def _claim(self, disk: Disk, name: str, timeout_s: float, locks: contextlib.ExitStack) -> bool:
+        """Acquire a block's lock into `locks`. Returns whether to load the block: also if the directory is broken, without a lock."""
         try:
             lock = disk.acquire("block", name, timeout_s)
         except OSError:
@@ -176,10 +176,10 @@ class BlockCache:
             return True
         if lock is None:
             return False
-        held.callback(lock.release)
+        locks.callback(lock.release)
         return True
 
-    def _fetch(self, locations: list[BlocksAndLocations], blocks: list[_Block], found: dict[_Block, Data]) -> None:
+    def _fetch(self, locations: list[BlocksAndLocations], blocks: list[_Block], block_data: dict[_Block, Data]) -> None:
         by_file: dict[int, list[Range]] = {}
         for index, block in blocks:
             by_file.setdefault(index, []).append(block)
@@ -189,19 +189,19 @@ class BlockCache:
         answers = self._ufs.read_many(requests)
         for (index, spans), parts in zip(merged.items(), answers, strict=True):
             location = locations[index]
-            kept: dict[BlockKey, Data] = {}
+            cached_blocks: dict[BlockKey, Data] = {}
             for ((start, _), members), data in zip(spans, parts, strict=True):
                 view = memoryview(data)
                 for offset, length in members:
                     part = view[offset - start : offset - start + length]
-                    found[index, (offset, length)] = part
-                    kept[location.key((offset, length))] = part
-            disk = self._disk_for(location)
+                    block_data[index, (offset, length)] = part
+                    cached_blocks[location.key((offset, length))] = part
+            disk = self._target_disk(location)
             if disk is not None:
-                disk.put_blocks(kept)
+                disk.put_blocks(cached_blocks)
 
-    def _disk_for(self, location: BlocksAndLocations) -> Disk | None:
-        """Where blocks of a file are kept, if they are."""
+    def _target_disk(self, location: BlocksAndLocations) -> Disk | None:
+        """The disk that keeps the blocks of a file; None if they are not kept."""
         return self._context.disk if self._keeps and location.file.cacheable else None
 
 

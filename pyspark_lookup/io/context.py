@@ -16,7 +16,7 @@ Start = Callable[[str, Callable[[], None]], None]
 
 
 def in_thread(name: str, run: Callable[[], None]) -> None:
-    """Run a function in a thread that the end of the process ends. RuntimeError if there can be none."""
+    """Run a function in a thread that ends with the process. Raises RuntimeError if no thread can be started."""
     threads.start(name, run)
 
 
@@ -24,8 +24,8 @@ def in_thread(name: str, run: Callable[[], None]) -> None:
 class HostContext:
     """The cache directory (None: there is none), the counters, the clock and the randomness of one table reference.
 
-    `start`: runs a function beside its caller, under a name. `timer`: what runs schedules, one for all that have none of their own (None:
-    each has one).
+    `start`: runs a function in a thread of this name. `timer`: runs the schedules that need no timer of their own (None: each
+    has its own).
     """
 
     disk: Disk | None

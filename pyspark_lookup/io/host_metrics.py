@@ -1,7 +1,7 @@
-"""`Publisher` and `tables_on`: what the processes of a host have counted, put where all of them find it (FLIP-221's metric group).
+"""`Publisher` and `read_table_counts`: the counters of a host's processes, shared in the cache directory (FLIP-221's metric group).
 
-Each process has a file per table in the cache directory and puts its numbers there after each batch of a Spark task and each
-call. So sums over the processes of a host are exact, and short by the batch in flight of a process that was killed.
+Each process has a file per table, and writes its numbers there after each batch of a Spark task and each call. So the sums over a
+host's processes are exact, except for the running batch of a process that was killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, Ca
 from pyspark_lookup.io.disk import CounterFile, Counts, Disk, key_of
 
 _MERGE_ABOVE = 64
-_APPLICATIONS_KEPT = 16  # that have ended: what older ones have counted is kept together
+_APPLICATIONS_KEPT = 16  # ended ones with a total of their own: those of older ones are merged
 _OLDER = "older"
 _GAUGES_AT = "gaugesAt"  # Unix microseconds at which one last changed in the process
 _NUMBER = struct.Struct("=q")
@@ -48,17 +48,17 @@ class Publisher:
     def publish(self) -> None:
         """Put this process's counters where others of the host find them."""
         if self._disk is not None:
-            with self._lock:  # or what one thread has read first might be put last
-                self._put(self._disk, self.metrics.pack())
+            with self._lock:  # else a thread could overwrite newer numbers with those it has read before
+                self._write(self._disk, self.metrics.pack())
 
     def close(self) -> None:
-        """Leave the file as it is; what is counted from now on goes into another one."""
+        """Close the file. Later counts go into a new one."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file, self._before, self._closed = None, self._published, True
 
-    def _put(self, disk: Disk, packed: bytes) -> None:
+    def _write(self, disk: Disk, packed: bytes) -> None:
         if self._closed and packed == self._before:  # nothing since
             return
         if packed == self._published and self._file is not None:
@@ -71,7 +71,7 @@ class Publisher:
                 self._file = None
             if self._file is None:
                 self._file = self._new_file(disk)
-            self._file.put(_less(packed, self._before) + _NUMBER.pack(self._gauges_at))
+            self._file.write(_less(packed, self._before) + _NUMBER.pack(self._gauges_at))
         except OSError:
             self.metrics.inc("cacheFailureCount")
             return
@@ -82,12 +82,12 @@ class Publisher:
         name = f"{self._label}-{host}-{process}-{os.urandom(4).hex()}"
         about = {"url": self._url, "host": host, "process": process, "application": self.application}
         file = disk.new_counters(name, about, dict.fromkeys(_NAMES, 0))
-        disk.merge_counters(self._label, _MERGE_ABOVE, self._merge, _totals_of)
+        disk.merge_counters(self._label, _MERGE_ABOVE, self._merge, _assign_totals)
         return file
 
     def _merge(self, parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
-        """What a total of those is about, and its numbers."""
-        values = {**_add(parts), _GAUGES_AT: max(map(_gauges_at, parts))}
+        """The `about` and the numbers of the total of several counts."""
+        values = {**_add(parts), _GAUGES_AT: max(map(_gauge_time, parts))}
         about = {"url": parts[-1].about.get("url", ""), "ended_s": self._clock.wall_s()}
         of_one = {_application(part) for part in parts}
         if len(of_one) == 1 and None not in of_one:
@@ -96,7 +96,7 @@ class Publisher:
         return {**about, "applications": applications}, values
 
     def host_total(self) -> dict[str, int]:
-        """The counters summed over all processes of this host that have published, this one included, and what the host says."""
+        """The sum of the counters of all processes of this host that have published, with this one, and the host's gauges."""
         if self._disk is None:
             return {**self.metrics.snapshot(), **dict.fromkeys(HOST_GAUGES, UNSET)}
         self.publish()
@@ -109,14 +109,14 @@ class Publisher:
         Those of processes long gone are together, as `ended`.
         """
         self.publish()
-        found: dict[str, list[Counts]] = {}
+        counts_by_worker: dict[str, list[Counts]] = {}
         for counts in self._disk.counters(self._label) if self._disk is not None else ():
-            found.setdefault(_worker(counts), []).append(counts)
-        return {name: _add(of_worker) for name, of_worker in found.items()}
+            counts_by_worker.setdefault(_worker(counts), []).append(counts)
+        return {name: _add(of_worker) for name, of_worker in counts_by_worker.items()}
 
 
 def _less(packed: bytes, before: bytes) -> bytes:
-    """Numbers with what the counters have counted since; gauges are as they are."""
+    """The packed numbers with counters less those of `before`; gauges stay as they are."""
     counted = array.array("q", packed)
     for place, number in enumerate(array.array("q", before)[: len(COUNTERS)]):
         counted[place] -= number
@@ -125,7 +125,7 @@ def _less(packed: bytes, before: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class ApplicationCounts:
-    """What the processes of a host have counted of one table for one Spark application, or for none."""
+    """The counts of one table by a host's processes of one Spark application, or of none."""
 
     values: Mapping[str, int]
     processes: int
@@ -133,7 +133,7 @@ class ApplicationCounts:
 
 @dataclasses.dataclass(frozen=True)
 class TableCounts:
-    """What the processes of a host have counted of one table, together; by application without those that ended long ago."""
+    """The counts of one table by all processes of a host. `by_application`: without applications that ended long ago."""
 
     label: str
     url: str
@@ -146,13 +146,13 @@ class TableCounts:
 _OF_QUESTIONS = {"ufsHeadCount", "ufsListCount", "ufsRetryCount"}
 
 
-def tables_on(disk: Disk, clock: HostClock) -> list[TableCounts]:
-    """What was counted of each table that was read or written on this host, by URL; not of paths where none was ever found."""
-    found: dict[str, list[Counts]] = {}
+def read_table_counts(disk: Disk, clock: HostClock) -> list[TableCounts]:
+    """The counts of each table that was read or written on this host, by URL. Paths at which there never was a table are left out."""
+    counts_by_label: dict[str, list[Counts]] = {}
     for counts in disk.counters(""):
-        found.setdefault(counts.name.split("-", 1)[0], []).append(counts)
+        counts_by_label.setdefault(counts.name.split("-", 1)[0], []).append(counts)
     tables = []
-    for label, parts in found.items():
+    for label, parts in counts_by_label.items():
         total = _add(parts)
         counted = {name for name in COUNTERS if total[name]}
         if counted and counted <= _OF_QUESTIONS:
@@ -165,7 +165,8 @@ def tables_on(disk: Disk, clock: HostClock) -> list[TableCounts]:
             if (name := _application(part)) is not None:
                 of_one.setdefault(name, []).append(part)
         by_application = {
-            name: ApplicationCounts(_add(own), sum(part.alive for part in own)) for name, own in sorted(of_one.items())
+            name: ApplicationCounts(_add(application_counts), sum(part.alive for part in application_counts))
+            for name, application_counts in sorted(of_one.items())
         }
         tables.append(TableCounts(label, url, values, sum(p.alive for p in parts), tuple(named), by_application))
     return sorted(tables, key=lambda table: (table.url, table.label))
@@ -191,10 +192,10 @@ def _lag(total: Mapping[str, int], clock: HostClock) -> int:
 
 
 def _add(parts: Sequence[Counts]) -> dict[str, int]:
-    return add_metrics([part.values for part in sorted(parts, key=_gauges_at)])
+    return add_metrics([part.values for part in sorted(parts, key=_gauge_time)])
 
 
-def _gauges_at(counts: Counts) -> int:
+def _gauge_time(counts: Counts) -> int:
     return counts.values.get(_GAUGES_AT, 0)
 
 
@@ -211,15 +212,15 @@ def _application(counts: Counts) -> str | None:
     return None if counts.about.get("applications") else str(counts.about.get("application", ""))
 
 
-def _totals_of(every: list[Counts]) -> dict[str, str]:
-    """The total that each file is to be part of: one for each application that lives or has ended lately, and one for all others."""
+def _assign_totals(every: list[Counts]) -> dict[str, str]:
+    """The name of the total that each file belongs to: one per application that is alive or ended lately, one for all others."""
     of_one = [(name, counts) for counts in every if (name := _application(counts)) is not None]
     living = {name for name, counts in of_one if counts.alive}
-    # Those that are in no total yet have ended last.
+    # Counts that are in no total yet are the latest.
     ended = sorted(of_one, key=lambda one: float(one[1].about.get("ended_s", "inf")))
     lately = list(dict.fromkeys(name for name, _ in reversed(ended)))[:_APPLICATIONS_KEPT]
-    kept = {"": "", **{name: key_of(name)[:16] for name in (*living, *lately) if name}}
-    return {counts.name: kept.get(_application(counts) or "", _OLDER) for _, counts in of_one} | {
+    totals = {"": "", **{name: key_of(name)[:16] for name in (*living, *lately) if name}}
+    return {counts.name: totals.get(_application(counts) or "", _OLDER) for _, counts in of_one} | {
         counts.name: _OLDER for counts in every if _application(counts) is None
     }
 
@@ -247,25 +248,25 @@ class Reload:
 
 
 def remember_reload(disk: Disk, key: str, url: str, reload: Reload) -> None:
-    """Put a load on record; the latest ones of each snapshot are kept. One process at a time. OSError if the disk fails."""
-    _, before = disk.get_record("reloads", key, _reloads_of) or (url, [])
-    kept = [dataclasses.asdict(one) for one in [*before, reload][-_RELOADS_KEPT:]]
-    disk.replace_record("reloads", key, {"url": url, "reloads": kept})
+    """Put a load on record. The latest 200 of each snapshot are kept. The caller holds the table's lock. Raises OSError if the disk fails."""
+    _, before = disk.get_record("reloads", key, _parse_reloads) or (url, [])
+    reload_records = [dataclasses.asdict(recent) for recent in [*before, reload][-_RELOADS_KEPT:]]
+    disk.replace_record("reloads", key, {"url": url, "reloads": reload_records})
 
 
-def _reloads_of(found: Any) -> tuple[str, list[Reload]]:
-    """What a record of loads has to be."""
+def _parse_reloads(record: Any) -> tuple[str, list[Reload]]:
+    """(URL, loads) of a record. Raises one of `decoding.UNREADABLE` for any other record."""
     reloads = []
-    for one in found["reloads"]:
-        at_s, seconds = (number_of(one[name]) for name in ("at_s", "seconds"))
-        rows, size, fetched = (count_of(one[name]) for name in ("rows", "bytes", "fetched"))
-        reloads.append(Reload(at_s, seconds, text_of(one["version"]), rows, size, fetched, text_of(one["error"])))
-    return text_of(found["url"]), reloads
+    for row in record["reloads"]:
+        at_s, seconds = (number_of(row[name]) for name in ("at_s", "seconds"))
+        rows, size, fetched = (count_of(row[name]) for name in ("rows", "bytes", "fetched"))
+        reloads.append(Reload(at_s, seconds, text_of(row["version"]), rows, size, fetched, text_of(row["error"])))
+    return text_of(record["url"]), reloads
 
 
-def reloads_on(disk: Disk) -> dict[str, list[Reload]]:
+def read_reloads(disk: Disk) -> dict[str, list[Reload]]:
     """The loads that are on record on this host, by the table's URL, oldest first."""
-    found: dict[str, list[Reload]] = {}
-    for _, (url, reloads) in disk.records("reloads", "", _reloads_of):
-        found.setdefault(url, []).extend(reloads)
-    return {url: sorted(reloads, key=lambda reload: reload.at_s) for url, reloads in sorted(found.items())}
+    reloads_by_url: dict[str, list[Reload]] = {}
+    for _, (url, reloads) in disk.records("reloads", "", _parse_reloads):
+        reloads_by_url.setdefault(url, []).extend(reloads)
+    return {url: sorted(reloads, key=lambda reload: reload.at_s) for url, reloads in sorted(reloads_by_url.items())}

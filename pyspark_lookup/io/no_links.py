@@ -1,4 +1,4 @@
-"""Directories by descriptor: what is put and removed below a directory of ours goes through no link that somebody has put there."""
+"""Directories by descriptor: files below a directory of ours are written and removed without following links."""
 
 from __future__ import annotations
 

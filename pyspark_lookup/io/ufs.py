@@ -61,27 +61,27 @@ class Ufs:
             reraise=True,
         )
 
-    def _call(self, ask: Callable[..., T], *given: Any) -> T:
-        """What the store answers, at once or in one of the attempts that follow."""
+    def _call(self, ask: Callable[..., T], *args: Any) -> T:
+        """The store's answer, after retries if needed."""
         try:
-            return ask(*given)  # the machinery of attempts takes longer than a local disk
+            return ask(*args)  # first without tenacity, which takes longer than a local disk
         except _UNANSWERED as problem:
             failed: list[Exception] = [problem]
 
         def attempt() -> T:
             if failed:
                 raise failed.pop()
-            return ask(*given)
+            return ask(*args)
 
         return self._retry(attempt)
 
     @property
     def scope(self) -> str:
-        """What tells two stores with equal paths apart: protocol, endpoint, host."""
+        """The store's identity: protocol, endpoint and host. Equal paths in stores of other scopes are other files."""
         return self._store.scope
 
     def url_of(self, path: str) -> str:
-        """The one spelling of a path in this store (`s3a://b/x` -> `s3://b/x`); no call is made."""
+        """The canonical URL of a path in this store (`s3a://b/x` -> `s3://b/x`). Makes no call."""
         return self._store.url_of(path)
 
     def get_meta(self, path: str) -> FileVersion:
@@ -100,7 +100,7 @@ class Ufs:
         return self._call(self._store.list_status, path, self._count)
 
     def get_status(self, path: str) -> FileVersion | Listing:
-        """What a path of unknown kind is: `get_meta` of a file or `list_status` of a directory.
+        """The version of a file or the listing of a directory, for a path that may be either.
 
         One call where the store or the name tells which; two otherwise.
         """
@@ -147,9 +147,9 @@ class Ufs:
         if not unchanged:
             raise SourceChangedError(f"{redact('path', file.url)} was replaced or removed while it was read")
 
-    def read_many(self, wanted: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
+    def read_many(self, requests: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
         """`read_ranges` of several files at once, in the order given."""
-        jobs = list(wanted)
+        jobs = list(requests)
         if len(jobs) <= 1:
             return [self.read_ranges(file, ranges) for file, ranges in jobs]
         files = min(_CONCURRENT_GETS, len(jobs))
@@ -171,7 +171,7 @@ class Ufs:
         return self._retry(self._store.list_tree, path, self._count)
 
     def last_change_s(self, path: str) -> tuple[float | None, float]:
-        """When anything in a directory, or that itself, has last changed (None: the store does not say), and what time it is.
+        """(when a directory or anything in it last changed, the time now). The former is None if the store does not say.
 
         Both are Unix times on the store's clock. Raises UfsNotFoundError if nothing is there.
         """
@@ -193,11 +193,11 @@ class Ufs:
 
     @property
     def lists_after(self) -> bool:
-        """Whether a listing from a name on costs what it returns, however much lies there."""
+        """Whether `list_files(after=...)` costs only what it returns, however many files come before."""
         return self._store.lists_after
 
     def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
-        """Put `data` where there is no file yet; the file, if it is this call's that lies there now, else None.
+        """Put `data` where there is no file yet. Returns the file if it is this call's; None if there was another one.
 
         `data` must differ from what anybody else would put there (by a nonce) and not be empty: an attempt whose answer was
         lost, or that the store refuses after such a one, is found by reading it back. Raises NotSupportedError for stores without
@@ -211,23 +211,23 @@ class Ufs:
         def attempt() -> FileVersion | None:
             nonlocal unanswered
             try:
-                put = self._store.put_if_absent(path, data, self._count)
+                new_file = self._store.put_if_absent(path, data, self._count)
             except _UNANSWERED:
                 unanswered = True
                 raise
-            if put is not None:
+            if new_file is not None:
                 self._metrics.inc("ufsPutBytes", len(data))
-                return put
+                return new_file
             try:
                 return self._find_written(path, data)
             except UfsNotFoundError:
-                shown = redact("path", path)
-                raise UfsUnavailableError(f"{shown}: the store says that it is there, and that it is not") from None
+                url = redact("path", path)
+                raise UfsUnavailableError(f"{url}: the store says that it is there, and that it is not") from None
 
         try:
             return self._retry(attempt)
         except UfsError as problem:
-            # A refusal may come after an attempt that has arrived: what lies there tells.
+            # An earlier attempt may have succeeded without an answer: read the file to find out.
             with contextlib.suppress(UfsError):
                 return self._find_written(path, data)
             if unanswered:
@@ -239,13 +239,13 @@ class Ufs:
         file = self.get_meta(path)
         if file.size != len(data):
             return None
-        held = self.read_ranges(file, [(0, file.size)])[0]
-        if held == data:
+        first_read = self.read_ranges(file, [(0, file.size)])[0]
+        if first_read == data:
             return file
-        again = self.read_ranges(file, [(0, file.size)])[0]
-        if again not in (held, data):
+        second_read = self.read_ranges(file, [(0, file.size)])[0]
+        if second_read not in (first_read, data):
             raise UfsUnavailableError(f"{redact('path', path)}: its bytes arrive damaged")
-        return file if again == data else None
+        return file if second_read == data else None
 
     def _read(self, file: FileVersion, read: Callable[[int, int], bytes], part: Range) -> bytes:
         offset, length = part
@@ -261,6 +261,6 @@ class Ufs:
 
 
 def _check_own(path: str) -> None:
-    """Raise ValueError for a file that is none of a managed table's: nobody here has put it."""
+    """Raise ValueError unless the name is one that lookupcache gives to a managed table's files."""
     if not is_own(path) and not is_own(whole_name(path)):
         raise ValueError(f"{redact('path', path)} is not removed: its name is none that lookupcache gives")

@@ -75,8 +75,8 @@ FAULTS = [
         "a-key-is-loaded-twice",
         "Keys that another process is loading are loaded here as well.",
         "cache/partial/single_flight.py",
-        "theirs = (others[at] == self.hashes) & self.mine",
-        "theirs = (others[at] != others[at]) & self.mine",
+        "(hashes_elsewhere[places] == self.hashes) & self.to_load",
+        "(hashes_elsewhere[places] != hashes_elsewhere[places]) & self.to_load",
         ("tests/test_claims.py::test_nothing_is_claimed_by_who_loads_nothing",),
     ),
     Fault(
@@ -92,7 +92,7 @@ FAULTS = [
         "a-block-is-not-checked",
         "A block or record whose bytes were damaged on the disk is taken as it is.",
         "io/disk/directory.py",
-        "return data if zlib.crc32(data, zlib.crc32(bound)) == crc else None",
+        "return data if zlib.crc32(data, zlib.crc32(name_digest)) == crc else None",
         "return data",
         ("tests/test_fuzz.py::test_a_damaged_block_or_record_is_a_miss",),
     ),
@@ -100,7 +100,7 @@ FAULTS = [
         "a-block-of-another-name-is-taken",
         "A block or record that was made for another name is taken.",
         "io/disk/directory.py",
-        " or bound != bytes.fromhex(key_of(name)):",
+        " or name_digest != bytes.fromhex(key_of(name)):",
         ":",
         ("tests/test_disk.py::test_a_block_in_anothers_place_is_a_miss",),
     ),
@@ -108,7 +108,7 @@ FAULTS = [
         "a-segment-is-not-checked",
         "A segment whose bytes were damaged on the disk is mapped and answered from.",
         "io/disk/segments.py",
-        "        if found != crc:\n            return False\n",
+        "        if actual_crc != crc:\n            return False\n",
         "",
         ("tests/test_segments.py::test_a_damaged_segment_is_absent",),
     ),
@@ -149,8 +149,8 @@ FAULTS = [
         "Blocks and records are written where they are read, instead of being renamed when they are whole.",
         "io/disk/directory.py",
         (
-            "            with self._written(data) as (here, name), self._at(path, makes=True) as (there, new):\n"
-            "                os.replace(name, new, src_dir_fd=here, dst_dir_fd=there)\n"
+            "            with self._temporary_file(data) as (source, name), self._open_parent(path, makes=True) as (target, new):\n"
+            "                os.replace(name, new, src_dir_fd=source, dst_dir_fd=target)\n"
         ),
         (
             "            with self._use(path, os.O_RDWR | os.O_CREAT) as fd, open(fd, 'wb', closefd=False) as file:\n"
@@ -170,8 +170,8 @@ FAULTS = [
         "what-is-built-is-not-counted",
         "Segments that are being built take nothing of the budget.",
         "io/disk/space.py",
-        '            self._space.take("segments", more)\n            self.taken += more\n        os.ftruncate',
-        "            self.taken += more\n        os.ftruncate",
+        '            self._space.take("segments", more)\n            self.reserved_bytes += more\n        os.ftruncate',
+        "            self.reserved_bytes += more\n        os.ftruncate",
         ("tests/test_budget.py::test_no_host_fills_its_disk",),
     ),
     Fault(
@@ -198,15 +198,15 @@ FAULTS = [
         "the-newest-blocks-are-evicted",
         "Evictions take the blocks that were used last instead of those that were not used for long.",
         "io/disk/blocks.py",
-        "key=lambda found: found[0]):",
-        "key=lambda found: -found[0]):",
+        "key=lambda block: block[0]):",
+        "key=lambda block: -block[0]):",
         ("tests/test_disk.py::test_an_eviction_takes_old_blocks_and_few",),
     ),
     Fault(
         "counters-are-not-published",
         "What a process counts is never put where the host adds it up.",
         "io/host_metrics.py",
-        "self._put(self._disk, self.metrics.pack())",
+        "self._write(self._disk, self.metrics.pack())",
         "self.metrics.pack()",
         ("tests/test_observing.py::test_prometheus_has_the_sums_of_all_processes",),
     ),
@@ -223,8 +223,8 @@ FAULTS = [
         "s3-bytes-of-another-version-are-taken",
         "The ETag beside the bytes of a server that ignores If-Match is not looked at.",
         "io/stores/s3.py",
-        "if etag and found != etag:",
-        "if not found:",
+        "if etag and answer_etag != etag:",
+        "if not answer_etag:",
         ("tests/faults/test_matrix.py::test_a_store_that_ignores_if_match",),
     ),
     Fault(
@@ -611,7 +611,7 @@ FAULTS = [
         "compactions-count-as-changes",
         "A compaction makes all keys of its files be loaded anew.",
         "cache/partial/carry_over.py",
-        "            known = (known - set(replaced)) | set(own)\n",
+        "            old_names = (old_names - set(replaced)) | set(new_names)\n",
         "",
         ("tests/test_compaction.py::test_partial_keeps_its_keys",),
     ),
@@ -628,7 +628,7 @@ FAULTS = [
         "That a key has no rows is remembered for ever.",
         "cache/partial/host_cache.py",
         "live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s",
-        "live &= ~part.found[rows] | (part.loaded_s[rows] > now_s - bounds.expire_after_write_s)",
+        "live &= ~part.has_row[rows] | (part.loaded_s[rows] > now_s - bounds.expire_after_write_s)",
         ("tests/partial/test_histories.py::test_nothing_is_lost_before_its_time",),
     ),
     Fault(
@@ -651,16 +651,16 @@ FAULTS = [
         "one-row-above-the-bound",
         "The cache of a process holds one row more than it may.",
         "cache/memory/default_cache.py",
-        "rows, size = held.live_rows - self._max_rows, ",
-        "rows, size = held.live_rows - self._max_rows - 1, ",
+        "rows, size = entries.live_rows - self._max_rows, ",
+        "rows, size = entries.live_rows - self._max_rows - 1, ",
         ("tests/caching/test_same_as_a_dict.py::test_a_cache_is_an_ordered_dictionary",),
     ),
     Fault(
         "an-old-entry-of-a-process-does-not-expire",
         "Rows in the cache of a process are answered from after expire-after-write.",
         "cache/memory/default_cache.py",
-        "expired |= held.written_s(entries[found]) <= now_s - self._write_s",
-        "expired |= held.written_s(entries[found]) < 0",
+        "expired |= entries.written_s(entry_numbers[hits]) <= now_s - self._write_s",
+        "expired |= entries.written_s(entry_numbers[hits]) < 0",
         ("tests/caching/test_same_as_a_dict.py::test_a_cache_is_an_ordered_dictionary",),
     ),
     Fault(
@@ -675,7 +675,7 @@ FAULTS = [
         "a-key-is-loaded-once-more",
         "Who waited for another's load of a key does not look whether it is there now.",
         "cache/partial/read_through.py",
-        "                mine = self._find_shared(different, hashes, mine, query)\n",
+        "                keys_to_load = self._find_shared(different, hashes, keys_to_load, query)\n",
         "",
         ("tests/partial/test_through.py::test_many_callers_of_few_keys",),
     ),
@@ -691,7 +691,7 @@ FAULTS = [
         "an-invalidation-is-taken-back",
         "A call of invalidate() that stalls puts an earlier time in place of a later call's.",
         "cache/partial/invalidations.py",
-        "    at_s = max([at_s, *_times(known)])\n",
+        "    at_s = max([at_s, *_times(call_log)])\n",
         "",
         ("tests/partial/test_through.py::test_a_later_call_is_not_taken_back",),
     ),
@@ -724,8 +724,8 @@ FAULTS = [
         "a-deleted-row-comes-back-by-a-reload",
         "A reload that finds more rows deleted goes on with the marks that it had.",
         "cache/full/loader.py",
-        "if (gone, marked) == (stored.gone, stored.marked):",
-        "if gone == stored.gone:",
+        "if (gone_files, marked) == (stored.gone, stored.marked):",
+        "if gone_files == stored.gone:",
         ("tests/test_toy_source.py::test_reads_follow_its_versions",),
     ),
     Fault(
@@ -780,7 +780,7 @@ FAULTS = [
         "a-held-record-is-never-read-again",
         "A process goes on with the record that it has read, though another one is in its place.",
         "io/disk/records.py",
-        "seen[0] == signs and ",
+        "latest[0] == signs and ",
         "",
         ("tests/test_api.py::test_a_warm_get_reads_and_writes_no_record",),
     ),
@@ -834,21 +834,21 @@ FAULTS = [
             "            for version in expired:\n"
             "                self._open.pop(version.digest, None)\n"
             '                self.disk.remove_record("snapshot", self._beside(version.digest))\n'
-            "        used = {name for version in versions for name in _names_of(version)}\n"
-            "        names = [name for name in self.disk.segments(self.key) if name not in used]\n"
-            "        left = tuple(name for name in names if not self.disk.remove_segment(self.key, name))\n"
-            "        if left != state.left:\n"
-            "            self.record(dataclasses.replace(state, left=left))\n"
+            "        used_names = {name for version in versions for name in _segment_names(version)}\n"
+            "        names = [name for name in self.disk.segments(self.key) if name not in used_names]\n"
+            "        unremoved = tuple(name for name in names if not self.disk.remove_segment(self.key, name))\n"
+            "        if unremoved != state.left:\n"
+            "            self.record(dataclasses.replace(state, left=unremoved))\n"
         ),
         (
             "        with self._mutex:\n"
             "            for version in expired:\n"
             "                self._open.pop(version.digest, None)\n"
             '                self.disk.remove_record("snapshot", self._beside(version.digest))\n'
-            "        used = {name for version in versions for name in _names_of(version)}\n"
-            "        names = [name for name in self.disk.segments(self.key) if name not in used]\n"
-            "        left = tuple(name for name in names if not self.disk.remove_segment(self.key, name))\n"
-            "        self.record(dataclasses.replace(state, left=left))\n"
+            "        used_names = {name for version in versions for name in _segment_names(version)}\n"
+            "        names = [name for name in self.disk.segments(self.key) if name not in used_names]\n"
+            "        unremoved = tuple(name for name in names if not self.disk.remove_segment(self.key, name))\n"
+            "        self.record(dataclasses.replace(state, left=unremoved))\n"
         ),
         ("tests/test_full_cache.py::test_no_segment_goes_before_what_names_it",),
     ),
@@ -1146,8 +1146,8 @@ FAULTS = [
         "a-query-waits-for-a-reload",
         "A query that finds a reload due waits for the one that another process makes.",
         "cache/full/overdue.py",
-        "done.result(timeout=self._left_s(state, self._awaited[1]))",
-        "done.result()",
+        "future.result(timeout=self._left_s(state, self._awaited[1]))",
+        "future.result()",
         ("tests/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
     ),
     Fault(
@@ -1424,7 +1424,7 @@ FAULTS = [
         "a-compaction-is-waited-for",
         "After a compaction queries wait until a full cache has its files.",
         "cache/full/full_cache.py",
-        "        if same is not None:\n            return same\n",
+        "        if equal_snapshot is not None:\n            return equal_snapshot\n",
         "",
         ("tests/delta/test_calls.py::test_a_full_cache_goes_on_while_it_adopts_an_optimized_table",),
     ),
@@ -1489,16 +1489,16 @@ FAULTS = [
         "deletes-by-value-read-data-files",
         "A full cache reads data files to find which rows an equality delete removes.",
         "cache/full/equality.py",
-        "    return {one.name for one in deletes if one.equality is not None and not fields.issuperset(one.equality.schema)}\n",
-        "    return {one.name for one in deletes}\n",
+        "        if delete_file.equality is not None and not fields.issuperset(delete_file.equality.schema)\n",
+        "",
         ("tests/iceberg/test_calls.py",),
     ),
     Fault(
         "other-values-are-compared",
         "A full cache matches deletes by value with columns that it holds of another kind.",
         "cache/full/equality.py",
-        "    return {one.name for one in deletes if one.equality is not None and not fields.issuperset(one.equality.schema)}\n",
-        "    return set()\n",
+        "        if delete_file.equality is not None and not fields.issuperset(delete_file.equality.schema)\n",
+        "        if False\n",
         ("tests/iceberg/test_catalogs.py",),
     ),
     Fault(

@@ -124,7 +124,7 @@ def test_many_versions(cache_dir: Path) -> None:
                 thread.join(0.3)  # with a lock it goes on after us
             return found
 
-    known.changes._known = kept = Interrupted()
+    known.changes._tables = kept = Interrupted()
     versions = []
     for n in range(58):
         kept.armed = n == 20

@@ -75,7 +75,7 @@ def test_parts_of_files_by_several_threads(
     for key in range(KEYS):
         assert lookup.get(key) == [row for row in everything if row["k"] == key]
     # A file that goes away leaves layers, and a new base copies rows from them.
-    monkeypatch.setattr(loader, "_DELTA_SHARE", 0.0)
+    monkeypatch.setattr(loader, "_OVERLAY_SHARE", 0.0)
     write(table / f"1.{suffix}", rows_of(FILES))
     lookup.reload()
     order = [rows_of(FILES if file == 1 else file) for file in range(FILES)]

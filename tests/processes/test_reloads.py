@@ -151,7 +151,7 @@ def test_reloads_under_reading_with_kills(tmp_path: Path) -> None:
     for options in (CACHE, UFS):
         host = make_host(str(path), tmp_path / "FULL", clock)
         opts = LookupOptions.parse({"path": str(path), **options})
-        full = host.reader.fulls.of(host.resolver.discover(opts)[0], opts)
+        full = host.reader.fulls.get_cache(host.resolver.discover(opts)[0], opts)
         assert full is not None
         assert host.disk is not None
         layers = full.reload().layers

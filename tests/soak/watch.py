@@ -16,7 +16,7 @@ from typing import Any
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.host_metrics import tables_on
+from pyspark_lookup.io.host_metrics import read_table_counts
 from tests.cluster import Cluster
 from tests.soak import tables
 
@@ -187,7 +187,7 @@ def check_directory(directory: Path) -> tuple[dict[str, Any], list[str]]:
     """(what there was to see and repair, what is wrong) in the cache directory of processes that have all ended."""
     root, disk = directory / "v1", _disk(directory, 0.0)
     counted: collections.Counter[str] = collections.Counter()
-    for table in tables_on(disk, HostClock()):
+    for table in read_table_counts(disk, HostClock()):
         counted.update({name: value for name, value in table.values.items() if value > 0})
     left = [path for part in ("tmp", "claims") for path in (root / part).rglob("*") if path.is_file()]
     repaired = disk.check(repair=True)

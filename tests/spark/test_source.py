@@ -485,7 +485,7 @@ def test_an_interval_is_a_promise(spark: SparkSession, tmp_path: Path, strategy:
     options |= {**host, "lookup.keys": "id", "lookup.cache": "FULL", "lookup.metadata.source": "CACHE"}
     parsed = LookupOptions.parse({**options, "lookup.full-cache.reload-strategy": strategy, "path": str(path)})
     before = make_host(str(path), tmp_path / "host", FakeClock(due_s - 2 * 86400))
-    full = before.reader.fulls.of(before.resolver.discover(parsed)[0], parsed)
+    full = before.reader.fulls.get_cache(before.resolver.discover(parsed)[0], parsed)
     assert full is not None
     full.reload()
     put(path / "a.parquet", 2)

@@ -1,13 +1,12 @@
 """`FullCache`: which snapshot answers, and how the next one comes to be (FLIP-221's full cache).
 
-UFS: a query asks for the version it has resolved; if that is not built, it waits a while and then
-reads the files themselves. CACHE: the latest snapshot answers, whatever the store has by now, and the
-schedule replaces it from time to time; a query that finds that overdue waits a while for it. In neither
-mode does a row come from another version than the one that is said, and in neither is a snapshot seen
-before it is complete.
+UFS mode: a query asks for the snapshot of the version that it has resolved. If there is none yet, it waits a while and then
+reads the files. CACHE mode: the latest snapshot answers, whatever the store has by now, and the schedule replaces it from
+time to time; a query that finds a reload overdue waits a while for it. In both modes all rows of an answer are of the version
+that is reported, and no snapshot is visible before it is complete.
 
-Loads of a table are made by one process of the host at a time, under a lock, each on top of what the
-one before left. A query that needs no load takes no lock.
+One process of the host at a time loads a table, under a lock, and reuses the layers of the load before. A query that needs no
+load takes no lock.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from pyspark_lookup.cache.full.loader import (
     Progress,
     SnapshotLoader,
     StoredLayer,
-    share_of,
+    bytes_per_file_byte,
 )
 from pyspark_lookup.cache.full.overdue import OverdueReloads, last_reload
-from pyspark_lookup.cache.full.schedule import Schedule, trigger_of
+from pyspark_lookup.cache.full.schedule import Schedule, make_trigger
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.store import Refused, State, StoredSnapshots, StoredVersion
 from pyspark_lookup.io.context import HostContext
@@ -76,67 +75,69 @@ class FullCache:
 
     def __post_init__(self) -> None:
         self._reloads = self.options.reloads or self.trigger is not None
-        known = functools.partial(self.resolver.version_of, self.table)
-        self._stored = StoredSnapshots(self.key, self.table, self.disk, self.context, self.options.retained_s, known)
-        self._told = LoadLog(self.key, self._url, self.disk, self.context)
+        find_version = functools.partial(self.resolver.version_of, self.table)
+        self._stored = StoredSnapshots(
+            self.key, self.table, self.disk, self.context, self.options.retained_s, find_version
+        )
+        self._load_log = LoadLog(self.key, self._url, self.disk, self.context)
         self._jobs = Jobs(f"lookupcache-load-{self.key[:8]}", self.context.start, self._do)
         self._gave_up_at_s: float | None = None
         self._tidy_from_s = float("-inf")
         self.schedule = Schedule(
             key_of(self.key, *self.options.schedule),
-            lambda: self.trigger or trigger_of(self.options),
+            lambda: self.trigger or make_trigger(self.options),
             self.ask_reload,
             lambda: last_reload(self._stored.state()),
             self.options.blackout,
             self.disk,
             self.context,
         )
-        tell = functools.partial(self._told.fall_back, logging.WARNING, instead="the last snapshot")
+        tell = functools.partial(self._load_log.fall_back, logging.WARNING, instead="the last snapshot")
         wait_s = self.options.build_wait_s
         self._overdue = OverdueReloads(self.schedule, self._jobs, self._stored, self.context, wait_s, tell)
 
     def find(self, version: TableVersion) -> Snapshot | None:
-        """The snapshot of a version if it is on this host. No store call, no waiting."""
+        """The snapshot of a version if this host has it, else None. Makes no store call and does not wait."""
         state, snapshot = self._stored.find(lambda state: state.find(version.digest), version)
         self._tidy_up(state)
         return snapshot
 
     def build(self, version: TableVersion, wait_s: float, exact: bool = False) -> Snapshot | None:
-        """The snapshot of a version, built if it is not there; None if that takes longer than `wait_s` or fails.
+        """The snapshot of a version, built if there is none; None if that takes longer than `wait_s` or fails.
 
-        The building goes on beside the caller. A version that cannot be told from another is not built. After a compaction the
-        answer is the snapshot of before, which has the same rows, unless it has to be of the same files (`exact`).
+        A thread builds it, and goes on after `wait_s`. A version that is not `cacheable` is not built. After a compaction this
+        returns the snapshot of the version before, which has the same rows, unless it has to be of the same files (`exact`).
         """
         if self._reloads:
             self.schedule.ensure()
-        found = self.find(version)
-        if found is not None or not self._choose(version).cacheable or not self.can_keep:
-            return found
-        done = self._jobs.ask(version)
-        same = None if exact or self.options.partition is not None else self._stored.find_same_rows(version)
-        if same is not None:
-            return same
+        snapshot = self.find(version)
+        if snapshot is not None or not self._choose(version).cacheable or not self.can_keep:
+            return snapshot
+        future = self._jobs.ask(version)
+        equal_snapshot = None if exact or self.options.partition is not None else self._stored.find_same_rows(version)
+        if equal_snapshot is not None:
+            return equal_snapshot
         try:
-            done.result(timeout=wait_s)
-        except CacheFullError:  # said and counted where it was found
+            future.result(timeout=wait_s)
+        except CacheFullError:  # logged and counted where it was raised
             return None
         except concurrent.futures.TimeoutError:
-            self._told.fall_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
-        except Exception as problem:  # said and counted where it happened; the files may be readable
+            self._load_log.fall_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
+        except Exception as problem:  # logged and counted where it was raised; the files may be readable
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self._give_up()
-            self._told.fall_back(logging.INFO, f"there is no snapshot: {problem}")
+            self._load_log.fall_back(logging.INFO, f"there is no snapshot: {problem}")
         return self.find(version)
 
     def current(self) -> tuple[TableVersion, Snapshot] | None:
-        """The latest snapshot and its version; without one it is loaded, and a load of others, or one that is overdue, waited for a while.
+        """The latest snapshot and its version. Loads the first one; waits up to `build_wait_s` for another process's load, or an overdue one.
 
-        None if the cache directory cannot hold it, or one that is newer, or others go on loading. Raises what the first load raised, and
-        ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
+        None if the cache directory has no room for it or for a newer one, or if another process is still loading. Raises the error
+        of the first load, and ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` demand it.
         """
-        state, snapshot, late = self._find_latest()
-        if state.gone:  # as the last load found it; whoever asks has just found it to be there again
-            self._load_after(state)
+        state, snapshot, is_late = self._find_latest()
+        if state.gone:  # the last load found no table of this kind, but the caller has just found one
+            self._load_anew(state)
             state, snapshot = self._stored.find(_served)
         if snapshot is None:
             snapshot = self._load_first()
@@ -146,19 +147,19 @@ class FullCache:
         elif self._is_stale(state):
             self.schedule.ensure()
             snapshot = self._renew(state)
-        elif late and self.options.on_reload_failure is OnReloadFailure.FAIL:
+        elif is_late and self.options.on_reload_failure is OnReloadFailure.FAIL:
             self.schedule.ensure()
             raise ReloadFailedError(
                 f"the reload of {self._url} that is due has not ended after lookup.full-cache.build-wait = "
                 f"{self.options.build_wait_s:g} s"
             )
-        elif state.failures or late:
+        elif state.failures or is_late:
             self.context.metrics.inc("staleServedCount")
         self._serve(state)
         return None if snapshot is None else (snapshot.version, snapshot)
 
     def unchanged(self, version: TableVersion) -> Snapshot | None:
-        """The snapshot of a version, if `current` would answer with it and has nothing to say of it but how old it is."""
+        """The snapshot of a version, if `current` would return it without a reload, a wait or an error."""
         state, snapshot = self._stored.find(_served)
         if snapshot is None or snapshot.version.digest != version.digest or state.gone or state.failures:
             return None
@@ -168,18 +169,18 @@ class FullCache:
         return snapshot
 
     def _serve(self, state: State) -> None:
-        """Say how old what is answered from is, and see to what follows it."""
+        """Publish the age of the snapshot that answers, join the schedule, and remove expired snapshots."""
         self.schedule.ensure()
         self._tidy_up(state)
         self.context.metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self.context.clock.wall_s()) * 1000))
 
     def latest(self) -> TableVersion | None:
-        """The version of the latest snapshot; None without one. No store call, unless a reload is overdue."""
+        """The version of the latest snapshot, or None. Makes no store call unless a reload is overdue."""
         state, snapshot, _ = self._find_latest()
         return None if snapshot is None or state.gone else snapshot.version
 
     def _find_latest(self) -> tuple[State, Snapshot | None, bool]:
-        """What this host has last; and whether that is older than its schedule promises, for a reload is overdue and has not ended."""
+        """The host's latest state and snapshot, and whether it is late: a reload is overdue and has not ended in time."""
         state, snapshot = self._stored.find(_served)
         if (snapshot is None and state.refused is None) or not self._reloads:
             return state, snapshot, False
@@ -190,14 +191,14 @@ class FullCache:
         after, snapshot = self._stored.find(_served)
         return after, snapshot, after.finished_at_s == state.finished_at_s
 
-    def _load_after(self, state: State) -> None:
-        """Load what the store has, unless somebody else has since, or does so for long."""
-        with self._stored.lock(self.options.build_wait_s) as held:
-            if held and self._stored.state().finished_at_s == state.finished_at_s:
+    def _load_anew(self, state: State) -> None:
+        """Load the store's current version, unless another process did so after `state`, or holds the lock longer than `build_wait_s`."""
+        with self._stored.lock(self.options.build_wait_s) as is_locked:
+            if is_locked and self._stored.state().finished_at_s == state.finished_at_s:
                 self._load(None, None)
 
     def _give_up(self) -> None:
-        """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
+        """Build nothing for a while: a directory that is full or cannot be mapped will be no better at the next query."""
         self._gave_up_at_s = self.context.clock.steady_s()
 
     @property
@@ -206,7 +207,7 @@ class FullCache:
 
     @property
     def can_keep(self) -> bool:
-        """Whether a snapshot can be kept here, as far as is known."""
+        """Whether this host can keep a snapshot: no build was refused or failed for want of space in the last minute."""
         refused = self._stored.state().refused
         recent = refused is not None and abs(self.context.clock.wall_s() - refused.at_s) < _GIVE_UP_S
         return not recent and not self._has_given_up
@@ -216,15 +217,15 @@ class FullCache:
             return None
         failures = self._stored.state().failures
         try:
-            with self._stored.lock(self.options.build_wait_s) as held:
-                if not held:
+            with self._stored.lock(self.options.build_wait_s) as is_locked:
+                if not is_locked:
                     self._give_up()
-                    late = f"another process has not ended the first load after {self.options.build_wait_s:g} s"
-                    self._told.fall_back(logging.INFO, late)
+                    reason = f"another process has not ended the first load after {self.options.build_wait_s:g} s"
+                    self._load_log.fall_back(logging.INFO, reason)
                     return None
-                state = self._stored.state()  # whoever held the lock before may have made it
+                state = self._stored.state()  # the previous holder of the lock may have loaded it
                 snapshot = self._stored.open(_served(state))
-                if snapshot is None and state.failures > failures:  # or has asked the store on our behalf
+                if snapshot is None and state.failures > failures:  # or its load has failed: do not ask the store again
                     raise ReloadFailedError(f"the first load of {self._url} failed: {state.error}")
                 return snapshot or self._load(None, None)
         except CacheFullError:
@@ -234,7 +235,7 @@ class FullCache:
                 raise
             self._give_up()
             self.context.metrics.inc("cacheFailureCount")
-            self._told.fall_back(logging.WARNING, f"no snapshot can be kept: {problem}")
+            self._load_log.fall_back(logging.WARNING, f"no snapshot can be kept: {problem}")
             return None
 
     def _is_stale(self, state: State) -> bool:
@@ -243,21 +244,21 @@ class FullCache:
         return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
 
     def _renew(self, state: State) -> Snapshot:
-        """A snapshot in place of one that may not be served any more; whoever comes first loads it."""
-        with self._stored.lock(self.options.build_wait_s) as held:
+        """A snapshot to replace one that is older than `max_staleness_s`. The first caller who gets the lock loads it."""
+        with self._stored.lock(self.options.build_wait_s) as is_locked:
             after = self._stored.state()
             snapshot = self._stored.open(after.latest)
             if snapshot is not None and not self._is_stale(after):
                 return snapshot
-            # One that failed while we waited for the lock has asked the store on our behalf.
-            if held and after.failures == state.failures:
+            # A load that failed while we waited for the lock has asked the store already: do not ask again.
+            if is_locked and after.failures == state.failures:
                 with contextlib.suppress(Exception):
                     return self._load(None, None)
                 after = self._stored.state()
-        late = f"has not ended after lookup.full-cache.build-wait = {self.options.build_wait_s:g} s"
+        reason = f"has not ended after lookup.full-cache.build-wait = {self.options.build_wait_s:g} s"
         raise ReloadFailedError(
             f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
-            f"{self.options.max_staleness_s:g} s, and its reload {f'failed: {after.error}' if held else late}"
+            f"{self.options.max_staleness_s:g} s, and its reload {f'failed: {after.error}' if is_locked else reason}"
         )
 
     # --- loading ----------------------------------------------------------------------------------
@@ -276,9 +277,9 @@ class FullCache:
             return self._load(None, None)
 
     def ask_reload(self, due: bool = False) -> concurrent.futures.Future[None]:
-        """A reload beside the caller; one that waits already will do, one that runs may have asked the store before.
+        """Start a reload in a thread. A waiting one is reused; a running one is not, as it may have asked the store earlier.
 
-        `due`: the one that the schedule wants, whoever makes it.
+        `due`: the reload that the schedule asks for, which may be that of another process.
         """
         return self._overdue.ask(self._stored.state()) if due else self._jobs.ask(None)
 
@@ -293,7 +294,7 @@ class FullCache:
                     if latest is not None and latest.is_worth_compacting():
                         self._compact(state, latest)
                 elif job.due:
-                    # Whoever held the lock before may have made it.
+                    # The previous holder of the lock may have loaded it.
                     if state.finished_at_s == job.seen_s or self._overdue.is_due(state):
                         self._load(None, False)
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
@@ -304,13 +305,13 @@ class FullCache:
             raise
 
     def _load(self, version: TableVersion | None, watched: bool | None) -> Snapshot:
-        """Load a version, the store's current one if None, and make it the latest. The lock is held.
+        """Load a version (None: the store's current one) and make it the latest. The caller holds the lock.
 
-        `watched`: whether somebody waits for it at a terminal (None: found out).
+        `watched`: whether to show progress at a terminal (None: if there is one).
         """
         state, clock = self._stored.state(), self.context.clock
         started_s, steady_s = clock.wall_s(), clock.steady_s()
-        received = self._told.received()
+        received = self._load_log.received()
         with contextlib.suppress(OSError):
             self._stored.record(dataclasses.replace(state, loading_since_s=started_s))
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
@@ -318,9 +319,9 @@ class FullCache:
         try:
             with progress.show(f"loading {self._url}", clock.steady_s, watched) as report:
 
-                def tell(done: int, total: int) -> None:
+                def tell(done_bytes: int, total: int) -> None:
                     self._stored.show_progress()
-                    report(done, total)
+                    report(done_bytes, total)
 
                 self._stored.show_progress()
                 snapshot, stored = self._make(state, version, tell)
@@ -328,16 +329,16 @@ class FullCache:
             self._refuse(state, problem)
             raise
         except BaseException as problem:
-            check()  # a load that the end of the process ends has not failed: the next process makes it
-            took_s, kept = clock.steady_s() - steady_s, len(state.versions)
-            self._told.failed(started_s, took_s, problem, kept, state.failures)
-            gone = isinstance(problem, CHANGED_KIND) and self.resolver.forget_kind(self.table)
+            check()  # a load that ends with its process has not failed: the next process repeats it
+            took_s, version_count = clock.steady_s() - steady_s, len(state.versions)
+            self._load_log.failed(started_s, took_s, problem, version_count, state.failures)
+            is_gone = isinstance(problem, CHANGED_KIND) and self.resolver.forget_kind(self.table)
             failures, error = state.failures + 1, foreign_text(str(problem))[:500]
-            self._leave(dataclasses.replace(state, failures=failures, error=error, gone=gone))
+            self._leave(dataclasses.replace(state, failures=failures, error=error, gone=is_gone))
             raise
-        seconds, failures, held = clock.steady_s() - steady_s, state.failures, state.latest
-        # One whose layers were damaged has the digest of that which takes its place.
-        if version is None or held is None or (held.digest, held.layers) != (stored.digest, stored.layers):
+        seconds, failures, latest = clock.steady_s() - steady_s, state.failures, state.latest
+        # A version with damaged layers is replaced by one of the same digest, so layers are compared, too.
+        if version is None or latest is None or (latest.digest, latest.layers) != (stored.digest, stored.layers):
             state = state.with_version(stored, clock.wall_s())
         state = dataclasses.replace(
             state.ended(clock),
@@ -351,25 +352,25 @@ class FullCache:
         )
         self._record(state)
         self._stored.keep_version(snapshot)
-        self._told.done(started_s, seconds, snapshot, received, failures)
+        self._load_log.succeeded(started_s, seconds, snapshot, received, failures)
         if snapshot.is_worth_compacting():
             self._jobs.ask(None, compact=True)
         return snapshot
 
     def _refuse(self, state: State, problem: CacheFullError) -> None:
-        """Remember that the budget has no room for the table, for all processes of the host; said once."""
+        """Record for all processes of the host that the budget has no room for the table. Logs it once."""
         now_s = self.context.clock.wall_s()
-        self._told.refused(now_s, problem, state.refused is not None)
+        self._load_log.refused(now_s, problem, state.refused is not None)
         refused = Refused(now_s, str(problem)[:500], problem.wanted, problem.of_bytes)
         self._leave(dataclasses.replace(state, refused=refused))
 
     def _leave(self, state: State) -> None:
-        """Record how a load went that came to nothing, and remove what it has written."""
+        """Record a load that failed, and remove the files that it has written."""
         with contextlib.suppress(OSError):
             self._record(state.ended(self.context.clock))
 
     def _record(self, state: State) -> None:
-        """Put a state on record. OSError if it cannot be: nobody will know, and not every query is to try again."""
+        """Put a state on record. If that fails, stop building for a while, so that not every query tries again, and raise OSError."""
         try:
             self._stored.write(state)
         except OSError:
@@ -377,52 +378,57 @@ class FullCache:
             raise
 
     def refusal(self, version: TableVersion) -> str | None:
-        """Why this host would keep no snapshot of a version, for want of room; None if it has one, or room as far as can be told."""
-        state, chosen = self._stored.state(), self._choose(version)
+        """Why this host has no room for a snapshot of a version; None if it has the snapshot, or room as far as it can tell."""
+        state, selected_version = self._stored.state(), self._choose(version)
         if state.refused is not None:
             return state.refused.reason
-        if state.find(version.digest) is not None or self.disk.lacks("segments", chosen.bytes * DECODED_AT_MOST) <= 0:
+        if (
+            state.find(version.digest) is not None
+            or self.disk.lacks("segments", selected_version.bytes * DECODED_AT_MOST) <= 0
+        ):
             return None
         try:
-            self.disk.check_room(self.loader.estimate(chosen, self.layout_of(version), max(chosen.bytes, 1), None))
+            self.disk.check_room(
+                self.loader.estimate(selected_version, self.layout_of(version), max(selected_version.bytes, 1), None)
+            )
         except CacheFullError as problem:
             return str(problem)
         return None
 
     def _make(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
-        """A version's snapshot, of which only what changed is fetched."""
+        """Build a version's snapshot, fetching only what has changed."""
 
         def load(version: TableVersion) -> tuple[Snapshot, StoredVersion]:
-            chosen, known = self._choose(version), state.find(version.digest)
-            unchanged = self._stored.open(known, version)
-            if unchanged is not None and known is not None and chosen.cacheable:
-                return unchanged, known
-            self._stored.forget(state.latest)  # what is superseded may be needed as room
-            last = self._stored.map_for(state.latest, version)
+            selected_version, stored_version = self._choose(version), state.find(version.digest)
+            unchanged = self._stored.open(stored_version, version)
+            if unchanged is not None and stored_version is not None and selected_version.cacheable:
+                return unchanged, stored_version
+            self._stored.forget(state.latest)  # frees superseded snapshots, whose room may be needed
+            last = self._stored.map_compatible(state.latest, version)
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, whatever is kept of it.
             layout = self.layout_of(version)
             share = None if state.refused is None else state.refused.wanted / state.refused.of_bytes
             layers: tuple[StoredLayer, ...] | None = None
             try:
-                layers = self.loader.load(chosen, layout, last, stored, report, share)
+                layers = self.loader.load(selected_version, layout, last, stored, report, share)
             except CacheFullError:
                 if last is None:
                     raise
-                share = share_of(last)
-            if layers is None:  # the snapshot there is makes room, if nobody reads it
+                share = bytes_per_file_byte(last)
+            if layers is None:  # unmap the present snapshot: it can be evicted then, unless somebody reads it
                 unchanged = last = None
                 self._stored.forget()
-                layers = self.loader.load(chosen, layout, None, (), report, share)
+                layers = self.loader.load(selected_version, layout, None, (), report, share)
             self.context.metrics.inc("snapshotBuildCount")
             return self._stored.add(version, layers)
 
         def resolve() -> TableVersion:
-            """The store's current version, with its files old enough to be told from their next state."""
-            found = self.resolver.ask(self.table, patient=state.latest is None)
-            return self.resolver.settle(self.table, found)
+            """The store's current version, once its files are old enough that a later change has another identity."""
+            current = self.resolver.ask(self.table, patient=state.latest is None)
+            return self.resolver.settle(self.table, current)
 
-        def renew(gone: TableVersion, change: SourceChangedError) -> TableVersion:
+        def renew(gone_version: TableVersion, change: SourceChangedError) -> TableVersion:
             if version is not None:
                 raise change
             return resolve()
@@ -431,25 +437,27 @@ class FullCache:
         return read_with_restarts(self.table, first, load, renew)[0]
 
     def _choose(self, version: TableVersion) -> TableVersion:
-        """What `lookup.partition` leaves of a version."""
+        """The version without the files that `lookup.partition` leaves out."""
         if self.options.partition is None:
             return version
         return version.of_files(select_partitions(self.table, version, self.options))
 
     def _compact(self, state: State, latest: Snapshot) -> None:
-        """One base in place of the latest version's layers; nothing is fetched."""
+        """Replace the latest version's layers by one base. Fetches nothing."""
         assert state.latest is not None
-        version, chosen = latest.version, self._choose(latest.version)
-        if not chosen.cacheable:
+        version, selected_version = latest.version, self._choose(latest.version)
+        if not selected_version.cacheable:
             return
         layout = self.layout_of(version)
-        layers = self.loader.load(chosen, layout, latest, state.latest.layers, lambda done, total: None, compact=True)
+        layers = self.loader.load(
+            selected_version, layout, latest, state.latest.layers, lambda done, total: None, compact=True
+        )
         _, stored = self._stored.add(version, layers)
         self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
         self.context.metrics.inc("snapshotCompactionCount")
 
     def _tidy_up(self, state: State) -> None:
-        """Have what is past its time removed, beside the caller; now and then, for somebody may be using it."""
+        """Remove expired snapshots in a thread, at most every `_TIDY_EVERY_S`: segments in use stay and are tried again."""
         now_s = self.context.clock.steady_s()
         if now_s < self._tidy_from_s:
             return
@@ -469,5 +477,5 @@ class FullCache:
 
 
 def _served(state: State) -> StoredVersion | None:
-    """The version that queries in CACHE mode read: not one in whose place there was no room for a newer one."""
+    """The version that queries in CACHE mode read; None if the host had no room for a newer one."""
     return state.latest if state.refused is None else None

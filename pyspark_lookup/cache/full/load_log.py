@@ -1,4 +1,4 @@
-"""`LoadLog`: what the log, the counters and the host's record of reloads say of one table's loads."""
+"""`LoadLog`: writes one table's loads to the log, the counters and the host's record of reloads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("pyspark_lookup.snapshot")
 
 @dataclasses.dataclass(frozen=True)
 class LoadLog:
-    """What is said of the loads of the table at `url`, whose snapshots are under a key."""
+    """Logs, counts and records the loads of the table at `url`, whose snapshots are stored under `key`."""
 
     key: str
     url: str
@@ -26,34 +26,38 @@ class LoadLog:
     context: HostContext
 
     def fall_back(self, level: int, reason: str, instead: str = "reading the files") -> None:
-        """Say why a query is answered otherwise."""
+        """Log why a query is answered in another way: `instead` says from what."""
         log_event(_log, level, "fallback", table=self.url, reason=reason, instead=instead)
 
     def received(self) -> int:
-        """Bytes from the store so far."""
+        """Bytes received from the store so far."""
         return self.context.metrics.snapshot()["ufsGetBytes"]
 
-    def done(self, started_s: float, seconds: float, snapshot: Snapshot, received: int, failures: int) -> None:
-        """A load that succeeded after so many that failed; `received`: as it was before."""
+    def succeeded(self, started_s: float, seconds: float, snapshot: Snapshot, received: int, failures: int) -> None:
+        """Record a load that succeeded after `failures` failed ones. `received`: `received()` before the load."""
         self.context.metrics.inc("loadCount")
         self.context.metrics.time("loadTime", seconds)
         self.context.metrics.set_gauge("latestLoadTime", int(seconds * 1000))
         version, fetched = snapshot.version.digest, self.received() - received
-        done = Reload(started_s, seconds, version, snapshot.rows, snapshot.bytes, fetched)
-        self._remember(done)
-        facts = {"version": done.version, "seconds": seconds, "rows": done.rows, "bytes": done.bytes}
-        level = logging.WARNING if failures else logging.INFO  # where a failure was seen, its end is
+        reload = Reload(started_s, seconds, version, snapshot.rows, snapshot.bytes, fetched)
+        self._remember(reload)
+        facts = {"version": reload.version, "seconds": seconds, "rows": reload.rows, "bytes": reload.bytes}
+        level = logging.WARNING if failures else logging.INFO  # failures were logged as warnings, so their end is, too
         log_event(_log, level, "reload", table=self.url, **facts, fetched=fetched, failures_before=failures)
 
-    def failed(self, started_s: float, seconds: float, problem: BaseException, kept: int, failures: int) -> None:
-        """A load that failed after so many others; `kept`: how many versions there are still."""
+    def failed(
+        self, started_s: float, seconds: float, problem: BaseException, version_count: int, failures: int
+    ) -> None:
+        """Record a load that failed after `failures` others. `version_count`: how many versions can still be served."""
         self.context.metrics.inc("numLoadFailures")
         level = logging.INFO if failures else logging.WARNING
-        log_event(_log, level, "reload-failed", table=self.url, seconds=seconds, kept=kept, error=repr(problem))
+        log_event(
+            _log, level, "reload-failed", table=self.url, seconds=seconds, kept=version_count, error=repr(problem)
+        )
         self._remember(Reload(started_s, seconds, error=foreign_text(str(problem))[:500] or type(problem).__name__))
 
     def refused(self, now_s: float, problem: BaseException, before: bool) -> None:
-        """A load for which there is no room; said once (`before`: it was)."""
+        """Record a load for which there is no room. Logs it unless the load `before` was refused as well."""
         self.context.metrics.inc("snapshotOverBudgetCount")
         if not before:
             self.fall_back(logging.WARNING, f"there is no room for a snapshot: {problem}")

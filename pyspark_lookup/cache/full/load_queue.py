@@ -1,4 +1,4 @@
-"""`Jobs`: the loads of one table that are made beside its queries, one after the other, in a thread that ends when there are none."""
+"""`Jobs`: one table's queue of background loads. A thread runs them one by one, and ends when there are none."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pyspark_lookup.table.model import TableVersion
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A load: of a version, of the store's current one (None), or what nobody waits for: a compaction of layers, or a tidying.
+    """A load of `version` (None: the store's current one), or work that nobody waits for: compacting layers (`compact`), removing expired ones (`tidy`).
 
-    `due`: a load that is for the schedule, asked for when the latest one had ended at `seen_s`; any that another process makes
-    meanwhile will do.
+    `due`: a load for the schedule, queued when the latest load had ended at `seen_s`. It is skipped if another process has
+    loaded the table since.
     """
 
     version: TableVersion | None
-    done: concurrent.futures.Future[None]
+    future: concurrent.futures.Future[None]
     compact: bool = False
     tidy: bool = False
     due: bool = False
@@ -30,7 +30,7 @@ class Job:
 
 
 class Jobs:
-    """Runs `do` for each job that was asked for."""
+    """Runs `do` for each queued job."""
 
     def __init__(self, name: str, start: Start, do: Callable[[Job], None]) -> None:
         self._name = name
@@ -49,21 +49,21 @@ class Jobs:
         due: bool = False,
         seen_s: float | None = None,
     ) -> concurrent.futures.Future[None]:
-        """A job to be done; an equal one that waits already will do.
+        """Queue a job and return its future. An equal job that is waiting is reused.
 
-        So will one that runs, unless it is of the current version and not the one that is due: it may have asked the store before.
+        So is a running one, unless it loads the current version and is not due: it may have asked the store earlier.
         """
         with self._mutex:
             for job in self._jobs:
-                begun = job is self._running and version is None and not tidy and not due
-                if (job.version, job.compact, job.tidy, job.due) == (version, compact, tidy, due) and not begun:
-                    return job.done
+                may_be_stale = job is self._running and version is None and not tidy and not due
+                if (job.version, job.compact, job.tidy, job.due) == (version, compact, tidy, due) and not may_be_stale:
+                    return job.future
             if version is not None:  # only the latest is worth building
                 for job in [job for job in self._jobs if job.version is not None and job is not self._running]:
                     self._jobs.remove(job)
-                    job.done.set_exception(VersionGoneError("a newer version came before this one was built"))
+                    job.future.set_exception(VersionGoneError("a newer version came before this one was built"))
             job = Job(version, concurrent.futures.Future(), compact, tidy, due, seen_s)
-            job.done.set_running_or_notify_cancel()  # others wait for it as well: nobody cancels it
+            job.future.set_running_or_notify_cancel()  # several callers wait for it, so none may cancel it
             self._jobs.append(job)
             begin = not self._working
             self._working = True
@@ -72,15 +72,15 @@ class Jobs:
                 self._start(self._name, self._work)
             except RuntimeError as problem:  # there are too many threads
                 self._stop(problem)
-        return job.done
+        return job.future
 
     def _stop(self, problem: BaseException) -> None:
-        """End without another job; who waits for one is told why."""
+        """End the thread; waiting jobs fail with `problem`."""
         with self._mutex:
             self._working = False
             waiting, self._jobs = self._jobs, []
         for job in waiting:
-            job.done.set_exception(problem)
+            job.future.set_exception(problem)
 
     def _work(self) -> None:
         while True:
@@ -104,10 +104,10 @@ class Jobs:
                 self._jobs.remove(job)
                 self._running = None
             if problem is None:
-                job.done.set_result(None)
+                job.future.set_result(None)
             else:
-                job.done.set_exception(problem)
+                job.future.set_exception(problem)
 
     def close(self) -> None:
-        """Begin none any more; who waits for one is told, one under way ends by itself."""
+        """Begin no more jobs: waiting ones are cancelled, the running one ends by itself."""
         self._closed = True

@@ -1,8 +1,8 @@
 """From a version's files to layers on disk: what is unchanged is reused, only the rest is fetched.
 
-A small change becomes a delta over the layers of the version before; three deltas and a fourth
-change become one. A large change, another schema and a compaction make a new base, of rows that lie in
-the layers already wherever their files are still the same.
+A small change becomes an overlay on the layers of the version before. When there are three overlays, the next change is merged
+with them into one. A large change, another schema or a compaction makes a new base; rows of files that have not changed are
+copied from the layers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.cache.full.equality import read_deleted
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
-from pyspark_lookup.cache.full.units import PlacedUnit, prepare_units, rows_of
+from pyspark_lookup.cache.full.units import PlacedUnit, prepare_units, read_live_rows
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.cache.segments.chunks import HELD_AT_MOST
 from pyspark_lookup.cache.segments.segment import Segment, open_rows
@@ -42,8 +42,8 @@ from pyspark_lookup.table.model import Table, TableVersion
 T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes of files done, and of all
 
-DELTAS_AT_MOST = 3
-_DELTA_SHARE = 0.25  # of all bytes: above it, a new base costs about as much
+OVERLAYS_AT_MOST = 3
+_OVERLAY_SHARE = 0.25  # of all bytes: above it, a new base costs about as much
 _FETCHED_AT_ONCE = 32 * 1024 * 1024
 _COPIED_ROWS = 2**18
 _THREADS_AT_MOST = 4
@@ -57,7 +57,7 @@ _FOOTERS_AT_MOST = 16
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a snapshot of a table holds: `columns`, typed, of which `keys` are indexed; and where they come from."""
+    """What a snapshot of a table holds: the typed `columns`, of which `keys` are indexed, and whether they are `data` or `partitions`."""
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -72,7 +72,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLayer:
-    """A layer by its names on disk; `gone` are the numbers of its files that are not in the version.
+    """A layer by the names of its segments on disk. `gone`: the numbers of its files that are not in the version.
 
     `marked`: a digest of the deleted rows of its other files.
     """
@@ -84,7 +84,7 @@ class StoredLayer:
 
 
 def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Snapshot | None:
-    """The layers as they lie on disk, pinned; None if one is gone or damaged."""
+    """Open layers that are on disk, pinned; None if one is missing or damaged."""
     opened: list[tuple[Segment, Marks | None, StoredLayer]] = []
     for layer in stored:
         segment = open_rows(disk, table_key, layer.name)
@@ -107,7 +107,7 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
 
 
 def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | None:
-    """The marks of a layer's rows; None if they are gone, damaged or of other rows."""
+    """The marks of a layer's deleted rows; None if they are missing, damaged or of another number of rows."""
     opened = disk.open_segment(table_key, name)
     if opened is None:
         return None
@@ -118,7 +118,7 @@ def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | Non
     return Marks(bits)
 
 
-def share_of(last: Snapshot) -> float:
+def bytes_per_file_byte(last: Snapshot) -> float:
     """Bytes of a snapshot per byte of file."""
     return last.bytes / max(sum(file.size for layer in last.layers for file in layer.segment.files), 1)
 
@@ -132,7 +132,7 @@ class SnapshotLoader:
     rng: random.Random
     table: Table
     table_key: str
-    memory_bytes: int | None = None  # None: as the machine has
+    memory_bytes: int | None = None  # None: a share of what is free
 
     def load(
         self,
@@ -144,113 +144,115 @@ class SnapshotLoader:
         share: float | None = None,
         compact: bool = False,
     ) -> tuple[StoredLayer, ...]:
-        """Layers that hold exactly `version`, on disk; `last` and `stored` are the latest ones there are.
+        """Write the layers of exactly `version` to disk. `last` and `stored` are the latest layers, which are reused.
 
         `share`: about how many bytes a snapshot takes per byte of file (None: found out). `compact`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
         SchemaError, UfsError, CacheFullError if the budget has no room for it (at the beginning, if that can be told),
         or another OSError if the directory cannot be written.
         """
         lacking = set() if last is None else self._lacking(version, layout, last)
-        held = last if last is not None and is_source(last.schema, layout.columns) else None
-        deleted = read_deleted(self.scan, self.table, version, held, lacking)
+        reusable = last if last is not None and is_source(last.schema, layout.columns) else None
+        deleted = read_deleted(self.scan, self.table, version, reusable, lacking)
         load = _Load(version, layout, last, deleted, progress, lacking)
         small = last is not None and not compact and load.is_small(last)
-        wanted = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
-        size = self.estimate(version, layout, wanted, share if last is None else share_of(last))
+        file_bytes = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
+        size = self.estimate(version, layout, file_bytes, share if last is None else bytes_per_file_byte(last))
         try:
-            with contextlib.closing(self.disk.reserve_for(size)) as load.room:
+            with contextlib.closing(self.disk.reserve_room(size)) as load.room:
                 return self._load(load, last if small else None, stored)
         except CacheFullError as problem:
             if load.room is not None:
-                # It would have taken more than was thought: this at least, or about twice as much if that could ever be had.
+                # The estimate was too low. Next time: at least what it has needed so far, about twice that if the budget allows.
                 size = max(size + problem.more, min(2 * max(size, _MIB), self.disk.most() * 7 // 8))
-            problem.wanted, problem.of_bytes = size, wanted
+            problem.wanted, problem.of_bytes = size, file_bytes
             raise
-        finally:  # the layers have the rows of these files, and the next load reads others
+        finally:  # the layers hold the rows of these files now, and the next load reads other files
             self.scan.forget_files()
 
     def _lacking(self, version: TableVersion, layout: Layout, last: Snapshot) -> set[FileVersion]:
-        """Files of which the layers lack a column: it was called otherwise, or dropped for a while. Reads footers, after a change of the columns."""
-        held = {
+        """Files whose rows in the layers lack a column of the layout, as it was renamed or absent then. Reads footers if columns have changed."""
+        cached_files = {
             FileVersion(file.url, file.size, file.identity) for layer in last.layers for file in layer.segment.files
         }
-        files = [file for file in version.files if file.columns is not None and file in held]
+        files = [file for file in version.files if file.columns is not None and file in cached_files]
         names = [name for name in layout.columns.names if name not in last.schema.names]
         if not names or not files:
             return set()
         if any(name in layout.partitions.names for name in names):
             return set(files)
         bounds = self.scan.bounds(self.table, files, layout.partitions, names)
-        there = (any(stats is None or not stats.all_null for stats in row) for row in bounds)
-        return {file for file, has in zip(files, there, strict=True) if has}
+        has_values = (any(stats is None or not stats.all_null for stats in row) for row in bounds)
+        return {file for file, has in zip(files, has_values, strict=True) if has}
 
     def _load(self, load: _Load, under: Snapshot | None, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
         if under is not None:
             with contextlib.suppress(SkewedError):  # a base may have another seed
-                return self._put_over(load, under, stored)
+                return self._write_overlay(load, under, stored)
         for attempt in range(_SEEDS):
             seed, strict = draw_seed(self.rng), attempt + 1 < _SEEDS
             with contextlib.suppress(SkewedError):
                 return (self._write(load, load.version.files, seed, strict),)
         raise AssertionError("the last attempt takes any seed")
 
-    def estimate(self, version: TableVersion, layout: Layout, wanted: int, share: float | None) -> int:
-        """About how many bytes of the budget it takes to build `wanted` bytes of a version's files.
+    def estimate(self, version: TableVersion, layout: Layout, file_bytes: int, share: float | None) -> int:
+        """About how many bytes of the budget it takes to build `file_bytes` bytes of a version's files.
 
         `share`: of a snapshot per byte of file; None: as a few footers say, where the least that can be expected would matter.
         """
         if share is None:
             share = _DECODED_SHARE
-            if self.disk.lacks("segments", wanted * DECODED_AT_MOST) > 0:
+            if self.disk.lacks("segments", file_bytes * DECODED_AT_MOST) > 0:
                 share = self._decoded_share(version, layout)
-        size = int(wanted * share)
-        return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)  # what waits on disk meanwhile
+        size = int(file_bytes * share)
+        return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)  # chunks that wait on disk
 
     def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
-        """Bytes of a snapshot per byte of file, as the footers of some files say."""
+        """Bytes of a snapshot per byte of file, from the footers of a sample of files."""
         files = [file for file in version.files if file.size]
         sample = files[:: max(len(files) // _FOOTERS_AT_MOST, 1)][:_FOOTERS_AT_MOST]
         decoded = self.scan.decoded_bytes(self.table, sample, layout.columns.names) if sample else None
         return _DECODED_SHARE if decoded is None else decoded / sum(file.size for file in sample)
 
-    def _put_over(self, load: _Load, last: Snapshot, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
-        """The layers there are, less what is gone, and a delta of what is new; a fourth delta takes the others in."""
+    def _write_overlay(self, load: _Load, last: Snapshot, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
+        """The latest layers without deleted files, and an overlay of the new files. A fourth overlay replaces the other three."""
         count = len(last.layers)
-        kept = [0] if load.fetched and count > DELTAS_AT_MOST else list(range(count))
+        layer_numbers = [0] if load.fetched and count > OVERLAYS_AT_MOST else list(range(count))
         layers = [
             self._keep(load, last.layers[n].segment, stored[n], load.ranks[n])
-            for n in kept
+            for n in layer_numbers
             if n == 0 or (load.ranks[n] >= 0).any()
         ]
-        files = [file for file in load.version.files if file not in load.places or load.places[file][0] not in kept]
+        files = [
+            file for file in load.version.files if file not in load.places or load.places[file][0] not in layer_numbers
+        ]
         if files:
             layers.append(self._write(load, files, last.seed, True))
         return tuple(layers)
 
     def _keep(self, load: _Load, segment: Segment, stored: StoredLayer, ranks: Numbers) -> StoredLayer:
-        """A layer of the version before as one of this."""
+        """A layer of the latest version as a layer of the new one: the same segment, with its deleted rows marked."""
         places = load.deleted
-        gone = tuple(np.flatnonzero(ranks < 0).tolist())
+        gone_files = tuple(np.flatnonzero(ranks < 0).tolist())
         marked = _digest([file.url for file, rank in zip(segment.files, ranks, strict=True) if rank >= 0], places)
-        if (gone, marked) == (stored.gone, stored.marked):
+        if (gone_files, marked) == (stored.gone, stored.marked):
             return stored
         marks = deleted_rows(segment, ranks, places)
         if marks is None:
-            return StoredLayer(stored.name, None, gone, marked)
+            return StoredLayer(stored.name, None, gone_files, marked)
         writer = self.disk.create_segment({"deleted": len(marks.bits)}, load.room)
         with contextlib.closing(writer):
             writer.append("deleted", marks.bits)
-            return StoredLayer(stored.name, self._publish(writer, {}), gone, marked)
+            return StoredLayer(stored.name, self._publish(writer, {}), gone_files, marked)
 
     def _publish(self, writer: SegmentWriter, meta: Mapping[str, Any]) -> str:
-        """The new name of a segment that is written but for its footer."""
+        """Write the footer of a segment and publish it. Returns its name."""
         name = f"{self.rng.getrandbits(64):016x}"
         writer.finish(meta)
         self.disk.publish_segment(self.table_key, name, writer)
         return name
 
     def _write(self, load: _Load, files: Sequence[FileVersion], seed: Seed, strict: bool) -> StoredLayer:
-        """A new segment of these files: rows from the layers that hold them, the others fetched."""
+        """Write a new segment of these files. Rows that the layers have are copied, the others are fetched."""
         schema = load.layout.columns
         counts = [0] * len(files)
         units: list[list[tuple[int, int]]] = [[] for _ in files]
@@ -262,24 +264,26 @@ class SnapshotLoader:
         total = max(sum(file.size for file in files), 1)
         progress = _Progress(load.progress, total)
 
-        def decode(some: Sequence[PlacedUnit]) -> list[tuple[int, PreparedUnit, int]]:
-            """Give the rows of some units to the builder; how many each has."""
-            found: list[tuple[int, PreparedUnit, int]] = []
-            builder.add(map(progress.seen, rows_of(some, numbers, load.deleted, total, found)))
-            return found
+        def decode(placed_units: Sequence[PlacedUnit]) -> list[tuple[int, PreparedUnit, int]]:
+            """Give the rows of some units to the builder. Returns (file, unit, rows) of each."""
+            unit_rows: list[tuple[int, PreparedUnit, int]] = []
+            builder.add(
+                map(progress.report_piece, read_live_rows(placed_units, numbers, load.deleted, total, unit_rows))
+            )
+            return unit_rows
 
         with contextlib.closing(builder):
-            for layer in load.layers_of(files):
+            for layer in load.select_layers(files):
                 size = 0
-                for held, number in zip(layer.segment.files, layer.ranks.tolist(), strict=True):
+                for stored_file, number in zip(layer.segment.files, layer.ranks.tolist(), strict=True):
                     if number >= 0:
-                        counts[number], units[number] = held.rows, list(held.units)
-                        size += held.size
+                        counts[number], units[number] = stored_file.rows, list(stored_file.units)
+                        size += stored_file.size
                 names = [name for name in schema.names if name in layer.segment.schema.names]
                 share = size / total / max(layer.visible_rows, 1)
 
                 def copy(rows: range, layer: Layer = layer, names: list[str] = names, share: float = share) -> None:
-                    """Give some rows of a layer to the builder: types have widened, new columns are null."""
+                    """Give some rows of a layer to the builder, with types widened to the layout's and new columns null."""
                     batches = (
                         (conform_columns(dict(zip(names, columns, strict=True)), len(positions), schema, ""), positions)
                         for columns, positions in layer.pieces(names, rows)
@@ -293,14 +297,14 @@ class SnapshotLoader:
                 progress.read(size)
             at_once = min(_FETCHED_AT_ONCE, memory_bytes // 8)
             fetched = prepare_units(self.scan, self.table, load.fetched, load.layout.projection, at_once)
-            for found in run_in_order(decode, fetched, threads):
-                for number, unit, rows in found:
+            for unit_rows in run_in_order(decode, fetched, threads):
+                for number, unit, rows in unit_rows:
                     units[number].append((unit.middle, rows))
                     counts[number] += rows
                     progress.read(unit.bytes)
             progress.all_read()
             writer = builder.finish(
-                lambda sizes: self.disk.create_segment(sizes, load.room), counts, strict, progress.written
+                lambda sizes: self.disk.create_segment(sizes, load.room), counts, strict, progress.report_written
             )
         with contextlib.closing(writer):
             of_files = [
@@ -315,21 +319,21 @@ class SnapshotLoader:
 
 
 class _Progress:
-    """How much of a build is done: the first half is to read the files, the second to write the rows in their order."""
+    """Reports how much of a build is done. Reading the files is the first half, writing the segment the second."""
 
     def __init__(self, tell: Progress, total: int) -> None:
         self._tell = tell
         self._total = total
         self._read = 0
-        self._lock = threading.Lock()  # what is told never goes back, whichever thread tells it
+        self._lock = threading.Lock()  # threads report in turn, so the number never goes back
 
     def read(self, size: int) -> None:
         with self._lock:
             self._read += size
             self._tell(self._read // 2, self._total)
 
-    def seen(self, piece: T) -> T:
-        """A piece of what is being read, which shows that this gets on: one unit may be all that a provider has, and take an hour."""
+    def report_piece(self, piece: T) -> T:
+        """Return `piece`, after reporting that the load makes progress: a provider's only unit may take an hour."""
         self.read(0)
         return piece
 
@@ -337,18 +341,18 @@ class _Progress:
         self._read = self._total
         self.read(0)
 
-    def written(self, share: float) -> None:
+    def report_written(self, share: float) -> None:
         self._tell((self._total + int(self._total * share)) // 2, self._total)
 
 
 class _Load:
-    """A version that is to be loaded; which of its files lie in the latest layers: `places` (layer, place in it), `ranks` of each
-    layer's files; and which are `fetched`.
+    """A version to load. Which of its files the latest layers have: `places` (layer, place in it), `ranks` of each
+    layer's files. All others are `fetched`.
 
-    A layer whose columns had types that do not widen to those of now holds none of them: its values are not what the files
-    say any more (partitions that were numbers, and are text now that one is no number). `deleted`: the deleted rows of
-    files, by URL; `marks`: the files that say so. `room`: what is reserved of the budget for it. `lacking`: files that have
-    columns which the layers lack.
+    If a column's old type does not widen to the present one, the layers count as empty: their values are not what the files
+    say any more (as where partitions were numbers, and now one of them is text). `deleted`: the deleted rows of files, by
+    URL; `marks`: the files that name them. `room`: what is reserved of the budget for it. `lacking`: files with columns that
+    the layers lack.
     """
 
     def __init__(
@@ -365,7 +369,7 @@ class _Load:
         self.deleted = deleted
         self.progress = progress
         self.room: ReservedFile | None = None
-        self.marks = [one.name for one in version.deletes]
+        self.marks = [delete_file.name for delete_file in version.deletes]
         self._layers = last.layers if last is not None else ()
         self.places: dict[FileVersion, tuple[int, int]] = {}
         self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
@@ -374,64 +378,64 @@ class _Load:
         if last is not None and not is_source(last.schema, layout.columns):
             current = {}
         for number, layer in enumerate(self._layers):
-            # Rows that were left out of it may count in a version that is older.
+            # A segment lacks the rows that were deleted when it was written; an older version still has them.
             whole = _whole(layer.segment, self.marks, deleted)
-            for place, held in enumerate(layer.segment.files):
+            for place, stored_file in enumerate(layer.segment.files):
                 if layer.ranks[place] < 0:
                     continue
-                file = FileVersion(held.url, held.size, held.identity)
-                if held.identity and file in current and whole[place]:
+                file = FileVersion(stored_file.url, stored_file.size, stored_file.identity)
+                if stored_file.identity and file in current and whole[place]:
                     self.places[file] = number, place
                     self.ranks[number][place] = current[file]
                 else:
-                    self._gone_bytes += held.size
+                    self._gone_bytes += stored_file.size
         self.fetched = [file for file in version.files if file not in self.places]
 
     def is_small(self, last: Snapshot) -> bool:
-        """Whether a delta over the latest layers costs less than a new base."""
-        same = last.schema.equals(self.layout.columns) and last.keys == self.layout.keys
+        """Whether an overlay over the latest layers costs less than a new base."""
+        same_layout = last.schema.equals(self.layout.columns) and last.keys == self.layout.keys
         changed = sum(file.size for file in self.fetched) + self._gone_bytes
-        return same and changed <= _DELTA_SHARE * max(self.version.bytes, 1)
+        return same_layout and changed <= _OVERLAY_SHARE * max(self.version.bytes, 1)
 
-    def layers_of(self, files: Sequence[FileVersion]) -> Iterator[Layer]:
-        """The layers with only the rows of these files visible, their ranks being places in `files`."""
+    def select_layers(self, files: Sequence[FileVersion]) -> Iterator[Layer]:
+        """The layers that have rows of these files, with only these rows visible. Their ranks are places in `files`."""
         numbers = {file: number for number, file in enumerate(files)}
         for number, layer in enumerate(self._layers):
             ranks = np.full(len(layer.segment.files), -1, np.int64)
-            for file, (of, place) in self.places.items():
-                if of == number and file in numbers:
+            for file, (layer_number, place) in self.places.items():
+                if layer_number == number and file in numbers:
                     ranks[place] = numbers[file]
             if (ranks >= 0).any():
                 yield Layer(layer.segment, deleted_rows(layer.segment, ranks, self.deleted), ranks)
 
 
 def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
-    """For each file of a segment whether it has all the live rows of a version with those marks."""
+    """For each file of a segment, whether the segment has all its rows that are live in a version with those `marks`."""
     if set(segment.marks) <= set(marks):
         return np.ones(len(segment.files), np.bool_)
-    # Other marks may say the same: a compaction writes those that it replaces anew.
-    there = np.zeros(int(segment.file_starts[-1]), np.bool_)
+    # Other files of deletes may name the same rows: a compaction rewrites them.
+    is_present = np.zeros(int(segment.file_starts[-1]), np.bool_)
     for start in range(0, segment.rows, BATCH_ROWS):
-        there[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True
+        is_present[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True
     for number, file in enumerate(segment.files):
         if file.url in deleted:
             within = deleted[file.url][: np.searchsorted(deleted[file.url], file.rows)]
-            there[segment.file_starts[number] + within] = True
+            is_present[segment.file_starts[number] + within] = True
     ends = zip(segment.file_starts[:-1].tolist(), segment.file_starts[1:].tolist(), strict=True)
-    return np.array([there[start:end].all() for start, end in ends], np.bool_)
+    return np.array([is_present[start:end].all() for start, end in ends], np.bool_)
 
 
 def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
-    """A name for the deleted rows of those files; "" if there are none."""
+    """A digest of the deleted rows of those files; "" if there are none."""
     parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
     return key_of(*parts) if parts else ""
 
 
 def _threads() -> int:
-    """How many build at once: as many as the process has cores, within reason."""
+    """How many threads build a segment: one per core of the process, at most `_THREADS_AT_MOST`."""
     return min(len(os.sched_getaffinity(0)), _THREADS_AT_MOST)
 
 
 def _memory_bytes() -> int:
-    """What a build may hold in memory: an eighth of what is free."""
+    """How many bytes of memory a build may use: an eighth of what is free, within limits."""
     return max(min(free_bytes() // 8, _MEMORY_AT_MOST), 16 * 1024 * 1024)

@@ -1,8 +1,8 @@
 """`OverdueReloads`: what a query does about a reload that is due, so that its answer is one interval and one load old at most.
 
-Where processes live for one query only, none of them is there when a reload comes due, and one that is there may stand still:
-whoever finds it due begins it. It is waited for up to `lookup.full-cache.build-wait`, in all: a query that comes later, while
-the same load still runs, does not wait as long again.
+If every process lives for one query only, none may be alive when a reload comes due; and one that is may be stopped. So the
+query that finds a reload due begins it, and waits up to `lookup.full-cache.build-wait`. That time counts from the beginning of
+the load: a later query waits only for what is left of it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pyspark_lookup.cache.full.store import State, StoredSnapshots
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.options.reload_trigger import LastReload
 
-_ON_TIME_S = 0.5  # within it a schedule that is alive begins what is due, on a busy machine
+_ON_TIME_S = 0.5  # a live schedule begins a due reload within this time, also on a busy machine
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class OverdueReloads:
-    """The reloads of one table that are due, as a query of this process finds them.
+    """Begins and awaits the overdue reloads of one table, for the queries of this process.
 
-    `limit_s`: how long one is waited for. `tell`: called with the reason, once for each that is not waited for any longer.
+    `limit_s`: how long to wait for a reload. `tell`: called with the reason, once per reload, when the wait is given up.
     """
 
     schedule: Schedule
@@ -37,23 +37,23 @@ class OverdueReloads:
     tell: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        # Until when nothing is due after this state, if the wall clock goes on being so far ahead of the steady one; and since
-        # when a reload is waited for, on the steady clock.
+        # (state, lead of the wall clock over the steady one, time): after this state nothing is due before this time, unless
+        # the lead changes, as the wall clock was set then. And the reload that is awaited, since when on the steady clock.
         self._due: tuple[State | None, float, float] = None, 0.0, math.inf
         self._awaited: tuple[concurrent.futures.Future[None] | None, float] = None, 0.0
 
     def due_s(self, state: State) -> float:
-        """When the reload after a state is due, or was."""
-        of, ahead_s, until_s = self._due
+        """When the reload after a state is due (Unix time); in the past if it is overdue."""
+        due_state, ahead_s, until_s = self._due
         now_s = self.context.clock.wall_s()
         ahead_now_s = now_s - self.context.clock.steady_s()
-        if of is not state or now_s >= until_s or abs(ahead_now_s - ahead_s) > _ON_TIME_S:
+        if due_state is not state or now_s >= until_s or abs(ahead_now_s - ahead_s) > _ON_TIME_S:
             until_s = self.schedule.due_s(self._last(state), now_s)
             self._due = state, ahead_now_s, until_s
         return until_s
 
     def _last(self, state: State) -> LastReload | None:
-        """The latest attempt, with times of as long ago as it is, although the wall clock was set back since."""
+        """The latest attempt, with its times corrected if the wall clock was set back since."""
         last, clock = last_reload(state), self.context.clock
         if last is None or state.finished_boot != clock.boot:
             return last
@@ -70,31 +70,31 @@ class OverdueReloads:
         return self.due_s(state) <= self.context.clock.wall_s()
 
     def ask(self, state: State) -> concurrent.futures.Future[None]:
-        """The reload after a state, beside the caller; that of another process will do."""
+        """Start the reload after a state in a thread. Another process's reload counts as well."""
         return self.jobs.ask(None, due=True, seen_s=state.finished_at_s)
 
     def wait(self, state: State) -> bool:
-        """Wait for the reload after a state if it is overdue; whether it was."""
+        """Wait for the reload after a state if it is overdue. Returns whether it was."""
         if not self.is_due(state) or self._is_on_time(state, due_s := self.due_s(state)):
             return False
-        done = self.ask(state)
-        first = self._awaited[0] is not done
+        future = self.ask(state)
+        first = self._awaited[0] is not future
         if first:
-            self._awaited = done, self.context.clock.steady_s()
+            self._awaited = future, self.context.clock.steady_s()
         try:
-            done.result(timeout=self._left_s(state, self._awaited[1]))
+            future.result(timeout=self._left_s(state, self._awaited[1]))
         except concurrent.futures.TimeoutError:
             if first:
                 late_s = self.context.clock.wall_s() - due_s
                 self.tell(f"a reload that was due {late_s:.0f} s ago has not ended after {self.limit_s:g} s")
         except Exception as problem:
-            # A load's own is said and counted where it happened. What there is goes on serving.
+            # The load's own errors are logged and counted where they are raised. The present snapshot goes on serving.
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self.context.metrics.inc("cacheFailureCount")
         return True
 
     def _is_on_time(self, state: State, due_s: float) -> bool:
-        """Whether what is due is being loaded, and began in time; the answer of before is then no older than was promised.
+        """Whether the reload that is due is running and began in time: until it ends, the present snapshot is as young as promised.
 
         A load that takes much longer than the one before may be that of a process which stands still.
         """
@@ -108,7 +108,7 @@ class OverdueReloads:
         return False
 
     def _left_s(self, state: State, since_s: float) -> float:
-        """How long a load may still be waited for, by this process since `since_s` and whenever another one began it."""
+        """How long to wait on for a load: this process has waited since `since_s`, and another one may have begun it earlier."""
         clock = self.context.clock
         waited_s = clock.steady_s() - since_s
         if state.loading_since_s is not None and self.stored.is_locked():

@@ -1,4 +1,4 @@
-"""The full caches of a table: one per keys, columns, partitions and schedule, made when first asked for."""
+"""The full caches of a table: one per keys, columns, partitions and schedule, made on first use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyspark_lookup.table.resolver import Resolver
 
 @dataclasses.dataclass(eq=False, repr=False)
 class FullTables:
-    """Caches of whole tables in this process and on this host. `trigger`: when they are reloaded, in place of the options' say."""
+    """Caches of whole tables in this process and on this host. `trigger`: replaces the reload schedule of the options."""
 
     scan: TableScan
     resolver: Resolver
@@ -34,19 +34,19 @@ class FullTables:
         self._lock = threading.Lock()
         self._caches: dict[tuple[object, ...], FullCache] = {}
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
-        self.owner: object = None  # the engine, which a running schedule of one of these keeps alive
+        self.owner: object = None  # the engine, which a running schedule keeps alive by this
 
-    def of(self, table: Table, options: LookupOptions) -> FullCache | None:
+    def get_cache(self, table: Table, options: LookupOptions) -> FullCache | None:
         """The full cache that the options ask for; None if they do not, or there is no cache directory."""
         if options.cache is not CacheMode.FULL or self.context.disk is None:
             return None
         # Columns that a predicate needs are kept beside those that were chosen.
         columns = None if options.columns is None else (options.columns, options.where)
-        kept = (table.id, options.keys, columns, options.partition, options.metadata_source.value)
-        place = (kept, options.full_cache)
+        key_parts = (table.id, options.keys, columns, options.partition, options.metadata_source.value)
+        place = (key_parts, options.full_cache)
         with self._lock:
             if place not in self._caches:
-                key = key_of(*kept)
+                key = key_of(*key_parts)
                 self._caches[place] = FullCache(
                     key,
                     table,
@@ -67,13 +67,13 @@ class FullTables:
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
         """Keep a cache's schedule until `user` lets go of it, or is gone."""
-        full = self.of(table, options)
+        full = self.get_cache(table, options)
         if full is not None:
             self._users.setdefault(full, weakref.WeakSet()).add(user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Close a cache that `user` was the last one to hold; what is on disk stays."""
-        full = self.of(table, options)
+        """Release a cache, and close it if `user` was the last one to hold it. What is on disk stays."""
+        full = self.get_cache(table, options)
         users = self._users.get(full) if full is not None else None
         if full is None or users is None:
             return
@@ -81,5 +81,5 @@ class FullTables:
         if not users:
             with self._lock:
                 del self._users[full]
-                self._caches = {place: other for place, other in self._caches.items() if other is not full}
+                self._caches = {place: cache for place, cache in self._caches.items() if cache is not full}
             full.close()

@@ -1,8 +1,8 @@
 """When reloads happen: one process of the host holds a table's schedule and runs its trigger.
 
-The schedule is a lock (the kernel gives it back when its holder dies) and the times in the table's
-state, which all processes share: opening a worker does not fire it, and a reload that came due while
-no worker lived happens as soon as one takes the schedule over.
+The schedule is a lock, which the kernel releases when its holder dies, and the times in the table's state, which all processes
+share. So opening a worker starts no reload, and a reload that came due while no worker was alive begins as soon as one takes
+the schedule over.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pyspark_lookup.options.reload_trigger import (
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _CLOSE_WAIT_S = 1.0
-_BUSY_S = 0.2  # what is due waits so long where many reloads run
+_BUSY_S = 0.2  # a due action is tried again after this, where too many reloads run
 _POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
 
 
-def trigger_of(options: LookupOptions) -> CacheReloadTrigger | None:
-    """The trigger that the options describe, None without one. Raises OptionError for a custom one that cannot be made."""
+def make_trigger(options: LookupOptions) -> CacheReloadTrigger | None:
+    """The trigger that the options describe; None without one. Raises OptionError if a custom one cannot be made."""
     strategy = options.reload_strategy
     if isinstance(strategy, str):
         return make("lookup.full-cache.reload-strategy", strategy, options, CacheReloadTrigger)  # type: ignore[type-abstract]
@@ -53,7 +53,7 @@ def trigger_of(options: LookupOptions) -> CacheReloadTrigger | None:
 
 @dataclasses.dataclass(eq=False)
 class _Action:
-    """What runs at a Unix time; two of the same function are two."""
+    """A function to run at a Unix time. Actions are compared by identity."""
 
     at_s: float
     run: Callable[[], object]
@@ -63,8 +63,8 @@ class _Action:
 class Schedule(CacheReloadTrigger.Context):
     """Runs one table's trigger, of which it is the context (FLIP-221), while this process holds the host's lock for it.
 
-    `name`: of what is reloaded, and how; references with other schedules have others, of which each is kept. `reload` asks for a
-    reload, True: for the one that is due; `last` says how the latest attempt of any process went.
+    `name`: of the table and the schedule's options; schedules with other options run side by side. `reload` starts a reload
+    (True: the one that is due) and returns its future; `last` returns the latest attempt of any process.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Schedule(CacheReloadTrigger.Context):
         self._lease: Lock | None = None
         self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
         self._trigger: CacheReloadTrigger | None = None
-        self._running = self._closed = self._broken = self._made = self._opened = False
+        self._running = self._closed = self._broken = self._is_made = self._opened = False
 
     def ensure(self) -> None:
         """Take part in the schedule from now on."""
@@ -93,9 +93,9 @@ class Schedule(CacheReloadTrigger.Context):
                 return
             self._running = True
         self._make_trigger()
-        # What others have written may be slow: it keeps none but its own table waiting.
-        ours = self._trigger is None or isinstance(self._trigger, DueTrigger)
-        self._timer = (ours and self.context.timer) or Timer(self.context.start)
+        # A custom trigger may be slow: it has a timer of its own, so that no other table waits for it.
+        is_builtin = self._trigger is None or isinstance(self._trigger, DueTrigger)
+        self._timer = (is_builtin and self.context.timer) or Timer(self.context.start)
         try:
             self._timer.run_soon(self._step)
         except RuntimeError as problem:  # there are too many threads; queries see to what is overdue
@@ -104,7 +104,7 @@ class Schedule(CacheReloadTrigger.Context):
                 _log.warning("the schedule of %s is not kept by this process: %s", self.name, problem)
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
-        """When the reload after `last` is due, or was; infinity once this is closed, and for custom triggers, which do not say."""
+        """When the reload after `last` is due (Unix time); infinity once this is closed, and for custom triggers, which do not say."""
         self._make_trigger()
         if self._closed or self._broken or not isinstance(self._trigger, DueTrigger):
             return math.inf
@@ -115,7 +115,7 @@ class Schedule(CacheReloadTrigger.Context):
         return due_s
 
     def _take(self) -> bool:
-        """Hold the schedule, if nobody else does."""
+        """Acquire the schedule's lock if no other process has it. Returns whether this one does."""
         if self._lease is None:
             try:
                 self._lease = self.disk.acquire("reload", f"{self.name}-schedule", 0.0)
@@ -124,14 +124,14 @@ class Schedule(CacheReloadTrigger.Context):
         return self._lease is not None
 
     def run_due(self) -> float:
-        """Run what is due, if this process holds the schedule or can take it; seconds until there may be more."""
+        """Run what is due, if this process holds the schedule or can acquire it. Returns the seconds until the next call."""
         if self._broken or not self._take():
             return _POLL_S
         if not self._opened and not self._open():
             self._release()  # others may have a trigger that works
             return _POLL_S
         if self._clock_set_back():
-            # Their time is further away now than it was meant to be, by however much: they plan anew.
+            # Their times are now further away than planned, nobody knows by how much: run them all, and they plan anew.
             with self._mutex:
                 for action in self._actions:
                     action.at_s = -math.inf
@@ -142,7 +142,7 @@ class Schedule(CacheReloadTrigger.Context):
                 return _BUSY_S
             try:
                 due.run()
-            except Exception as problem:  # a custom trigger's; the schedule goes on
+            except Exception as problem:  # raised by a custom trigger: the schedule goes on
                 _log.error("reload trigger of %s failed", self.name, exc_info=cause_of(problem))
         with self._mutex:
             next_s = min((action.at_s for action in self._actions), default=math.inf)
@@ -150,9 +150,9 @@ class Schedule(CacheReloadTrigger.Context):
 
     def _make_trigger(self) -> None:
         with self._mutex:
-            if self._made:
+            if self._is_made:
                 return
-            self._made = True
+            self._is_made = True
             try:
                 self._trigger = self.make()
             except Exception as problem:
@@ -160,19 +160,19 @@ class Schedule(CacheReloadTrigger.Context):
                 _log.error("reload trigger of %s cannot be made", self.name, exc_info=cause_of(problem))
 
     def _open(self) -> bool:
-        """Open the trigger; whether it works."""
+        """Open the trigger. Returns whether it works."""
         self._opened = True
         self._make_trigger()
         try:
             if self._trigger is not None:
                 self._trigger.open(self)
         except Exception as problem:
-            self._broken = True  # said once; a table whose trigger is broken is not reloaded by this process
+            self._broken = True  # logged once; this process does not reload a table whose trigger is broken
             _log.error("reload trigger of %s cannot be opened", self.name, exc_info=cause_of(problem))
         return not self._broken
 
     def _clock_set_back(self) -> bool:
-        """Whether the wall clock has been set back since this was asked last, by more than a slew comes to."""
+        """Whether the wall clock was set back since the last call, by more than a slew."""
         before, self._wall_ahead_s = self._wall_ahead_s, self.context.clock.wall_s() - self.context.clock.steady_s()
         return self._wall_ahead_s < before - _POLL_S
 
@@ -193,7 +193,7 @@ class Schedule(CacheReloadTrigger.Context):
         return self.run_due()
 
     def _wake(self) -> bool:
-        """Have the timer run it; whether it will."""
+        """Ask the timer to run a step soon. Returns whether it will."""
         timer = self._timer
         if timer is not None and self._running:
             with contextlib.suppress(RuntimeError):
@@ -208,12 +208,12 @@ class Schedule(CacheReloadTrigger.Context):
         try:
             if self._trigger is not None:
                 self._trigger.close()
-        except Exception as problem:  # a custom one's; the schedule is given up all the same
+        except Exception as problem:  # raised by a custom trigger: give the schedule up all the same
             _log.error("reload trigger of %s cannot be closed", self.name, exc_info=cause_of(problem))
         if not self._wake():
             self._release()
         elif self._timer is not None and self._timer.is_waited_for:
-            self._given_up.wait(_CLOSE_WAIT_S)  # unless a trigger keeps it
+            self._given_up.wait(_CLOSE_WAIT_S)  # in vain if a trigger blocks the timer
 
     def _release(self) -> None:
         if self._lease is not None:
@@ -242,31 +242,31 @@ class Schedule(CacheReloadTrigger.Context):
         return cancel
 
     def trigger_reload(self) -> concurrent.futures.Future[None]:
-        """A reload now, or when the blackout ends."""
+        """Start a reload now, or when the blackout ends. Returns its future."""
         if self.blackout is not None:
             now_s = self.context.clock.wall_s()
             free_s = self.blackout.postponed_s(now_s)
             if free_s > now_s:
                 return self._postpone(free_s)
-        done = self.reload(isinstance(self._trigger, DueTrigger))
+        future = self.reload(isinstance(self._trigger, DueTrigger))
         if self._timer is not None:
-            self._timer.begun(done)
-        return done
+            self._timer.begun(future)
+        return future
 
     def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:
-        """The one reload at the end of a blackout, however often it comes due before."""
+        """Plan the one reload at the end of a blackout, however often it comes due before. Returns its future."""
         if self._put_off is not None:
             return self._put_off
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        done.set_running_or_notify_cancel()
-        self._put_off = done
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+        self._put_off = future
 
         def begin() -> None:
             self._put_off = None
-            self.trigger_reload().add_done_callback(lambda inner: _copy(inner, done))
+            self.trigger_reload().add_done_callback(lambda inner: _copy(inner, future))
 
         self.schedule(at_s, begin)
-        return done
+        return future
 
 
 def _copy(inner: concurrent.futures.Future[None], outer: concurrent.futures.Future[None]) -> None:

@@ -1,8 +1,7 @@
-"""A version's rows as layers: one base segment and up to three deltas over it, with deleted rows.
+"""A version's rows as layers: one base segment and up to three overlays over it, with deleted rows.
 
-A row of a layer is live unless its file is no longer in the version, which `deleted` says. Each file's
-rows lie in one layer. The answer to a batch of keys is gathered layer by layer and then brought into
-the order of the keys, and in that into the order of the files and of the rows in them.
+A row of a layer is live unless it was deleted or its file is not in the version: `deleted` marks both. All rows of a file are in
+one layer. The answer to a batch of keys is gathered layer by layer and then sorted by key, file and row in the file.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.model import TableVersion
 
 _FEW = 8  # rows that are quicker to take value by value
-_COMPACTION_SHARE = 0.25  # rows in deltas or deleted, of those in the base
+_COMPACTION_SHARE = 0.25  # rows in overlays or deleted, of those in the base
 _BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
-_NEIGHBOURS = 6  # as a power of two: rows of a file that are looked for together
+_NEIGHBOURS = 6  # as a power of two: rows of a file that share a mark
 Ranges = Sequence[tuple[str, int, int]]
 """Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
 
@@ -41,7 +40,7 @@ class Marks:
     def count(self) -> int:
         return int(_BITS_OF_BYTE[self.bits].sum(dtype=np.int64))
 
-    def at(self, rows: Numbers) -> Numbers:
+    def contains(self, rows: Numbers) -> Numbers:
         """Whether each of the rows is deleted (bool)."""
         return np.asarray((self.bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).view(np.bool_))
 
@@ -54,8 +53,8 @@ class Marks:
         return bool(self.bits[row >> 3] >> (row & 7) & 1)
 
     @classmethod
-    def of(cls, deleted: Numbers, count: int) -> Marks:
-        """Those rows of so many, in any order."""
+    def from_rows(cls, deleted: Numbers, count: int) -> Marks:
+        """Marks for `deleted` row numbers, in any order, of a segment with `count` rows."""
         bits = np.zeros((count + 7) >> 3, np.uint8)
         np.bitwise_or.at(bits, deleted >> 3, np.left_shift(np.uint8(1), (deleted & 7).astype(np.uint8)))
         return cls(bits)
@@ -74,7 +73,7 @@ class Layer:
         return self.segment.rows - (0 if self.deleted is None else self.deleted.count)
 
     def pieces(self, names: Sequence[str], among: range) -> Iterator[tuple[list[pa.Array], Numbers]]:
-        """The named columns of the visible ones `among` the rows, and their positions."""
+        """The named columns of the visible rows `among` a range, and their positions, batch by batch."""
         for start in among[::BATCH_ROWS]:
             stop = min(start + BATCH_ROWS, among.stop)
             rows = np.arange(start, stop)
@@ -112,13 +111,13 @@ class Snapshot:
         self.seed = base.seed
         self.rows = sum(layer.visible_rows for layer in layers)
         self.bytes = sum(layer.segment.bytes for layer in layers)
-        # Of several layers each may have rows of the same key.
+        # With several layers, each may have rows of the same key.
         self.unique = base.unique if len(self.layers) == 1 else None
 
     def is_worth_compacting(self) -> bool:
-        """Whether the layers above the base, and deleted rows, are many beside it."""
-        base, *deltas = self.layers
-        over = sum(layer.segment.rows for layer in deltas)
+        """Whether the overlays and the deleted rows together exceed a quarter of the base's rows."""
+        base, *overlays = self.layers
+        over = sum(layer.segment.rows for layer in overlays)
         deleted = sum(layer.segment.rows - layer.visible_rows for layer in self.layers)
         return over + deleted > _COMPACTION_SHARE * base.segment.rows
 
@@ -126,18 +125,18 @@ class Snapshot:
         """The named columns of all rows with any of the keys, rows of one key in file order."""
         return self._gather(names, self._find(keys))
 
-    def _gather(self, names: Sequence[str], found: list[tuple[Layer, Numbers, Numbers]]) -> Answer:
-        if not found:
+    def _gather(self, names: Sequence[str], layer_matches: list[tuple[Layer, Numbers, Numbers]]) -> Answer:
+        if not layer_matches:
             nothing = np.zeros(0, np.int64)
             return Answer(nothing, self.layers[0].segment.take(names, nothing))
-        if len(found) == 1:
-            ((layer, numbers, rows),) = found
+        if len(layer_matches) == 1:
+            ((layer, numbers, rows),) = layer_matches
             return Answer(numbers, layer.segment.take(names, rows))
-        numbers = np.concatenate([numbers for _, numbers, _ in found])
-        positions = np.concatenate([layer.positions(rows) for layer, _, rows in found])
+        numbers = np.concatenate([numbers for _, numbers, _ in layer_matches])
+        positions = np.concatenate([layer.positions(rows) for layer, _, rows in layer_matches])
         order = np.lexsort((positions, numbers))
         indices = as_indices(order)
-        parts = [layer.segment.take(names, rows) for layer, _, rows in found]
+        parts = [layer.segment.take(names, rows) for layer, _, rows in layer_matches]
         columns = [
             pc.take(_concat(arrays, self.schema.field(name).type), indices, boundscheck=False)
             for name, arrays in zip(names, zip(*parts, strict=True), strict=True)
@@ -147,34 +146,34 @@ class Snapshot:
     def get_one(self, names: Sequence[str], key: OneKey) -> list[tuple[Any, ...]]:
         """The named columns of the rows with one key, which is one column, in file order, as values of Python."""
         hashed = hash_one(key, self.seed)
-        found: list[tuple[Layer, Sequence[int]]] = []
+        layer_rows: list[tuple[Layer, Sequence[int]]] = []
         for layer in self.layers:
-            rows: Sequence[int] = layer.segment.rows_of(key, hashed)
+            rows: Sequence[int] = layer.segment.locate_rows(key, hashed)
             if layer.deleted is not None and rows:
                 rows = [row for row in rows if row not in layer.deleted]
             if rows:
-                found.append((layer, rows))
-        if not found:
+                layer_rows.append((layer, rows))
+        if not layer_rows:
             return []
-        if len(found) == 1 and len(found[0][1]) <= _FEW:
-            ((layer, rows),) = found
+        if len(layer_rows) == 1 and len(layer_rows[0][1]) <= _FEW:
+            ((layer, rows),) = layer_rows
             return [layer.segment.row(names, row) for row in rows]
-        parts = [(layer, np.zeros(len(rows), np.int64), np.array(rows, np.int64)) for layer, rows in found]
+        parts = [(layer, np.zeros(len(rows), np.int64), np.array(rows, np.int64)) for layer, rows in layer_rows]
         return list(zip(*(column.to_pylist() for column in self._gather(names, parts).columns), strict=True))
 
     def _find(self, keys: Keys) -> list[tuple[Layer, Numbers, Numbers]]:
         """(layer, places of keys, rows of the layer that have them) of the layers that have visible rows with any of the keys."""
         hashes = keys.hashes(self.seed)
-        found: list[tuple[Layer, Numbers, Numbers]] = []
+        layer_matches: list[tuple[Layer, Numbers, Numbers]] = []
         for layer in self.layers:
             matches = layer.segment.probe(keys, hashes)
             numbers, rows = matches.keys, matches.rows
             if layer.deleted is not None and len(rows):
-                seen = ~layer.deleted.at(rows)
-                numbers, rows = numbers[seen], rows[seen]
+                is_live = ~layer.deleted.contains(rows)
+                numbers, rows = numbers[is_live], rows[is_live]
             if len(rows):
-                found.append((layer, numbers, rows))
-        return found
+                layer_matches.append((layer, numbers, rows))
+        return layer_matches
 
     def batches(self, names: Sequence[str], ranges: Ranges | None = None) -> Iterator[tuple[int, list[pa.Array]]]:
         """(rows, the named columns) of all rows, or of those of some parts of files; in no particular order."""
@@ -184,14 +183,14 @@ class Snapshot:
                 continue
             for start in range(0, layer.segment.rows, BATCH_ROWS):
                 stop = min(start + BATCH_ROWS, layer.segment.rows)
-                kept = _mask(layer, bounds, start, stop)
-                if kept is not None and not kept.any():
+                is_selected = _mask(layer, bounds, start, stop)
+                if is_selected is not None and not is_selected.any():
                     continue
                 columns = layer.segment.slice(names, start, stop)
-                if kept is not None and not kept.all():
-                    mask = as_array(kept)
+                if is_selected is not None and not is_selected.all():
+                    mask = as_array(is_selected)
                     columns = [column.filter(mask) for column in columns]
-                    yield int(np.count_nonzero(kept)), columns
+                    yield int(np.count_nonzero(is_selected)), columns
                 else:
                     yield stop - start, columns
 
@@ -199,34 +198,34 @@ class Snapshot:
 def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Marks | None:
     """Which rows of a segment are deleted; None if none is.
 
-    That are the rows of files that are gone (rank -1), and those whose places in their file are among `places` (by URL).
+    These are the rows of files that are not in the version (rank -1), and those whose place in their file is in `places` (by URL).
     """
-    gone = (ranks < 0) & (np.diff(segment.file_starts) > 0)
+    is_gone = (ranks < 0) & (np.diff(segment.file_starts) > 0)
     named = [(n, places[f.url]) for n, f in enumerate(segment.files) if ranks[n] >= 0 and f.url in places]
-    if (not gone.any() and not named) or not segment.rows:
+    if (not is_gone.any() and not named) or not segment.rows:
         return None
     marked = np.zeros(int(segment.file_starts[-1]), np.bool_)
-    near = np.zeros((len(marked) >> _NEIGHBOURS) + 1, np.bool_)
-    for number in np.flatnonzero(gone).tolist():
+    marked_blocks = np.zeros((len(marked) >> _NEIGHBOURS) + 1, np.bool_)
+    for number in np.flatnonzero(is_gone).tolist():
         start, end = segment.file_starts[number : number + 2].tolist()
         marked[start:end] = True
-        near[start >> _NEIGHBOURS : ((end - 1) >> _NEIGHBOURS) + 1] = True
+        marked_blocks[start >> _NEIGHBOURS : ((end - 1) >> _NEIGHBOURS) + 1] = True
     for number, rows in named:
         within = segment.file_starts[number] + rows[: np.searchsorted(rows, segment.files[number].rows)]
         marked[within] = True
-        near[within >> _NEIGHBOURS] = True
-    found = []
+        marked_blocks[within >> _NEIGHBOURS] = True
+    row_arrays = []
     for start in range(0, segment.rows, BATCH_ROWS):
         ordinals = segment.ordinals[start : start + BATCH_ROWS]
-        # Most batches have few deleted rows, and what says so of many rows at once stays in the processor's cache.
-        rows = np.flatnonzero(near.take(ordinals >> _NEIGHBOURS, mode="wrap"))
-        found.append(start + rows[marked.take(ordinals[rows], mode="wrap")])
-    deleted = np.concatenate(found)
-    return Marks.of(deleted, segment.rows) if len(deleted) else None
+        # Most batches have few deleted rows. The small array of marked blocks, which finds them, stays in the processor's cache.
+        rows = np.flatnonzero(marked_blocks.take(ordinals >> _NEIGHBOURS, mode="wrap"))
+        row_arrays.append(start + rows[marked.take(ordinals[rows], mode="wrap")])
+    deleted = np.concatenate(row_arrays)
+    return Marks.from_rows(deleted, segment.rows) if len(deleted) else None
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
-    """Ascending ordinals at which the wanted rows of a layer begin and end, in turn."""
+    """The ordinals at which the requested ranges of a layer begin and end, in turn, ascending."""
     files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
     bounds: list[tuple[int, int]] = []
     for url, first, end in ranges:
@@ -248,15 +247,15 @@ def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
 
 
 def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Numbers | None:
-    """Which rows of a slice count; None: all."""
-    kept: Numbers | None = None
+    """Whether each row of a slice is live and in the bounds; None: all are."""
+    is_selected: Numbers | None = None
     if bounds is not None:
         ordinals = layer.segment.ordinals[start:stop].astype(np.int64)
-        kept = (np.searchsorted(bounds, ordinals, "right") & 1).astype(np.bool_)
+        is_selected = (np.searchsorted(bounds, ordinals, "right") & 1).astype(np.bool_)
     if layer.deleted is not None:
-        seen = ~layer.deleted.between(start, stop)
-        kept = seen if kept is None else kept & seen
-    return kept
+        is_live = ~layer.deleted.between(start, stop)
+        is_selected = is_live if is_selected is None else is_selected & is_live
+    return is_selected
 
 
 def _concat(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:

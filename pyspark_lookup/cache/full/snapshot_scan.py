@@ -47,8 +47,8 @@ def snapshot_batches(
         # Values that differ may be one key: NaN and NaN, or two that are one number as a float32.
         probed = Keys(keys)
         if probed.rows > 1:
-            chosen = as_indices(np.sort(distinct_keys(probed, probed.hashes(SEED))[0]))
-            probed = Keys([values.take(chosen) for values in keys])
+            distinct_rows = as_indices(np.sort(distinct_keys(probed, probed.hashes(SEED))[0]))
+            probed = Keys([values.take(distinct_rows) for values in keys])
         answer = snapshot.get(stored, probed)
         pieces: Iterator[tuple[int, list[pa.Array]]] = iter([(len(answer.keys), answer.columns)])
     else:
@@ -58,11 +58,11 @@ def snapshot_batches(
         for rows, columns in pieces:
             for start in range(0, rows, BATCH_ROWS):
                 part = [column.slice(start, BATCH_ROWS) for column in columns] if rows > BATCH_ROWS else columns
-                held = dict(zip(stored, part, strict=True))
-                batch = plan_columns(held, min(rows - start, BATCH_ROWS), names, projection, url)
-                kept = matching_rows(batch, predicate)
-                if kept is not None:
-                    yield kept.select(projection.columns.names)
+                stored_columns = dict(zip(stored, part, strict=True))
+                batch = plan_columns(stored_columns, min(rows - start, BATCH_ROWS), names, projection, url)
+                matching_batch = matching_rows(batch, predicate)
+                if matching_batch is not None:
+                    yield matching_batch.select(projection.columns.names)
 
     return coalesce(batches(), projection.columns, metrics)
 
@@ -70,20 +70,20 @@ def snapshot_batches(
 def _check(
     snapshot: Snapshot, projection: Projection, names: Sequence[str], whole: Callable[[], pa.Schema], url: str
 ) -> None:
-    """Raise SchemaError as reading the files would."""
-    lost = [] if projection.declared else [name for name in names if name not in snapshot.schema.names]
-    if lost:
+    """Raise the SchemaError that reading the files would raise."""
+    missing_columns = [] if projection.declared else [name for name in names if name not in snapshot.schema.names]
+    if missing_columns:
         elsewhere = {name.lower() for name in whole().names}
-        lost = [name for name in lost if name.lower() not in elsewhere]
-    if lost:
+        missing_columns = [name for name in missing_columns if name.lower() not in elsewhere]
+    if missing_columns:
         raise SchemaError(
-            f"column {lost[0]!r} is in no file of {url} any more: the table changed; plan again (a new load() or SQL "
+            f"column {missing_columns[0]!r} is in no file of {url} any more: the table changed; plan again (a new load() or SQL "
             "statement; a catalog table must be created again)"
         )
     for name in names:
         if name in snapshot.schema.names:
-            found = snapshot.schema.field(name).type
-            check_readable(_plan(projection, name), found, url, projection.declared)
+            stored_type = snapshot.schema.field(name).type
+            check_readable(_plan(projection, name), stored_type, url, projection.declared)
 
 
 def _plan(projection: Projection, name: str) -> pa.Field:
@@ -98,16 +98,16 @@ def plan_columns(
 
 
 def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
-    """The keys outside of which no row fulfils the predicate, as columns of `keys`; None if it does not say."""
+    """The only keys whose rows can fulfil the predicate, as columns of `keys`; None if it does not restrict them."""
     if not keys.names:
         return None
     parts = _parts(predicate)
     choices: list[tuple[object, ...]] = []
     for field in keys:
-        found = [values for part in parts if (values := _values(part, field.name)) is not None]
-        if not found:
+        value_lists = [values for part in parts if (values := _values(part, field.name)) is not None]
+        if not value_lists:
             return None
-        values = min(found, key=len)
+        values = min(value_lists, key=len)
         if any(isinstance(value, float) for value in values) and not pa.types.is_floating(field.type):
             return None  # compared as doubles, of which one equals several large whole numbers
         choices.append(values)
@@ -121,7 +121,7 @@ def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
 
 
 def _parts(predicate: Predicate) -> list[Predicate]:
-    """Predicates that all have to be true."""
+    """The conjuncts of a predicate."""
     if isinstance(predicate, And):
         return [part for inner in predicate.parts for part in _parts(inner)]
     return [predicate]

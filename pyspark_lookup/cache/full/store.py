@@ -1,6 +1,6 @@
 """`StoredSnapshots`: one table's snapshots on this host's disk, and those that this process has mapped.
 
-The record of what there is, a `State`, is replaced whole by whoever holds the table's lock; readers take none.
+One record lists the snapshots: a `State`. The holder of the table's lock replaces it as a whole; readers take no lock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StoredVersion:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A build that was not made, or given up, for want of room: when (Unix time), why, and how many bytes were wanted of how
+    """A build that was refused or given up for want of room: when (Unix time), why, and how many bytes it `wanted` for how
     many bytes of files."""
 
     at_s: float
@@ -52,13 +52,13 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The versions held (the latest last), and how the loads went. Times in Unix seconds.
+    """The stored versions (the latest last), and how the loads went. Times in Unix seconds.
 
     `started_at_s`, `finished_at_s` (also `finished_steady_s` on the clock of `finished_boot`): of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
     clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
     `failures`: attempts that failed since. `loading_since_s`: when an attempt began that has not ended; its process may have.
-    `gone`: the path holds another kind of table by now. `left`: segments that could not be removed, being in use. `refused`: the
-    latest attempt was, by the budget of the cache directory.
+    `gone`: the path has another kind of table by now. `left`: segments that could not be removed, as they were in use.
+    `refused`: the latest attempt failed because the budget of the cache directory has no room for it.
     """
 
     versions: tuple[StoredVersion, ...] = ()
@@ -85,7 +85,7 @@ class State:
         return next((version for version in self.versions if version.digest == digest), None)
 
     def age_s(self, wall_s: float, steady_s: float, boot: str) -> float:
-        """How old the latest version may be, by the clock that says more."""
+        """How old the latest version may be: the longer time of the wall clock and the steady clock."""
         if self.loaded_at_s is None:
             return float("inf")
         steady = steady_s - self.loaded_steady_s if boot == self.boot else 0.0
@@ -99,15 +99,15 @@ class State:
 
     def with_version(self, stored: StoredVersion, now_s: float) -> State:
         """The state in which `stored` is the latest, in place of one of the same digest if there is one."""
-        others = [
+        older_versions = [
             version if version.superseded_at_s is not None else dataclasses.replace(version, superseded_at_s=now_s)
             for version in self.versions
             if version.digest != stored.digest
         ]
-        return dataclasses.replace(self, versions=(*others, dataclasses.replace(stored, superseded_at_s=None)))
+        return dataclasses.replace(self, versions=(*older_versions, dataclasses.replace(stored, superseded_at_s=None)))
 
     def find_expired(self, now_s: float, retain_s: float) -> tuple[StoredVersion, ...]:
-        """Superseded versions that were retained long enough; all that seem to be from a future, too."""
+        """Superseded versions that were retained long enough, or have a time in the future."""
         return tuple(
             version
             for version in self.versions[:-1]
@@ -120,8 +120,8 @@ class State:
     @classmethod
     def from_json(cls, record: Any) -> State:
         """The state that a record holds. Raises one of `decoding.UNREADABLE` if it is none of ours."""
-        versions = tuple(map(_version_of, record["versions"]))
-        left, times = tuple(map(name_of, record["left"])), {name: _time_of(record[name]) for name in _TIMES}
+        versions = tuple(map(_parse_version, record["versions"]))
+        unremoved, times = tuple(map(name_of, record["left"])), {name: _parse_time(record[name]) for name in _TIMES}
         return cls(
             versions,
             finished_steady_s=number_of(record["finished_steady_s"]),
@@ -131,13 +131,13 @@ class State:
             failures=count_of(record["failures"]),
             error=text_of(record["error"]),
             gone=record["gone"] is True,
-            left=left,
-            refused=None if record["refused"] is None else _refused_of(record["refused"]),
+            left=unremoved,
+            refused=None if record["refused"] is None else _parse_refusal(record["refused"]),
             **times,
         )
 
 
-def _names_of(version: StoredVersion) -> set[str]:
+def _segment_names(version: StoredVersion) -> set[str]:
     """The segments that a version needs."""
     return {name for layer in version.layers for name in (layer.name, layer.deleted) if name is not None}
 
@@ -146,16 +146,16 @@ _NOTHING = State()
 _TIMES = ("first_started_at_s", "started_at_s", "finished_at_s", "loaded_at_s", "loading_since_s")
 
 
-def _time_of(found: Any) -> float | None:
-    return None if found is None else number_of(found)
+def _parse_time(value: Any) -> float | None:
+    return None if value is None else number_of(value)
 
 
-def _refused_of(row: Any) -> Refused:
+def _parse_refusal(row: Any) -> Refused:
     return Refused(number_of(row["at_s"]), text_of(row["reason"]), count_of(row["wanted"]), count_of(row["of_bytes"]))
 
 
-def _version_of(row: Any) -> StoredVersion:
-    layers = tuple(map(_layer_of, row["layers"]))
+def _parse_version(row: Any) -> StoredVersion:
+    layers = tuple(map(_parse_layer, row["layers"]))
     if not layers:
         raise ValueError("a version has layers")
     return StoredVersion(
@@ -163,20 +163,20 @@ def _version_of(row: Any) -> StoredVersion:
         layers,
         count_of(row["rows"]),
         count_of(row["bytes"]),
-        _time_of(row["superseded_at_s"]),
+        _parse_time(row["superseded_at_s"]),
     )
 
 
-def _layer_of(found: Any) -> StoredLayer:
-    deleted = None if found["deleted"] is None else name_of(found["deleted"])
-    return StoredLayer(name_of(found["name"]), deleted, counts_of(found["gone"]), text_of(found["marked"]))
+def _parse_layer(record: Any) -> StoredLayer:
+    deleted = None if record["deleted"] is None else name_of(record["deleted"])
+    return StoredLayer(name_of(record["name"]), deleted, counts_of(record["gone"]), text_of(record["marked"]))
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class StoredSnapshots:
-    """The snapshots of a table under a key. `retained_s`: how long one is kept when there is a newer one.
+    """One table's snapshots, stored under `key`. `retained_s`: how long one is kept when there is a newer one.
 
-    `known`: a version by its digest, if this host knows it otherwise.
+    `find_version`: finds a version by its digest, if this host knows it otherwise.
     """
 
     key: str
@@ -184,7 +184,7 @@ class StoredSnapshots:
     disk: Disk
     context: HostContext
     retained_s: float
-    known: Callable[[str], TableVersion | None]
+    find_version: Callable[[str], TableVersion | None]
 
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
@@ -195,20 +195,20 @@ class StoredSnapshots:
     # --- what there is ----------------------------------------------------------------------------
 
     def state(self) -> State:
-        """What is on this host."""
+        """The table's state on this host."""
         return self._state.get() or _NOTHING
 
     def find(
         self, choose: Callable[[State], StoredVersion | None], version: TableVersion | None = None
     ) -> tuple[State, Snapshot | None]:
-        """The state, and the snapshot that is chosen from it; of `version`, if the caller knows."""
+        """The state, and the snapshot that `choose` selects from it. `version`: that snapshot's version, if the caller has it."""
         while True:
             state = self.state()
             if state.refused is not None:
-                self.forget()  # so that it makes room, unless somebody goes on reading it
+                self.forget()  # unmap it: only an unmapped snapshot can be evicted
             stored = choose(state)
             snapshot = self.open(stored, version)
-            # Between reading of its layers and opening them they may have been compacted.
+            # A compaction may have removed the layers after we read their names: then the state has changed, and we try again.
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
 
@@ -218,46 +218,54 @@ class StoredSnapshots:
         return latest if latest is not None and has_same_rows(version, latest.version) else None
 
     def find_expired(self, state: State) -> tuple[StoredVersion, ...]:
-        """The versions past their time."""
+        """The versions that have expired."""
         return state.find_expired(self.context.clock.wall_s(), self.retained_s)
 
     def open(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
-        """A stored version, mapped; None if it is damaged or gone. `version`: which one it is, if the caller knows."""
-        held = self._find_open(stored)
-        if held is not None:
+        """A stored version, mapped; None if it is damaged or was removed. `version`: that version, if the caller has it."""
+        mapped_snapshot = self._find_open(stored)
+        if mapped_snapshot is not None:
             self.disk.use_table(self.key)
-        if stored is None or held is not None:
-            return held
-        # What `lookup.partition` leaves out is part of what the version is, and of what types its columns have.
-        found = self.disk.get_record("snapshot", self._beside(stored.digest), self._version_in)
-        lost = found is None or found.digest != stored.digest
-        if lost:
-            found = version or self.known(stored.digest)
-        snapshot = self.map(stored) if found is not None and found.digest == stored.digest else None
-        if snapshot is not None and found is not None:
+        if stored is None or mapped_snapshot is not None:
+            return mapped_snapshot
+        # The record has the whole version, also what `lookup.partition` leaves out: its columns' types depend on all of it.
+        recorded_version = self.disk.get_record("snapshot", self._beside(stored.digest), self._parse_table_version)
+        is_unrecorded = recorded_version is None or recorded_version.digest != stored.digest
+        if is_unrecorded:
+            recorded_version = version or self.find_version(stored.digest)
+        snapshot = (
+            self.map(stored) if recorded_version is not None and recorded_version.digest == stored.digest else None
+        )
+        if snapshot is not None and recorded_version is not None:
             self.disk.use_table(self.key)
-            snapshot.version = found
+            snapshot.version = recorded_version
             self._remember(stored, snapshot)
-            if lost:
+            if is_unrecorded:
                 self.keep_version(snapshot)
         return snapshot
 
     def map(self, stored: StoredVersion | None) -> Snapshot | None:
-        """The layers of a stored version, whatever is known of it; None if they are damaged or gone."""
+        """The layers of a stored version, without its record; None if they are damaged or were removed."""
         if stored is None:
             return None
         return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
 
-    def map_for(self, stored: StoredVersion | None, version: TableVersion) -> Snapshot | None:
-        """As `map`; None if the files of `version` have other columns by the names of those in the layers."""
+    def map_compatible(self, stored: StoredVersion | None, version: TableVersion) -> Snapshot | None:
+        """As `map`, but None if `version` has other columns under the names that the layers use."""
         layers = self.map(stored)
         if stored is None or layers is None or all(file.columns is None for file in version.files):
             return layers
-        before = self.disk.get_record("snapshot", self._beside(stored.digest), self._version_in)
+        before = self.disk.get_record("snapshot", self._beside(stored.digest), self._parse_table_version)
         if before is None:
             return None
-        then, now = before.stored_columns, version.stored_columns
-        return layers if all(then.get(name) == now.get(name, then.get(name)) for name in layers.schema.names) else None
+        old_columns, new_columns = before.stored_columns, version.stored_columns
+        return (
+            layers
+            if all(
+                old_columns.get(name) == new_columns.get(name, old_columns.get(name)) for name in layers.schema.names
+            )
+            else None
+        )
 
     def _find_open(self, stored: StoredVersion | None) -> Snapshot | None:
         with self._mutex:
@@ -265,28 +273,32 @@ class StoredSnapshots:
         return snapshot if stored is not None and layers == stored.layers else None
 
     def keep_version(self, snapshot: Snapshot) -> None:
-        """See to it that a snapshot's version is on record, as one that is in use."""
+        """Put a snapshot's version on record unless it is; either way the record counts as used."""
         place = self._beside(snapshot.version.digest)
-        if self.disk.get_record("snapshot", place, self._version_in) is None:
+        if self.disk.get_record("snapshot", place, self._parse_table_version) is None:
             with contextlib.suppress(OSError):
                 self.disk.replace_record("snapshot", place, snapshot.version.to_json(statistics=False))
 
-    def _version_in(self, found: Any) -> TableVersion:
-        return TableVersion.from_json(self.table.id, found)
+    def _parse_table_version(self, record: Any) -> TableVersion:
+        return TableVersion.from_json(self.table.id, record)
 
     def _remember(self, stored: StoredVersion, snapshot: Snapshot) -> None:
         with self._mutex:
             self._open.pop(stored.digest, None)
             self._open[stored.digest] = stored.layers, snapshot
-            while len(self._open) > _KEPT_OPEN:  # the oldest; who reads from it keeps it mapped
+            while len(self._open) > _KEPT_OPEN:  # the oldest; its readers keep it mapped
                 del self._open[next(iter(self._open))]
         self.context.metrics.set_gauge("numCachedRecords", snapshot.rows)
         self.context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
 
-    def forget(self, kept: StoredVersion | None = None) -> None:
-        """Let go of what is mapped, but for the version that is `kept`; what is on disk stays."""
+    def forget(self, spared_version: StoredVersion | None = None) -> None:
+        """Unmap all versions but `spared_version`. What is on disk stays."""
         with self._mutex:
-            self._open = {digest: held for digest, held in self._open.items() if kept and digest == kept.digest}
+            self._open = {
+                digest: entry
+                for digest, entry in self._open.items()
+                if spared_version and digest == spared_version.digest
+            }
 
     # --- changes: the lock is held ----------------------------------------------------------------
 
@@ -303,7 +315,7 @@ class StoredSnapshots:
             left_s = max(until_s - now_s(), 0.0)
             lock = self.disk.acquire("reload", self.key, min(left_s, _LOCK_WAIT_S))
             if lock is None:
-                before, sign = sign, self.disk.lock_used_at(self.lock_path)
+                before, sign = sign, self.disk.latest_lock_use(self.lock_path)
                 if sign != before:
                     silent_until_s = now_s() + silent_s
                 if left_s <= _LOCK_WAIT_S or now_s() >= silent_until_s:
@@ -320,13 +332,13 @@ class StoredSnapshots:
         return self.disk.lock_path("reload", self.key)
 
     def show_progress(self) -> None:
-        """Show the processes that wait for the lock that the load in this one makes progress."""
+        """Touch the lock file now and then, so that processes which wait for the lock see that this load makes progress."""
         if abs(self.context.clock.steady_s() - self._progress_shown_s) >= _SIGN_EVERY_S:
             self._progress_shown_s = self.context.clock.steady_s()
             self.disk.use_lock(self.lock_path)
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
-        """A version as those layers, which are on disk, mapped. Raises OSError if they cannot be."""
+        """Map the layers of a new version, and put the version on record. Raises OSError if they cannot be opened."""
         snapshot = open_layers(self.disk, self.key, layers)
         if snapshot is None:
             url = redact("path", self.table.url)
@@ -349,14 +361,16 @@ class StoredSnapshots:
         return lock is None
 
     def record(self, state: State) -> None:
-        """Have that be what is on this host."""
+        """Replace the host's record of this table's state."""
         self.disk.replace_record("snapshot", self.key, state.to_json())
 
     def write(self, state: State) -> None:
-        """Record a state without versions past their time, or given up for space, then remove their segments."""
-        there = set(self.disk.segments(self.key))
-        lost = [version for version in state.versions[:-1] if not there.issuperset(_names_of(version))]
-        expired = (*self.find_expired(state), *lost)
+        """Record a state without the versions that have expired or lost segments, then remove the segments that nothing needs."""
+        segment_names = set(self.disk.segments(self.key))
+        lost_versions = [
+            version for version in state.versions[:-1] if not segment_names.issuperset(_segment_names(version))
+        ]
+        expired = (*self.find_expired(state), *lost_versions)
         versions = tuple(version for version in state.versions if version not in expired)
         state = dataclasses.replace(state, versions=versions)
         self.record(state)
@@ -364,14 +378,14 @@ class StoredSnapshots:
             for version in expired:
                 self._open.pop(version.digest, None)
                 self.disk.remove_record("snapshot", self._beside(version.digest))
-        used = {name for version in versions for name in _names_of(version)}
-        names = [name for name in self.disk.segments(self.key) if name not in used]
-        left = tuple(name for name in names if not self.disk.remove_segment(self.key, name))
-        if left != state.left:
-            self.record(dataclasses.replace(state, left=left))
-        latest = _names_of(versions[-1]) if versions else set()
-        with contextlib.suppress(OSError):  # they go when their time has come
-            self.disk.supersede_segments(self.key, [*left, *(used - latest)])
+        used_names = {name for version in versions for name in _segment_names(version)}
+        names = [name for name in self.disk.segments(self.key) if name not in used_names]
+        unremoved = tuple(name for name in names if not self.disk.remove_segment(self.key, name))
+        if unremoved != state.left:
+            self.record(dataclasses.replace(state, left=unremoved))
+        latest = _segment_names(versions[-1]) if versions else set()
+        with contextlib.suppress(OSError):  # then they expire as usual
+            self.disk.supersede_segments(self.key, [*unremoved, *(used_names - latest)])
 
     def _beside(self, digest: str) -> str:
         return f"{self.key}-{digest}"

@@ -35,16 +35,16 @@ def prepare_units(
         return scan.prepare(table, pieces, projection)
 
     for prepared in run_in_order(fetch, rounds, 1):
-        some: list[PlacedUnit] = []
+        unit_group: list[PlacedUnit] = []
         for unit in prepared.units():
             first = first_rows.get(unit.file, 0)
             first_rows[unit.file] = first + (unit.rows or 0)
-            some.append((unit, first))
-            if sum(one.bytes for one, _ in some) >= at_once // _DECODED_AT_ONCE:
-                yield some
-                some = []
-        if some:
-            yield some
+            unit_group.append((unit, first))
+            if sum(placed_unit.bytes for placed_unit, _ in unit_group) >= at_once // _DECODED_AT_ONCE:
+                yield unit_group
+                unit_group = []
+        if unit_group:
+            yield unit_group
 
 
 def _rounds(files: Sequence[FileVersion], splittable: bool, at_once: int) -> Iterator[list[Slice]]:
@@ -64,16 +64,16 @@ def _rounds(files: Sequence[FileVersion], splittable: bool, at_once: int) -> Ite
         yield group
 
 
-def rows_of(
+def read_live_rows(
     units: Sequence[PlacedUnit],
     numbers: Mapping[FileVersion, int],
     deleted: Mapping[str, Numbers],
     total: int,
-    found: list[tuple[int, PreparedUnit, int]],
+    unit_rows: list[tuple[int, PreparedUnit, int]],
 ) -> Iterator[tuple[pa.RecordBatch, Numbers, float]]:
     """The live rows of units, with their positions and share of `total` bytes, as a builder takes them.
 
-    `numbers`: of the files; `deleted`: the places of deleted rows by URL; `found` gets how many rows each unit has.
+    `numbers`: of the files; `deleted`: the places of deleted rows by URL; `unit_rows` gets how many rows each unit has.
     """
     for unit, start in units:
         number, first, share = numbers[unit.file], start, unit.bytes / total
@@ -86,6 +86,6 @@ def rows_of(
                 yield batch, positions, part
             elif live.any():
                 yield batch.filter(pa.array(live)), positions[live], part
-        if unit.rows is None and first > start:  # nobody knew before which share the rows were that came
+        if unit.rows is None and first > start:  # without a row count, the share of a batch is unknown until the end
             yield batch.slice(0, 0), positions[:0], share
-        found.append((number, unit, first - start))
+        unit_rows.append((number, unit, first - start))

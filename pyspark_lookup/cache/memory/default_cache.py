@@ -1,7 +1,7 @@
 """`DefaultLookupCache`: FLIP-221's cache in the memory of one process, by whole columns.
 
-Eviction is exactly least recently used. An entry that was evicted, has expired or was replaced keeps
-its memory until as much of it has come together as there is in use; then the rest is moved together.
+Eviction is exactly least recently used. The memory of evicted, expired and replaced entries is freed when it exceeds that of
+live ones: then the live entries are copied into new columns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PURGES = 8  # per time to live
 _CLOCK = HostClock()
 
 
-def _bound(name: str, value: Any) -> Any:
+def _check_bound(name: str, value: Any) -> Any:
     """The value of a bound. Raises ValueError for what cannot be one."""
     if not is_number(value) or not value >= 0:
         raise ValueError(f"{name} = {value!r}: expected a number, 0 or more")
@@ -45,34 +45,34 @@ def _bound(name: str, value: Any) -> Any:
 
 
 class DefaultLookupCacheBuilder:
-    """Says what a `DefaultLookupCache` is to hold. Give it at least one bound."""
+    """Describes a `DefaultLookupCache`. Give it at least one bound."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
 
     def expire_after_access(self, seconds: float) -> DefaultLookupCacheBuilder:
         """Drop an entry that was not read or put for so long (>= 0; 0 keeps nothing)."""
-        return self._with("expire_after_access_s", seconds)
+        return self._set_bound("expire_after_access_s", seconds)
 
     def expire_after_write(self, seconds: float) -> DefaultLookupCacheBuilder:
         """Drop an entry so long after it was put (>= 0; 0 keeps nothing)."""
-        return self._with("expire_after_write_s", seconds)
+        return self._set_bound("expire_after_write_s", seconds)
 
     def max_rows(self, rows: int) -> DefaultLookupCacheBuilder:
         """Hold at most so many rows (>= 0), a key without rows counting as one."""
-        return self._with("max_rows", rows)
+        return self._set_bound("max_rows", rows)
 
     def max_bytes(self, size: int) -> DefaultLookupCacheBuilder:
         """Hold entries of at most so many bytes (>= 0). Memory in use is up to twice that, see the module."""
-        return self._with("max_bytes", size)
+        return self._set_bound("max_bytes", size)
 
     def cache_missing_key(self, wanted: bool) -> DefaultLookupCacheBuilder:
         """Whether to remember that a key has no rows (default: yes)."""
         self._values["cache_missing_key"] = wanted
         return self
 
-    def _with(self, name: str, value: float) -> DefaultLookupCacheBuilder:
-        self._values[name] = _bound(name, value)
+    def _set_bound(self, name: str, value: float) -> DefaultLookupCacheBuilder:
+        self._values[name] = _check_bound(name, value)
         return self
 
     def build(self) -> DefaultLookupCache:
@@ -107,7 +107,7 @@ class DefaultLookupCache(LookupCache):
         }
         for name, bound in list(self._config.items())[:-1]:
             if bound is not None:
-                _bound(name, bound)
+                _check_bound(name, bound)
         if all(bound is None for bound in list(self._config.values())[:-1]):
             raise OptionError(
                 "a lookup cache without expiration and without a maximum size would grow without bound: set one of "
@@ -156,8 +156,8 @@ class DefaultLookupCache(LookupCache):
         return hash(tuple(self._config.values()))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self._config.items() if value is not None)
-        return f"DefaultLookupCache({shown})"
+        bounds = ", ".join(f"{name}={value!r}" for name, value in self._config.items() if value is not None)
+        return f"DefaultLookupCache({bounds})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(DefaultLookupCache, **self._config), ()
@@ -167,7 +167,7 @@ class DefaultLookupCache(LookupCache):
     def open(self, metrics: CacheMetricGroup) -> None:
         with self._lock:
             self._metrics = metrics
-            self._tell()
+            self._set_gauges()
 
     def get_many(self, keys: pa.Table) -> CachedRows:
         return self._get(keys, access=True)
@@ -177,99 +177,103 @@ class DefaultLookupCache(LookupCache):
 
     def _get(self, keys: pa.Table, access: bool) -> CachedRows:
         with self._lock:
-            held = self._entries
-            if held is None:
-                asked = Keys([one_array(column) for column in keys.columns])
-                entries = np.full(asked.rows, -1, np.int64)
+            entries = self._entries
+            if entries is None:
+                requested_keys = Keys([one_array(column) for column in keys.columns])
+                entry_numbers = np.full(requested_keys.rows, -1, np.int64)
             else:
-                asked = Keys(cast_keys(keys, held.key_fields))
-                entries = self._live(held, asked, self._time())
-            present = entries >= 0
+                requested_keys = Keys(cast_keys(keys, entries.key_fields))
+                entry_numbers = self._live(entries, requested_keys, self._time())
+            present = entry_numbers >= 0
             hits = np.flatnonzero(present)
-            found = entries if len(hits) == len(entries) else entries[hits]
+            hit_entries = entry_numbers if len(hits) == len(entry_numbers) else entry_numbers[hits]
             if access:
-                known = asked.rows if asked.valid is None else int(np.count_nonzero(asked.valid))
+                valid_count = (
+                    requested_keys.rows if requested_keys.valid is None else int(np.count_nonzero(requested_keys.valid))
+                )
                 self._metrics.inc("hitCount", len(hits))
-                self._metrics.inc("missCount", known - len(hits))
-                if held is not None and len(found):
-                    held.touch(found, self._log.add(found, self._now_s))
-                    self._log.trim(held.live, held.used)
-            if held is None:
+                self._metrics.inc("missCount", valid_count - len(hits))
+                if entries is not None and len(hit_entries):
+                    entries.touch(hit_entries, self._log.add(hit_entries, self._now_s))
+                    self._log.trim(entries.live, entries.latest_accesses)
+            if entries is None:
                 return CachedRows(present, None)
-            columns, (places, rows), fields = held.columns(), held.rows_of(found), held.row_fields
-            if not fields and not held.has_rows:
+            columns, (places, rows), fields = entries.columns(), entries.locate_rows(hit_entries), entries.row_fields
+            if not fields and not entries.has_rows:
                 return CachedRows(present, None)
-        # Outside of the lock: what is looked at here is only ever appended to.
+        # Outside the lock: these arrays never change, as columns only grow at their end.
         indices = as_indices(rows)
-        taken = [
+        arrays = [
             cast_column(pc.take(column, indices, boundscheck=False), field.type, field.name, "")
             for column, field in zip(columns, fields, strict=True)
         ]
         numbers = as_indices(hits[places])
         schema = pa.schema([*fields, pa.field(KEY_INDEX, pa.int64())])
-        return CachedRows(present, pa.Table.from_arrays([*taken, numbers], schema=schema))
+        return CachedRows(present, pa.Table.from_arrays([*arrays, numbers], schema=schema))
 
-    def _live(self, held: Entries, keys: Keys, now_s: float) -> Numbers:
-        """The entry of each key that may be answered from, else -1."""
-        entries = held.find(keys, keys.hashes(self._seed))
+    def _live(self, entries: Entries, keys: Keys, now_s: float) -> Numbers:
+        """The number of each key's entry; -1 where there is none, or it has expired."""
+        entry_numbers = entries.find(keys, keys.hashes(self._seed))
         if self._access_s is None and self._write_s is None:
-            return entries
-        found = np.flatnonzero(entries >= 0)
-        expired = np.zeros(len(found), np.bool_)
+            return entry_numbers
+        hits = np.flatnonzero(entry_numbers >= 0)
+        expired = np.zeros(len(hits), np.bool_)
         if self._access_s is not None:
-            expired |= held.used(entries[found]) < self._log.first_after(now_s - self._access_s)
+            expired |= entries.latest_accesses(entry_numbers[hits]) < self._log.find_first_later(now_s - self._access_s)
         if self._write_s is not None:
-            expired |= held.written_s(entries[found]) <= now_s - self._write_s
-        entries[found[expired]] = -1
-        return entries
+            expired |= entries.written_s(entry_numbers[hits]) <= now_s - self._write_s
+        entry_numbers[hits[expired]] = -1
+        return entry_numbers
 
     def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:
         with self._lock:
-            held, fields = self._open(keys, rows)
-            asked = Keys(cast_keys(keys, held.key_fields))
-            if asked.valid is not None:
-                row = int(np.flatnonzero(~asked.valid)[0])
+            entries, fields = self._open(keys, rows)
+            put_keys = Keys(cast_keys(keys, entries.key_fields))
+            if put_keys.valid is not None:
+                row = int(np.flatnonzero(~put_keys.valid)[0])
                 raise ValueError(f"null key: {keys.slice(row, 1).to_pylist()[0]}")
-            columns, counts = _group(rows, fields, asked.rows)
-            self._entries = held
-            if fields and not held.row_fields:
-                held.adopt(fields)
+            columns, counts = _group(rows, fields, put_keys.rows)
+            self._entries = entries
+            if fields and not entries.row_fields:
+                entries.adopt(fields)
             if not self._missing and not counts.all():
-                kept = as_indices(np.flatnonzero(counts))
-                asked = Keys([column.array.take(kept) for column in asked.columns])
+                keys_with_rows = as_indices(np.flatnonzero(counts))
+                put_keys = Keys([column.array.take(keys_with_rows) for column in put_keys.columns])
                 ages_s = None if ages_s is None else ages_s[counts > 0]
                 counts = counts[counts > 0]
-            if not asked.rows:
+            if not put_keys.rows:
                 return
             now_s = self._time()
-            written_s = np.full(asked.rows, now_s) if ages_s is None else now_s - ages_s
-            entries = held.put(asked, asked.hashes(self._seed), columns, counts, written_s)
-            alive = entries[held.used(entries) >= 0]
-            held.touch(alive, self._log.add(alive, now_s))
-            weights, sizes = held.weights(slice(int(entries[0]), None))
+            written_s = np.full(put_keys.rows, now_s) if ages_s is None else now_s - ages_s
+            entry_numbers = entries.put(put_keys, put_keys.hashes(self._seed), columns, counts, written_s)
+            alive = entry_numbers[entries.latest_accesses(entry_numbers) >= 0]
+            entries.touch(alive, self._log.add(alive, now_s))
+            weights, sizes = entries.weights(slice(int(entry_numbers[0]), None))
             too_large = (weights > self._max_rows) | (sizes > self._max_bytes)
             if too_large.any():
-                held.remove(np.setdiff1d(entries[too_large], entries[held.used(entries) < 0]))
-            self._purge(held, now_s)
-            self._evict(held)
-            self._compact(held)
-            self._tell()
+                entries.remove(
+                    np.setdiff1d(entry_numbers[too_large], entry_numbers[entries.latest_accesses(entry_numbers) < 0])
+                )
+            self._purge(entries, now_s)
+            self._evict(entries)
+            self._compact(entries)
+            self._set_gauges()
 
     def invalidate_many(self, keys: pa.Table) -> None:
         with self._lock:
-            held = self._entries
-            if held is not None:
-                asked = Keys(cast_keys(keys, held.key_fields))
-                entries = held.find(asked, asked.hashes(self._seed))
-                held.remove(np.unique(entries[entries >= 0]))
-                self._compact(held)
-                self._tell()
+            entries = self._entries
+            if entries is not None:
+                dropped_keys = Keys(cast_keys(keys, entries.key_fields))
+                entry_numbers = entries.find(dropped_keys, dropped_keys.hashes(self._seed))
+                entries.remove(np.unique(entry_numbers[entry_numbers >= 0]))
+                self._compact(entries)
+                self._set_gauges()
 
     def size(self) -> int:
         with self._lock:
             if self._entries is not None:
-                self._purge(self._entries, self._time(), now=True)
-                self._tell()
+                self._purge(self._entries, self._time(), at_once=True)
+                self._set_gauges()
             return 0 if self._entries is None else self._entries.live_rows
 
     def bytes(self) -> int:
@@ -280,64 +284,64 @@ class DefaultLookupCache(LookupCache):
         with self._lock:
             self._entries = None
             self._log = AccessLog(self._access_s is not None)
-            self._tell()
+            self._set_gauges()
 
     # --- within the bounds ------------------------------------------------------------------------
 
     def _time(self) -> float:
-        """Now; never before the time of an earlier call."""
+        """The time now, which is never before that of an earlier call."""
         self._now_s = max(self._now_s, self._clock())
         return self._now_s
 
     def _open(self, keys: pa.Table, rows: pa.Table) -> tuple[Entries, Sequence[pa.Field]]:
-        """Where to put these; what the first keys and the first rows are like decides for all."""
+        """The entries to put these into, and their columns. The first keys and the first rows decide the types."""
         fields = [pa.field(f.name, spark_type(f.type)) for f in rows.schema if f.name != KEY_INDEX]
-        held = self._entries
-        if held is None:
+        entries = self._entries
+        if entries is None:
             key_fields = [pa.field(field.name, spark_type(field.type)) for field in keys.schema]
             check_key_types(key_fields)
             return Entries(key_fields, []), fields
-        return held, held.row_fields if held.row_fields or held.has_rows else fields
+        return entries, entries.row_fields if entries.row_fields or entries.has_rows else fields
 
-    def _purge(self, held: Entries, now_s: float, now: bool = False) -> None:
-        """Take away what has expired: by access at once, by age from time to time."""
+    def _purge(self, entries: Entries, now_s: float, at_once: bool = False) -> None:
+        """Remove expired entries: by access in every call, by age only now and then, or if `at_once`."""
         if self._access_s is not None:
-            gone = self._log.pop_before(self._log.first_after(now_s - self._access_s), held.used)
-            held.remove(gone)
-        if self._write_s is not None and (now or now_s >= self._purge_at_s):
-            held.remove(held.find_written_before(now_s - self._write_s))
+            expired = self._log.pop_earlier(self._log.find_first_later(now_s - self._access_s), entries.latest_accesses)
+            entries.remove(expired)
+        if self._write_s is not None and (at_once or now_s >= self._purge_at_s):
+            entries.remove(entries.find_expired(now_s - self._write_s))
             self._purge_at_s = now_s + self._write_s / _PURGES
 
-    def _evict(self, held: Entries) -> None:
-        if self._write_s is not None and (held.live_rows > self._max_rows or held.live_bytes > self._max_bytes):
-            self._purge(held, self._now_s, now=True)
-        rows, size = held.live_rows - self._max_rows, held.live_bytes - self._max_bytes
+    def _evict(self, entries: Entries) -> None:
+        if self._write_s is not None and (entries.live_rows > self._max_rows or entries.live_bytes > self._max_bytes):
+            self._purge(entries, self._now_s, at_once=True)
+        rows, size = entries.live_rows - self._max_rows, entries.live_bytes - self._max_bytes
         if rows <= 0 and size <= 0:
             return
 
-        def enough(entries: Numbers) -> int | None:
+        def enough(entry_numbers: Numbers) -> int | None:
             nonlocal rows, size
-            weights, sizes = held.weights(entries)
+            weights, sizes = entries.weights(entry_numbers)
             weights, sizes = np.cumsum(weights), np.cumsum(sizes)
-            wanted = max(int(np.searchsorted(weights, rows)), int(np.searchsorted(sizes, size))) + 1
-            if wanted > len(entries):
-                if len(entries):
+            count = max(int(np.searchsorted(weights, rows)), int(np.searchsorted(sizes, size))) + 1
+            if count > len(entry_numbers):
+                if len(entry_numbers):
                     rows, size = rows - int(weights[-1]), size - int(sizes[-1])
                 return None
-            return wanted
+            return count
 
-        held.remove(self._log.pop_oldest(held.used, enough))
+        entries.remove(self._log.pop_oldest(entries.latest_accesses, enough))
 
-    def _compact(self, held: Entries) -> None:
-        entries, size = len(held) - held.live, held.all_bytes - held.live_bytes
-        if entries > max(held.live, _GARBAGE_ROWS) or size > max(held.live_bytes, _GARBAGE_BYTES):
-            self._entries, numbers_there = held.compact()
-            self._log.renumber(numbers_there, self._entries.used)
+    def _compact(self, entries: Entries) -> None:
+        dead_entries, dead_bytes = len(entries) - entries.live, entries.all_bytes - entries.live_bytes
+        if dead_entries > max(entries.live, _GARBAGE_ROWS) or dead_bytes > max(entries.live_bytes, _GARBAGE_BYTES):
+            self._entries, numbers_there = entries.compact()
+            self._log.renumber(numbers_there, self._entries.latest_accesses)
 
-    def _tell(self) -> None:
-        held = self._entries
-        self._metrics.set_gauge("numCachedRecords", 0 if held is None else held.live_rows)
-        self._metrics.set_gauge("numCachedBytes", 0 if held is None else held.live_bytes)
+    def _set_gauges(self) -> None:
+        entries = self._entries
+        self._metrics.set_gauge("numCachedRecords", 0 if entries is None else entries.live_rows)
+        self._metrics.set_gauge("numCachedBytes", 0 if entries is None else entries.live_bytes)
 
 
 def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[pa.Array], Numbers]:
@@ -346,8 +350,8 @@ def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[
         return [pa.array([], field.type) for field in fields], np.zeros(keys, np.int64)
     if KEY_INDEX not in rows.column_names:
         raise SchemaError(f"rows have no column {KEY_INDEX}, which says whose each is")
-    lost = [field.name for field in fields if field.name not in rows.column_names]
-    if lost or len(fields) + 1 != rows.num_columns:
+    missing_columns = [field.name for field in fields if field.name not in rows.column_names]
+    if missing_columns or len(fields) + 1 != rows.num_columns:
         names = [name for name in rows.column_names if name != KEY_INDEX]
         raise SchemaError(
             f"rows have the columns {', '.join(names)}; this cache holds {', '.join(f.name for f in fields)}"
@@ -358,8 +362,8 @@ def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[
         raise ValueError(f"rows without a key: {KEY_INDEX} has to be a place among the {keys} keys")
     for field in fields:
         if not widens(spark_type(rows.schema.field(field.name).type, pa.null()), field.type):
-            found = rows.schema.field(field.name).type
-            raise SchemaError(f"rows have column {field.name!r} as {found}, this cache holds {field.type}")
+            row_type = rows.schema.field(field.name).type
+            raise SchemaError(f"rows have column {field.name!r} as {row_type}, this cache holds {field.type}")
     columns = [cast_column(one_array(rows.column(field.name)), field.type, field.name, "rows") for field in fields]
     if (numbers[1:] < numbers[:-1]).any():
         order = as_indices(np.argsort(numbers, kind="stable"))

@@ -1,7 +1,7 @@
-"""The entries of a cache in memory: their keys, their rows and what is known of each, as whole columns.
+"""The entries of a cache in memory: their keys, rows, times and sizes, as whole columns.
 
-Entries are numbered in the order in which they were put; their rows lie in the same order. Nothing is
-removed in place: an entry that is gone is marked, and `compact` makes new columns without it.
+Entries are numbered in the order in which they were put, and their rows are in the same order. Nothing is removed in place: a
+removed entry is marked, and `compact` makes new columns without it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Entries:
         self._keys = [GrowingColumn(field.type) for field in key_fields]
         self._columns = [GrowingColumn(field.type) for field in row_fields]
         self._hashes = GrowingNumbers(np.uint64)
-        self._used = GrowingNumbers(np.int64)  # number of the latest access, _DEAD once gone
-        self._written = GrowingNumbers(np.float64)
+        self._latest_accesses = GrowingNumbers(np.int64)  # number of the latest access, _DEAD once gone
+        self._written_at_s = GrowingNumbers(np.float64)
         self._starts = GrowingNumbers(np.int64)  # of its rows
         self._counts = GrowingNumbers(np.int64)  # of its rows, 0 for a key that has none
         self._bytes = GrowingNumbers(np.int64)
@@ -40,7 +40,7 @@ class Entries:
         self.live = 0
         self.live_rows = 0  # a key without rows counts one
         self.live_bytes = 0
-        self.all_bytes = 0  # with those of entries that are gone
+        self.all_bytes = 0  # with removed entries
 
     @property
     def has_rows(self) -> bool:
@@ -48,29 +48,29 @@ class Entries:
         return self._row_end > 0
 
     def __len__(self) -> int:
-        return len(self._used)
+        return len(self._latest_accesses)
 
     # --- finding ----------------------------------------------------------------------------------
 
     def find(self, keys: Keys, hashes: Numbers) -> Numbers:
         """The entry of each key, -1 where there is none or the key has a null."""
         stored = Keys([column.view() for column in self._keys])
-        known = self._hashes.view
+        stored_hashes = self._hashes.view
 
-        def same(entries: Numbers, rows: Numbers) -> Numbers:
+        def equal_keys(entries: Numbers, rows: Numbers) -> Numbers:
             if self._fixed:
                 return stored.equal(entries, keys, rows)
-            equal: Numbers = known[entries] == hashes[rows]
-            near = np.flatnonzero(equal)
-            equal[near] = stored.equal(entries[near], keys, rows[near])
+            equal: Numbers = stored_hashes[entries] == hashes[rows]
+            candidates = np.flatnonzero(equal)
+            equal[candidates] = stored.equal(entries[candidates], keys, rows[candidates])
             return equal
 
-        found = self._slots.find(hashes, same)
+        entry_numbers = self._slots.find(hashes, equal_keys)
         if keys.valid is not None:
-            found[~keys.valid] = -1
-        return found
+            entry_numbers[~keys.valid] = -1
+        return entry_numbers
 
-    def rows_of(self, entries: Numbers) -> tuple[Numbers, Numbers]:
+    def locate_rows(self, entries: Numbers) -> tuple[Numbers, Numbers]:
         """(place in `entries`, row) of each row of the entries, in turn."""
         if self._one_each:
             return np.arange(len(entries)), entries
@@ -84,26 +84,26 @@ class Entries:
         """All rows there are, dead ones too; good for as long as anybody holds them."""
         return [column.view() for column in self._columns]
 
-    def used(self, entries: Numbers) -> Numbers:
+    def latest_accesses(self, entries: Numbers) -> Numbers:
         """The number of the latest access of each entry, below zero if it is gone."""
-        return np.asarray(self._used.view[entries])
+        return np.asarray(self._latest_accesses.view[entries])
 
     def touch(self, entries: Numbers, access: Numbers) -> None:
-        """Say that entries were accessed; of several accesses of one the last counts."""
-        self._used.view[entries] = access
+        """Record accesses of entries; of several accesses of one entry the last counts."""
+        self._latest_accesses.view[entries] = access
 
     def written_s(self, entries: Numbers) -> Numbers:
         """When each entry was put."""
-        return np.asarray(self._written.view[entries])
+        return np.asarray(self._written_at_s.view[entries])
 
-    def find_written_before(self, limit_s: float) -> Numbers:
+    def find_expired(self, limit_s: float) -> Numbers:
         """The live entries that were put at `limit_s` or earlier."""
-        return np.flatnonzero((self._written.view <= limit_s) & (self._used.view >= 0))
+        return np.flatnonzero((self._written_at_s.view <= limit_s) & (self._latest_accesses.view >= 0))
 
     # --- changing ---------------------------------------------------------------------------------
 
     def adopt(self, row_fields: Sequence[pa.Field]) -> None:
-        """The columns that rows will have, where so far no key had any."""
+        """Set the columns of rows, when the first rows come after keys that had none."""
         self.row_fields = tuple(row_fields)
         self._columns = [GrowingColumn(field.type) for field in row_fields]
 
@@ -112,11 +112,11 @@ class Entries:
     ) -> Numbers:
         """Add an entry per key, with the next `counts` of the rows; the entries' numbers. Older ones of the keys are gone."""
         for column, array in zip(self._columns, columns, strict=True):
-            column.check_room(array)  # all of them, before the first has changed
+            column.check_room(array)  # check all columns before the first one changes
         first = len(self)
         older = self.find(keys, hashes)
         self.remove(np.unique(older[older >= 0]))
-        if not self._slots.has_room_for(len(hashes)):
+        if not self._slots.has_room(len(hashes)):
             self._grow(len(hashes))
         sizes = np.full(len(hashes), _ENTRY_BYTES, np.int64)
         for column, key in zip(self._keys, keys.columns, strict=True):
@@ -134,8 +134,10 @@ class Entries:
             total = np.concatenate([[0], np.cumsum(row_bytes)])
             sizes += total[ends] - total[ends - counts]
         self._hashes.append(hashes)
-        self._used.append(np.zeros(len(hashes), np.int64))  # below zero means gone: until an access is said
-        self._written.append(written_s)
+        self._latest_accesses.append(
+            np.zeros(len(hashes), np.int64)
+        )  # below zero means removed: valid until the first access is recorded
+        self._written_at_s.append(written_s)
         self._starts.append(self._row_end + ends - counts)
         self._counts.append(counts)
         self._bytes.append(sizes)
@@ -162,39 +164,39 @@ class Entries:
 
     def _forget(self, entries: Numbers) -> None:
         rows, sizes = self.weights(entries)
-        self._used.view[entries] = _DEAD
+        self._latest_accesses.view[entries] = _DEAD
         self.live -= len(entries)
         self.live_rows -= int(rows.sum())
         self.live_bytes -= int(sizes.sum())
 
     def _grow(self, more: int) -> None:
         """More slots, for the live entries and as many as are to come."""
-        alive = np.flatnonzero(self._used.view >= 0)
+        alive = np.flatnonzero(self._latest_accesses.view >= 0)
         slots = Slots(2 * (len(alive) + more))
         slots.place(self._hashes.view[alive], alive)
         self._slots = slots
 
     def compact(self) -> tuple[Entries, Numbers]:
         """The live entries alone, in the same order, and for each number here the number there (-1: gone)."""
-        alive = np.flatnonzero(self._used.view >= 0)
-        other = Entries(self.key_fields, self.row_fields, 0)
-        _, rows = self.rows_of(alive)
-        other._keys = [column.take(alive) for column in self._keys]
-        other._columns = [column.take(rows) for column in self._columns]
-        for name in ("_hashes", "_used", "_written", "_counts", "_bytes"):
+        alive = np.flatnonzero(self._latest_accesses.view >= 0)
+        compacted = Entries(self.key_fields, self.row_fields, 0)
+        _, rows = self.locate_rows(alive)
+        compacted._keys = [column.take(alive) for column in self._keys]
+        compacted._columns = [column.take(rows) for column in self._columns]
+        for name in ("_hashes", "_latest_accesses", "_written_at_s", "_counts", "_bytes"):
             numbers: GrowingNumbers = getattr(self, name)
-            kept = GrowingNumbers(numbers.view.dtype, 2 * len(alive))
-            kept.append(numbers.view[alive])
-            setattr(other, name, kept)
-        counts = other._counts.view
+            live_numbers = GrowingNumbers(numbers.view.dtype, 2 * len(alive))
+            live_numbers.append(numbers.view[alive])
+            setattr(compacted, name, live_numbers)
+        counts = compacted._counts.view
         ends = np.cumsum(counts)
-        other._starts.append(ends - counts)
-        other._row_end = len(rows)
-        other._one_each = bool((counts == 1).all())
-        other.all_bytes = self.live_bytes
-        other.live, other.live_rows, other.live_bytes = self.live, self.live_rows, self.live_bytes
-        other._slots = Slots(2 * len(alive))
-        other._slots.place(other._hashes.view, np.arange(len(alive)))
+        compacted._starts.append(ends - counts)
+        compacted._row_end = len(rows)
+        compacted._one_each = bool((counts == 1).all())
+        compacted.all_bytes = self.live_bytes
+        compacted.live, compacted.live_rows, compacted.live_bytes = self.live, self.live_rows, self.live_bytes
+        compacted._slots = Slots(2 * len(alive))
+        compacted._slots.place(compacted._hashes.view, np.arange(len(alive)))
         numbers_there = np.full(len(self), -1, np.int64)
         numbers_there[alive] = np.arange(len(alive))
-        return other, numbers_there
+        return compacted, numbers_there

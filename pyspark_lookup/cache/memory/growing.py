@@ -24,7 +24,7 @@ class GrowingNumbers:
 
     def __init__(self, dtype: Any, room: int = 0) -> None:
         # Room that is not used takes no memory. (Of large arrays numpy asks for huge pages only in `empty`.)
-        self._held: Numbers = np.empty(max(room, _SMALLEST), dtype)
+        self._numbers: Numbers = np.empty(max(room, _SMALLEST), dtype)
         self._count = 0
 
     def __len__(self) -> int:
@@ -32,16 +32,16 @@ class GrowingNumbers:
 
     @property
     def view(self) -> Numbers:
-        return self._held[: self._count]
+        return self._numbers[: self._count]
 
     def append(self, numbers: Any) -> None:
         """Put `numbers` (an array of this type) at the end."""
         end = self._count + len(numbers)
-        if end > len(self._held):
-            grown = np.empty(max(2 * len(self._held), end), self._held.dtype)
-            grown[: self._count] = self.view
-            self._held = grown
-        self._held[self._count : end] = numbers
+        if end > len(self._numbers):
+            larger = np.empty(max(2 * len(self._numbers), end), self._numbers.dtype)
+            larger[: self._count] = self.view
+            self._numbers = larger
+        self._numbers[self._count : end] = numbers
         self._count = end
 
     def drop_last(self) -> None:
@@ -49,9 +49,9 @@ class GrowingNumbers:
 
     def as_type(self, dtype: Any) -> GrowingNumbers:
         """The same numbers in another type."""
-        other = GrowingNumbers(dtype, max(len(self._held), self._count))
-        other.append(self.view)
-        return other
+        converted = GrowingNumbers(dtype, max(len(self._numbers), self._count))
+        converted.append(self.view)
+        return converted
 
     def buffer(self) -> pa.Buffer:
         return pa.py_buffer(self.view)
@@ -119,8 +119,8 @@ class GrowingColumn:
         elif self._offsets is not None:
             self._append_offsets(list_offsets(array))
         elif self._values is not None and len(array):
-            seen = self._values.view
-            values = np.frombuffer(array.buffers()[1], seen.dtype, array.offset + len(array))
+            stored = self._values.view
+            values = np.frombuffer(array.buffers()[1], stored.dtype, array.offset + len(array))
             self._values.append(values[array.offset :])
         for column, child in zip(self._children, child_arrays(array), strict=True):
             column.append(child)
@@ -149,23 +149,25 @@ class GrowingColumn:
 
     def _streams(self) -> dict[str, pa.Buffer]:
         data = "bytes" if is_bytes(self.kind) else "values"
-        own = {
+        numbers_by_part = {
             "valid": self._valid,
             "offsets": self._offsets,
             data: self._bits if self._bits is not None else self._values,
         }
-        found = {f"{self._name}.{part}": held.buffer() for part, held in own.items() if held is not None}
+        streams = {
+            f"{self._name}.{part}": numbers.buffer() for part, numbers in numbers_by_part.items() if numbers is not None
+        }
         for column in self._children:
-            found |= column._streams()
-        return found
+            streams |= column._streams()
+        return streams
 
     def take(self, rows: Numbers) -> GrowingColumn:
         """A column of these rows only, in this order, with room for as many again."""
         column = GrowingColumn(self.kind, self._name, 2 * len(rows))
-        taken = self._take(rows)
+        rows_to_keep = self._take(rows)
         if is_bytes(self.kind):
-            column._values = GrowingNumbers(np.uint8, 2 * taken.nbytes)
-        column.append(taken)
+            column._values = GrowingNumbers(np.uint8, 2 * rows_to_keep.nbytes)
+        column.append(rows_to_keep)
         return column
 
     def _take(self, rows: Numbers) -> pa.Array:

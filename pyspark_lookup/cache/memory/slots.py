@@ -1,8 +1,7 @@
 """Open addressing over numpy: from a hash to the number of an entry, for a whole batch at a time.
 
-An entry lies in the first free slot from the one that its hash names. A removed entry leaves a mark
-behind unless an empty slot follows, so that those beyond it are still found. Whether two keys are one
-is for the caller to say: a hash only leads to candidates.
+An entry is in the first slot that was free, from the one that its hash names. A removed entry leaves a mark, unless an empty
+slot follows, so that entries beyond it are still found. A hash only leads to candidates: the caller compares the keys.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 from pyspark_lookup.cache.memory.growing import GrowingNumbers
 from pyspark_lookup.columnar.keys import Numbers
 
-Same = Callable[[Numbers, Numbers], Numbers]
+EqualKeys = Callable[[Numbers, Numbers], Numbers]
 """(entries, rows of the batch) -> whether each entry has the key of the row beside it."""
 
 _EMPTY = 0  # slots hold an entry's number + 1
@@ -31,64 +30,64 @@ class Slots:
         self._slots.fill(_EMPTY)
         self._mask = (1 << bits) - 1
         self._shift = np.uint64(64 - bits)
-        self._places = GrowingNumbers(np.int64)  # of each entry its slot
-        self._taken = 0  # slots that are not empty, at most
+        self._places = GrowingNumbers(np.int64)  # the slot of each entry
+        self._occupied = 0  # slots that are not empty, at most
 
-    def has_room_for(self, count: int) -> bool:
-        """Whether so many more entries leave enough slots empty."""
-        return self._taken + count <= _FILL_AT_MOST * len(self._slots)
+    def has_room(self, count: int) -> bool:
+        """Whether `count` more entries leave enough slots empty."""
+        return self._occupied + count <= _FILL_AT_MOST * len(self._slots)
 
-    def find(self, hashes: Numbers, same: Same) -> Numbers:
+    def find(self, hashes: Numbers, equal_keys: EqualKeys) -> Numbers:
         """The entry of each row's key, -1 where there is none."""
-        found = np.full(len(hashes), -1, np.int64)
+        row_entries = np.full(len(hashes), -1, np.int64)
         at = (hashes >> self._shift).view(np.int64)
-        left = np.arange(len(hashes))
-        while len(left):
-            held = self._slots[at]
-            there = np.flatnonzero(held > 0)
-            entries = held[there].astype(np.int64) - 1
-            equal = same(entries, left[there])
-            hits = there[equal]
-            found[left[hits]] = entries[equal]
-            held[hits] = _EMPTY  # found: nothing to go on with
-            on = np.flatnonzero(held != _EMPTY)
-            left, at = left[on], (at[on] + 1) & self._mask
-        return found
+        pending_rows = np.arange(len(hashes))
+        while len(pending_rows):
+            slot_values = self._slots[at]
+            filled = np.flatnonzero(slot_values > 0)
+            entries = slot_values[filled].astype(np.int64) - 1
+            equal = equal_keys(entries, pending_rows[filled])
+            hits = filled[equal]
+            row_entries[pending_rows[hits]] = entries[equal]
+            slot_values[hits] = _EMPTY  # found: the next line drops it
+            on = np.flatnonzero(slot_values != _EMPTY)
+            pending_rows, at = pending_rows[on], (at[on] + 1) & self._mask
+        return row_entries
 
-    def place(self, hashes: Numbers, entries: Numbers, same: Same | None = None) -> Numbers:
-        """Place `entries` (ascending), whose keys are not there; those that were left out.
+    def place(self, hashes: Numbers, entries: Numbers, equal_keys: EqualKeys | None = None) -> Numbers:
+        """Put `entries` (ascending), whose keys are in no slot yet, into slots. Returns those that were left out.
 
-        Of several with one key, as `same` says (None: all differ), the last is placed.
+        Of several with one key, as `equal_keys` says (None: all differ), the last is placed.
         """
         if len(entries):
             self._places.append(np.full(max(int(entries[-1]) + 1 - len(self._places), 0), -1, np.int64))
         places = self._places.view
         at = (hashes >> self._shift).view(np.int64)
-        mine = entries
+        pending_entries = entries
         rows = np.arange(len(entries))
         double: list[Numbers] = []
         while len(at):
             free = self._slots[at] <= _EMPTY
-            wanted, takers = (at, mine) if free.all() else (at[free], mine[free])
-            # Of several that want one slot the last to be written gets it.
-            self._slots[wanted] = takers + 1
-            winners = self._slots[wanted].astype(np.int64) - 1
+            free_slots, takers = (at, pending_entries) if free.all() else (at[free], pending_entries[free])
+            # If several entries get one slot, numpy keeps the last one written: the others try the next slot.
+            self._slots[free_slots] = takers + 1
+            winners = self._slots[free_slots].astype(np.int64) - 1
             won = winners == takers
             if won.all():
-                places[takers] = wanted
+                places[takers] = free_slots
                 on = np.flatnonzero(~free)
             else:
-                places[takers[won]] = wanted[won]
-                lost = np.flatnonzero(free)[~won]
-                left = ~free
-                left[lost] = True
-                if same is not None:  # rows of one key always come to the same slot at the same time
-                    twice = lost[same(winners[~won], rows[lost])]
-                    double.append(mine[twice])
-                    left[twice] = False
-                on = np.flatnonzero(left)
-            rows, mine, at = rows[on], mine[on], (at[on] + 1) & self._mask
-        self._taken += len(entries)
+                places[takers[won]] = free_slots[won]
+                losers = np.flatnonzero(free)[~won]
+                unplaced = ~free
+                unplaced[losers] = True
+                if equal_keys is not None:  # rows of one key always come to the same slot at the same time
+                    twice = losers[equal_keys(winners[~won], rows[losers])]
+                    double.append(pending_entries[twice])
+                    unplaced[twice] = False
+                on = np.flatnonzero(unplaced)
+            rows, pending_entries, at = rows[on], pending_entries[on], (at[on] + 1) & self._mask
+        self._occupied += len(entries)
         return np.concatenate(double) if double else np.zeros(0, np.int64)
 
     def remove(self, entries: Numbers) -> None:
@@ -97,4 +96,4 @@ class Slots:
         at = at[at >= 0]
         followed = self._slots[(at + 1) & self._mask] != _EMPTY
         self._slots[at] = np.where(followed, _REMOVED, _EMPTY)
-        self._taken -= len(at) - int(np.count_nonzero(followed))
+        self._occupied -= len(at) - int(np.count_nonzero(followed))

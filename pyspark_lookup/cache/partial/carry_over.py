@@ -1,7 +1,7 @@
 """Which keys a change of the table's files can have touched.
 
-Two versions differ in the files that only one of them has. A key whose value lies between the bounds of
-no such file has the same rows in both. A compaction's files say what those say that they took the place of.
+Two versions differ in the files that only one of them has. A key whose value is outside the bounds of all these files has the
+same rows in both. A file that a compaction wrote counts as the files that it replaced.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column between which values its rows lie (None: not known)."""
 
 _CHANGED_AT_MOST = 4096  # files; with more, nothing is carried over
-_KEPT = 16
+_TABLES_AT_MOST = 16
 _REWRITES, _TABLE = b"rewrites", b"table"
 
 
 class Changes:
-    """Bounds of the files of a table's versions, by the columns `keys`, as this host has them on record. `space`: names both."""
+    """The recorded bounds of the files of a table's versions, in the columns `keys`. `space`: names the table and the keys."""
 
     def __init__(self, context: HostContext, space: str, keys: pa.Schema) -> None:
         self._latest = f"latest-{space}"
         self._context = context
         self._keys = keys
-        self._known: dict[str, pa.Table] = {}
+        self._tables: dict[str, pa.Table] = {}
         self._lock = threading.Lock()
 
     def remember(self, version: TableVersion, bounds_of: FileBounds) -> None:
-        """Put the bounds of a version's files on record, for the version after it to tell what changed."""
+        """Put the bounds of a version's files on record, so that the next version can be compared with it."""
         if self._context.disk is None or self._record(version.digest) is not None:
             return
-        keyed = [keys for one in version.deletes if (keys := one.keys) is not None]
+        keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
         files = [*version.files, *keyed]
         rows: dict[str, list[Any]] = {"file": [name_of_rows(file) for file in files]}
         bounds = bounds_of(files)
@@ -59,7 +59,7 @@ class Changes:
         rewrites = version.metadata.rewrites if version.metadata is not None else ()
         rows["live"] = [True] * len(files)
         table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._rewritten(rewrites)])
-        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _TABLE: _table_of(version)})
+        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _TABLE: _table_key(version)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -72,7 +72,7 @@ class Changes:
         self._keep(version.digest, table)
 
     def is_latest(self, digest: str) -> bool:
-        """Whether no version was put on record after this one. (One that the table went back to is not: it is no news.)"""
+        """Whether no version was put on record after this one. (A version that the table went back to is not recorded again.)"""
         return self._latest_known() in (None, digest)
 
     def _latest_known(self) -> str | None:
@@ -106,40 +106,42 @@ class Changes:
         return touched
 
     def _rewritten(self, rewrites: Rewrites) -> pa.Table:
-        """What is on record of the files of compactions, and of those that they took the place of."""
+        """The bounds on record of the files that compactions have written and replaced."""
         latest = self._latest_known() if rewrites else None
         before = self._record(latest) if latest is not None else None
         if before is None:
             return self._schema().empty_table()
-        rows = _named(before.replace_schema_metadata(), [name for both in rewrites for names in both for name in names])
+        rows = _named(
+            before.replace_schema_metadata(), [name for rewrite in rewrites for names in rewrite for name in names]
+        )
         return rows.set_column(rows.schema.get_field_index("live"), "live", pa.repeat(False, rows.num_rows))
 
     def _record(self, digest: str) -> pa.Table | None:
         with self._lock:
-            table: pa.Table | None = self._known.get(digest)
+            table: pa.Table | None = self._tables.get(digest)
         if table is None and self._context.disk is not None:
-            table = self._context.disk.get_record("bounds", self._key(digest), self._bounds_of)
+            table = self._context.disk.get_record("bounds", self._key(digest), self._parse_bounds)
             if table is not None:
                 self._keep(digest, table)
         return table
 
-    def _bounds_of(self, found: Any) -> pa.Table:
-        """What a record of bounds has to be."""
+    def _parse_bounds(self, record: Any) -> pa.Table:
+        """The bounds that a record holds. Raises ValueError if they are damaged, or of other keys."""
         try:
-            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(found), validate=True))).read_all()
+            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(record), validate=True))).read_all()
             table.validate(full=True)
         except (OSError, pa.ArrowException) as problem:
             raise ValueError(str(problem)) from None
         if table.schema != self._schema():
             raise ValueError("these are bounds of other keys")
-        _rewrites_of(table)
+        _parse_rewrites(table)
         return table
 
     def _keep(self, digest: str, table: pa.Table) -> None:
         with self._lock:
-            self._known[digest] = table
-            while len(self._known) > _KEPT:
-                del self._known[next(iter(self._known))]
+            self._tables[digest] = table
+            while len(self._tables) > _TABLES_AT_MOST:
+                del self._tables[next(iter(self._tables))]
 
     def _key(self, digest: str) -> str:
         return key_of(digest, *self._keys.names)
@@ -152,34 +154,34 @@ class Changes:
         return pa.schema(fields)
 
 
-def _table_of(version: TableVersion) -> str:
-    """A name for the table that a version is of, and for how its files call its columns."""
+def _table_key(version: TableVersion) -> str:
+    """A key for the version's table and the names of its columns in the files."""
     named = {id(file.columns): file.columns for file in version.files if file.columns is not None}
     table = "" if version.metadata is None else version.metadata.table_id
     return key_of(table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
-    """The rows of files in which two versions differ. What a compaction between them has replaced is among them, its own files are not."""
-    rewrites = _rewrites_of(after)
-    alive, known = (_names(part.filter(part.column("live"))) for part in (after, before))
+    """The bounds of the files in which two versions differ. Of a compaction, the replaced files that the earlier version lacks count, its own do not."""
+    rewrites = _parse_rewrites(after)
+    alive, old_names = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)
     changed: set[str] = set()
-    for own, replaced in rewrites:
-        if own and known.issuperset(own):  # it was gone through before
+    for new_names, replaced in rewrites:
+        if new_names and old_names.issuperset(new_names):  # the earlier version has this compaction already
             continue
-        # One whose files nobody knows the bounds of is not gone through.
-        if (known | on_record).issuperset(replaced) and on_record.issuperset(own):
-            changed |= set(replaced) - known
-            known = (known - set(replaced)) | set(own)
-    changed |= known ^ alive
+        # A compaction counts only if the bounds of all its files are on record.
+        if (old_names | on_record).issuperset(replaced) and on_record.issuperset(new_names):
+            changed |= set(replaced) - old_names
+            old_names = (old_names - set(replaced)) | set(new_names)
+    changed |= old_names ^ alive
     rows = pa.concat_tables([after.replace_schema_metadata(), before.replace_schema_metadata()])
     return _named(rows, sorted(changed))
 
 
-def _rewrites_of(table: pa.Table) -> Rewrites:
-    found = json.loads((table.schema.metadata or {}).get(_REWRITES, b"[]"))
-    return tuple((texts_of(own), texts_of(others)) for own, others in found)
+def _parse_rewrites(table: pa.Table) -> Rewrites:
+    rewrites = json.loads((table.schema.metadata or {}).get(_REWRITES, b"[]"))
+    return tuple((texts_of(new_names), texts_of(replaced_names)) for new_names, replaced_names in rewrites)
 
 
 def _named(rows: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -191,7 +193,7 @@ def _names(rows: pa.Table) -> set[str]:
 
 
 def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:
-    """A bound as a value of the key's type; None if there is none, or it is no such value."""
+    """A bound as a value of the key's type; None if there is none, or it does not fit the type."""
     value = None if stats is None else getattr(stats, side)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None

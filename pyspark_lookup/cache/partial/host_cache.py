@@ -1,13 +1,13 @@
-"""`SharedCache`: what one process of a host loaded, for all of them: rows by key in mapped files.
+"""`SharedCache`: the rows that any process of a host has loaded, for all of them: by key, in mapped files.
 
-Every load is published as one segment (`io.disk.segments`), complete or not there; from time to time
-some are made one. A segment is of one version of the table and answers for another where the
-caller says that a key's rows cannot differ. Names begin with the time, so the listing of the directory
-is the list of segments, the latest last. What a merged segment took in is named in it, and no longer counts.
+Every load is published as one segment (`io.disk.segments`), whole or not at all; now and then some segments are merged. A
+segment is of one version of the table. It answers for another version, too, for keys whose rows cannot differ. Names begin
+with the time, so a sorted listing of the directory has the latest segment last. A merged segment names its members, which no
+longer count.
 
-When an entry was last used stands in a file of numbers beside its segment, mapped by all processes
-for writing. It is worth what memory is worth: nothing but the order of eviction and the expiry after
-access depend on it, and a value that cannot be is taken for the time of the load.
+The time of the last use of each key is in a file of numbers beside the segment, which all processes map for writing. Nothing
+protects it: only the order of eviction and the expiry after access depend on it, and an impossible value counts as the time
+of the load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.scan.formats import BATCH_ROWS
 
-_FOUND, _LOADED = "lookup:found", "lookup:loaded_s"  # beside the table's columns: has the key a row, and since when
+# Beside the table's columns: whether the key has a row, and when it was loaded.
+_HAS_ROW, _LOADED_S = "lookup:found", "lookup:loaded_s"
 _SEGMENTS_AT_MOST = 8
 _EVICT_TO = 0.875
 REFUSE_ABOVE = 1.125
@@ -44,7 +45,7 @@ _STRAGGLERS_AT_MOST = 32  # segments: with more, one that is not of the latest v
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SharedCache:
-    """Rows by the columns `keys` of one table on this host. A failing directory is a miss, counted."""
+    """Rows by the columns `keys` of one table on this host. If the cache directory fails, that is a miss, and counted."""
 
     disk: Disk
     context: HostContext
@@ -64,30 +65,32 @@ class SharedCache:
     # --- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: Sequence[pa.Array], hashes: Numbers, fresh: Freshness) -> SharedRows | None:
-        """What the host holds of these keys, all different and none null; None if that is nothing."""
+        """The rows that the host holds for these keys, which are all different and not null; None if it holds none of them."""
         now_s = self.context.clock.steady_s()
         self.disk.use_table(self.space)
         present = np.zeros(len(hashes), np.bool_)
         ages_s = np.zeros(len(hashes), np.float64)
-        left = np.arange(len(hashes))
-        found: list[pa.Table] = []
+        lacking = np.arange(len(hashes))
+        row_tables: list[pa.Table] = []
         limits = self._limits(hashes)
         for part in self._refresh():
-            if not len(left):
+            if not len(lacking):
                 break
             if not self._fits(part, fresh):
                 continue
-            some = keys if len(left) == len(hashes) else [array.take(as_indices(left)) for array in keys]
+            lacking_keys = keys if len(lacking) == len(hashes) else [array.take(as_indices(lacking)) for array in keys]
             stale = (
-                np.zeros(len(left), np.bool_) if part.version == fresh.version else fresh.may_differ(part.version, some)
+                np.zeros(len(lacking), np.bool_)
+                if part.version == fresh.version
+                else fresh.may_differ(part.version, lacking_keys)
             )
             if stale is None:
                 continue
-            matches = part.segment.probe(Keys(some), hashes[left])
+            matches = part.segment.probe(Keys(lacking_keys), hashes[lacking])
             usable = self._live(part, matches.rows, now_s) & ~stale[matches.keys]
             if limits is not None:
-                usable &= ~part.is_before(matches.rows, limits[left][matches.keys])
-            places, rows = left[matches.keys[usable]], matches.rows[usable]
+                usable &= ~part.is_older(matches.rows, limits[lacking][matches.keys])
+            places, rows = lacking[matches.keys[usable]], matches.rows[usable]
             if not len(rows):
                 continue
             if part.version != fresh.version:
@@ -95,57 +98,57 @@ class SharedCache:
             part.touch(rows, int(now_s * MS))
             present[places] = True
             ages_s[places] = now_s - part.loaded_s[rows]
-            real = part.found[rows]
+            real = part.has_row[rows]
             columns = self._take(part, rows[real], fresh.schema)
             schema = fresh.schema.append(pa.field(KEY_INDEX, pa.int64()))
-            found.append(pa.Table.from_arrays([*columns, as_indices(places[real])], schema=schema))
-            left = left[~present[left]]
+            row_tables.append(pa.Table.from_arrays([*columns, as_indices(places[real])], schema=schema))
+            lacking = lacking[~present[lacking]]
         if not present.any():
             return None
-        return SharedRows(present, merge_rows(found, fresh.schema), ages_s)
+        return SharedRows(present, merge_rows(row_tables, fresh.schema), ages_s)
 
     def _limits(self, hashes: Numbers) -> Numbers | None:
-        """What must not have been loaded before when: see `Invalidations.limits`."""
+        """For each key, the time before which its rows must not have been loaded: see `Invalidations.limits`."""
         if self.invalidations is None:
             return None
         return self.invalidations.limits(hashes, list(self.keys), self.seed)
 
     def touch(self, keys: Sequence[pa.Array], hashes: Numbers) -> None:
-        """Say that these keys are in use; other than by `get`."""
+        """Record that these keys are in use, where nobody calls `get` for them."""
         now_ms = int(self.context.clock.steady_s() * MS)
-        asked = Keys(keys)
+        used_keys = Keys(keys)
         for part in self._refresh():
             if self._is_keyed(part):
-                part.touch(part.segment.probe(asked, hashes).rows, now_ms)
+                part.touch(part.segment.probe(used_keys, hashes).rows, now_ms)
 
     def sizes(self) -> tuple[int, int]:
         """(rows, bytes on disk) that the host holds, as far as this process has seen."""
         with self._lock:
-            return _sizes_of([*self._parts.values()])
+            return _total_sizes([*self._parts.values()])
 
     def close(self) -> None:
-        """Let go of what is mapped; what is on disk stays."""
+        """Unmap the segments. The files stay."""
         with self._lock:
             self._parts = {}
             self._covered.clear()
 
     def _is_keyed(self, part: HostSegment) -> bool:
-        """Whether a segment is by these keys, of the types of now, and hashed as they are."""
-        held = part.segment.schema
-        same = part.segment.keys == tuple(self.keys.names) and part.segment.seed == self.seed
-        return same and all(held.field(field.name).type == field.type for field in self.keys)
+        """Whether a segment has an index of these keys, with their present types and this cache's seed."""
+        schema = part.segment.schema
+        is_indexed = part.segment.keys == tuple(self.keys.names) and part.segment.seed == self.seed
+        return is_indexed and all(schema.field(field.name).type == field.type for field in self.keys)
 
     def _fits(self, part: HostSegment, fresh: Freshness) -> bool:
-        held = part.segment.schema
+        schema = part.segment.schema
         return self._is_keyed(part) and all(
-            field.name in held.names and held.field(field.name).type == field.type for field in fresh.schema
+            field.name in schema.names and schema.field(field.name).type == field.type for field in fresh.schema
         )
 
     def _live(self, part: HostSegment, rows: Numbers, now_s: float) -> Numbers:
-        """Which rows have not expired."""
+        """Whether each row has not expired."""
         bounds, live = self.bounds, np.ones(len(rows), np.bool_)
         if not part.this_boot and (bounds.expire_after_write_s is not None or bounds.expire_after_access_s is not None):
-            return ~live  # nobody can say how old they are
+            return ~live  # their times are of another boot's clock
         if bounds.expire_after_write_s is not None:
             live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s
         if bounds.expire_after_access_s is not None:
@@ -164,7 +167,7 @@ class SharedCache:
             if names != self._parts.keys() | self._covered:
                 self._parts = {name: part for name, part in self._parts.items() if name in names}
                 for name in sorted(names - self._parts.keys(), reverse=True):
-                    # What a merged one has taken in lies there only until the merger has removed it, or was killed.
+                    # The inputs of a merged segment stay in the directory until the merger removes them; it may have been killed.
                     part = self._open(name) if name not in self._covered else None
                     if part is not None:
                         self._parts[name] = part
@@ -180,17 +183,22 @@ class SharedCache:
         numbers = self.disk.open_numbers(self.space, name, segment.rows)
         try:
             meta = segment.meta
-            if segment.schema.field(_FOUND).type != pa.bool_() or segment.schema.field(_LOADED).type != pa.float64():
-                raise ValueError("rows here say whether they are some, and since when")
-            found, loaded = segment.take([_FOUND, _LOADED], np.arange(segment.rows))
+            if (
+                segment.schema.field(_HAS_ROW).type != pa.bool_()
+                or segment.schema.field(_LOADED_S).type != pa.float64()
+            ):
+                raise ValueError(
+                    "a segment of the host has the columns that say whether a key has a row, and when it was loaded"
+                )
+            has_row, loaded_s = segment.take([_HAS_ROW, _LOADED_S], np.arange(segment.rows))
             return HostSegment(
                 name,
                 segment,
                 name_of(meta["version"]),
                 text_of(meta["boot"]) == self.context.clock.boot,
                 frozenset(texts_of(meta["members"])),
-                bits_of(found),
-                np.frombuffer(loaded.buffers()[1] or b"", np.float64, len(loaded)),
+                bits_of(has_row),
+                np.frombuffer(loaded_s.buffers()[1] or b"", np.float64, len(loaded_s)),
                 np.zeros(segment.rows, np.int64) if numbers is None else np.frombuffer(numbers, np.int64, segment.rows),
             )
         except UNREADABLE:
@@ -207,7 +215,7 @@ class SharedCache:
         if held_rows > bounds.rows * REFUSE_ABOVE or held_bytes > bounds.bytes * REFUSE_ABOVE:
             self.context.metrics.inc("sharedRefusedCount")
         else:
-            batch = self._as_stored(keys, rows, loaded_s, len(hashes))
+            batch = self._stored_rows(keys, rows, loaded_s, len(hashes))
             if batch.num_rows and batch.num_rows <= bounds.rows:
                 try:
                     self._publish([batch], fresh.version, (), None)
@@ -218,63 +226,63 @@ class SharedCache:
                     return
         self._tidy(fresh)
 
-    def _as_stored(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
-        """Rows, and keys without rows, with the columns of a segment."""
+    def _stored_rows(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
+        """The rows, and keys without rows, as a batch with the columns of a segment."""
         numbers = key_numbers(rows)
         absent = np.full(count, self.bounds.missing_keys)
         absent[numbers] = False
-        lacking = as_indices(np.flatnonzero(absent))
+        absent_keys = as_indices(np.flatnonzero(absent))
         columns: dict[str, pa.Array] = {}
         for field, key in zip(self.keys, keys, strict=True):
-            given = field.name in rows.column_names
-            there = one_array(rows.column(field.name)) if given else key.take(as_indices(numbers))
-            columns[field.name] = pa.concat_arrays([there, key.take(lacking)])
+            has_column = field.name in rows.column_names
+            present_values = one_array(rows.column(field.name)) if has_column else key.take(as_indices(numbers))
+            columns[field.name] = pa.concat_arrays([present_values, key.take(absent_keys)])
         for field in rows.schema:
             if field.name != KEY_INDEX and field.name not in columns:
-                there = one_array(rows.column(field.name))
-                columns[field.name] = pa.concat_arrays([there, pa.nulls(len(lacking), field.type)])
-        total = len(numbers) + len(lacking)
-        columns[_FOUND] = as_array(np.arange(total) < len(numbers))
-        columns[_LOADED] = as_array(np.full(total, loaded_s))
+                present_values = one_array(rows.column(field.name))
+                columns[field.name] = pa.concat_arrays([present_values, pa.nulls(len(absent_keys), field.type)])
+        total = len(numbers) + len(absent_keys)
+        columns[_HAS_ROW] = as_array(np.arange(total) < len(numbers))
+        columns[_LOADED_S] = as_array(np.full(total, loaded_s))
         return pa.record_batch(columns)
 
     def _publish(
-        self, batches: Sequence[pa.RecordBatch], version: str, members: Sequence[str], used: Numbers | None
+        self, batches: Sequence[pa.RecordBatch], version: str, members: Sequence[str], used_ms: Numbers | None
     ) -> None:
         rows = sum(batch.num_rows for batch in batches)
         builder = SegmentBuilder(batches[0].schema, self.keys.names, self.seed, self.disk.reserve, _MEMORY_BYTES)
         with contextlib.closing(builder):
-            done = 0
+            next_row = 0
             for batch in batches:
-                positions = np.arange(done, done + batch.num_rows, dtype=np.uint64)
-                done += batch.num_rows
+                positions = np.arange(next_row, next_row + batch.num_rows, dtype=np.uint64)
+                next_row += batch.num_rows
                 builder.add([(batch, positions, batch.num_rows / rows)])
             writer = builder.finish(self.disk.create_segment, [rows], strict=False)
         with self._lock:
             latest = max((*self._parts, *self._covered), default="0")
-        # It sorts behind those that are there, also where the wall clock was set back.
+        # The new name sorts behind all others, even if the wall clock was set back.
         at_ns = max(int(self.context.clock.wall_s() * 1e9), int(latest[:16], 16) + 1)
         name = f"{at_ns:016x}-{self.context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
         meta = {**builder.meta, "version": version, "boot": self.context.clock.boot, "members": list(members)}
         meta["files"] = [["", 0, "", rows, []]]
         with contextlib.closing(writer):
-            # A small one is read through when it is opened, so it need not be on the disk to be told from half of one.
+            # Opening a small segment checks every byte, so a torn one is noticed without an fsync.
             writer.finish(meta, durable=bool(members))
             numbers = self.disk.open_numbers(self.space, name, rows, create=True)
             self.disk.publish_segment(self.space, name, writer)
-        if used is not None and numbers is not None:
+        if used_ms is not None and numbers is not None:
             part = self._open(name)
             if part is not None:
                 everything = np.arange(rows)
                 by_key = np.frombuffer(numbers, np.int64, rows)
-                by_key[part.segment.key_numbers(everything)] = used[part.segment.ordinals.astype(np.int64)]
+                by_key[part.segment.key_numbers(everything)] = used_ms[part.segment.ordinals.astype(np.int64)]
 
     # --- within the bounds ------------------------------------------------------------------------
 
     def _tidy(self, fresh: Freshness) -> None:
-        """Have segments merged beside the caller, if there are many or too much."""
+        """Merge segments in a thread, if there are too many of them or they exceed the bounds."""
         parts = self._refresh()
-        rows, size = _sizes_of(parts)
+        rows, size = _total_sizes(parts)
         full = rows > self.bounds.rows or size > self.bounds.bytes
         self._fresh = fresh
         if self._merging or not (full or len(parts) > _SEGMENTS_AT_MOST):
@@ -285,7 +293,7 @@ class SharedCache:
             try:
                 with self.disk.hold("merge", self.space, 0) as alone:
                     if alone and self._fresh is not None:
-                        self._merge(self._fresh)  # what was put last, not what was put when this was asked for
+                        self._merge(self._fresh)  # the latest `put` decides, not the one that started this thread
             except CacheFullError:
                 self.context.metrics.inc("sharedRefusedCount")
             except OSError:
@@ -299,55 +307,55 @@ class SharedCache:
             self._merging = False
 
     def _merge(self, fresh: Freshness) -> None:
-        """Make one segment of the latest ones, or, to have room again, of all that is worth keeping."""
-        # As they were used until now: others go on using them.
-        parts = [dataclasses.replace(part, used=part.used.copy()) for part in self._refresh()]
-        rows, size = _sizes_of(parts)
+        """Make one segment of the latest ones; where the bounds are exceeded, one of all rows that are worth keeping."""
+        # A copy of the times of use: other processes go on writing them.
+        parts = [dataclasses.replace(part, latest_use_ms=part.latest_use_ms.copy()) for part in self._refresh()]
+        rows, size = _total_sizes(parts)
         bounds = self.bounds
         room = min(
             _EVICT_TO * bounds.rows if rows > bounds.rows else float("inf"),
             _EVICT_TO * bounds.bytes * rows / size if size > bounds.bytes else float("inf"),
         )
         if room == float("inf"):
-            # Who answers from an older version would give up what is newer.
+            # A process that answers from an older version would drop newer rows.
             latest = fresh.latest() or len(parts) > _STRAGGLERS_AT_MOST
             parts = _choose_for_merging(parts) if latest else []
         if not parts:
             return
         now_s = self.context.clock.steady_s()
-        kept: list[tuple[HostSegment, Numbers]] = []
+        live_rows: list[tuple[HostSegment, Numbers]] = []
         for part in parts:
-            kept.append((part, self._worth_keeping(part, kept, fresh, now_s)))
-        if sum(len(alive) for _, alive in kept) > room:
-            kept = self._latest_used(kept, int(room), int(now_s * MS))
-        batches, used = [], []
-        for part, alive in kept:
+            live_rows.append((part, self._worth_keeping(part, live_rows, fresh, now_s)))
+        if sum(len(alive) for _, alive in live_rows) > room:
+            live_rows = self._latest_used(live_rows, int(room), int(now_s * MS))
+        batches, used_ms = [], []
+        for part, alive in live_rows:
             for start in range(0, len(alive), BATCH_ROWS):
-                some = alive[start : start + BATCH_ROWS]
-                batches.append(self._stored_batch(part, some, fresh))
-                used.append(part.used_ms(some, int(now_s * MS)))
-        # With those that a merger was killed before it removed: they would count again.
-        gone = {part.name for part in parts}
+                batch_rows = alive[start : start + BATCH_ROWS]
+                batches.append(self._stored_batch(part, batch_rows, fresh))
+                used_ms.append(part.used_ms(batch_rows, int(now_s * MS)))
+        # Also the inputs that a killed merger has left behind: without their merged segment they would count again.
+        merged_names = {part.name for part in parts}
         with self._lock:
-            gone |= {member for part in parts for member in part.members} & self._covered
+            merged_names |= {member for part in parts for member in part.members} & self._covered
         if batches:
-            self._publish(batches, fresh.version, sorted(gone), np.concatenate(used))
+            self._publish(batches, fresh.version, sorted(merged_names), np.concatenate(used_ms))
             self.context.metrics.inc("sharedMergeCount")
-        for name in gone:
+        for name in merged_names:
             self.disk.unlink_segment(self.space, name)
         self._refresh()
 
     def _worth_keeping(
         self, part: HostSegment, newer: Sequence[tuple[HostSegment, Numbers]], fresh: Freshness, now_s: float
     ) -> Numbers:
-        """Rows that may answer for the version of `fresh`, and whose key is not among those kept of `newer` segments."""
+        """The rows that may answer for the version of `fresh`, and whose keys have no row in `newer` segments."""
         if not self._fits(part, fresh):
             return np.zeros(0, np.int64)
-        there: list[tuple[HostSegment, Numbers]] = []
-        for other, kept in newer:
-            mask = np.zeros(other.segment.rows, np.bool_)
-            mask[kept] = True
-            there.append((other, mask))
+        newer_rows: list[tuple[HostSegment, Numbers]] = []
+        for newer_part, kept_rows in newer:
+            mask = np.zeros(newer_part.segment.rows, np.bool_)
+            mask[kept_rows] = True
+            newer_rows.append((newer_part, mask))
         alive: list[Numbers] = [np.zeros(0, np.int64)]
         for start in range(0, part.segment.rows, BATCH_ROWS):
             rows = np.arange(start, min(start + BATCH_ROWS, part.segment.rows))
@@ -356,58 +364,58 @@ class SharedCache:
             if part.version != fresh.version:
                 stale = fresh.may_differ(part.version, keys)
                 good = np.zeros(len(rows), np.bool_) if stale is None else good & ~stale
-            asked = Keys(keys)
-            hashes = asked.hashes(self.seed)
+            part_keys = Keys(keys)
+            hashes = part_keys.hashes(self.seed)
             limits = self._limits(hashes)
             if limits is not None:
-                good &= ~part.is_before(rows, limits)
-            for other, mask in there:
+                good &= ~part.is_older(rows, limits)
+            for newer_part, mask in newer_rows:
                 if mask.any():
-                    matches = other.segment.probe(asked, hashes)
+                    matches = newer_part.segment.probe(part_keys, hashes)
                     good[matches.keys[mask[matches.rows]]] = False
             alive.append(rows[good])
         return np.concatenate(alive)
 
     def _latest_used(
-        self, kept: list[tuple[HostSegment, Numbers]], room: int, now_ms: int
+        self, live_rows: list[tuple[HostSegment, Numbers]], room: int, now_ms: int
     ) -> list[tuple[HostSegment, Numbers]]:
-        """Those rows that were used last, `room` of them at most; all rows of a key, or none."""
+        """The most recently used rows, at most `room`; all rows of a key or none."""
         ranks = []
-        for part, alive in kept:
+        for part, alive in live_rows:
             of_part = [np.zeros(0, np.int64)]
             for start in range(0, len(alive), BATCH_ROWS):
                 rows = alive[start : start + BATCH_ROWS]
                 hashes = Keys(self._take(part, rows, self.keys)).hashes(self.seed)
-                # Of those used in the same moment some go and some stay.
+                # The hash breaks ties: of the keys used in the same millisecond only some have to go.
                 of_part.append((part.used_ms(rows, now_ms) << 12) | (hashes >> np.uint64(52)).astype(np.int64))
             ranks.append(np.concatenate(of_part))
         together = np.concatenate(ranks)
         limit = np.partition(together, len(together) - room - 1)[len(together) - room - 1]
         self.context.metrics.inc("sharedEvictedCount", int(np.count_nonzero(together <= limit)))
-        return [(part, alive[rank > limit]) for (part, alive), rank in zip(kept, ranks, strict=True)]
+        return [(part, alive[rank > limit]) for (part, alive), rank in zip(live_rows, ranks, strict=True)]
 
     def _stored_batch(self, part: HostSegment, rows: Numbers, fresh: Freshness) -> pa.RecordBatch:
-        others = [field for field in fresh.schema if field.name not in self.keys.names]
-        fields = [*self.keys, *others, pa.field(_FOUND, pa.bool_()), pa.field(_LOADED, pa.float64())]
+        value_fields = [field for field in fresh.schema if field.name not in self.keys.names]
+        fields = [*self.keys, *value_fields, pa.field(_HAS_ROW, pa.bool_()), pa.field(_LOADED_S, pa.float64())]
         schema = pa.schema([pa.field(field.name, field.type) for field in fields])
         arrays = self._take(part, rows, schema)
-        if not part.this_boot:  # by the clock of another boot, which says nothing to this one's
+        if not part.this_boot:  # times of another boot's clock mean nothing here
             arrays[-1] = as_array(np.full(len(rows), -np.inf))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _sizes_of(parts: Sequence[HostSegment]) -> tuple[int, int]:
+def _total_sizes(parts: Sequence[HostSegment]) -> tuple[int, int]:
     """(rows, bytes on disk) of some segments."""
     return sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
 
 
 def _choose_for_merging(parts: Sequence[HostSegment]) -> list[HostSegment]:
-    """The latest segments as long as the next is not much larger than those before it: each row is moved a few times only."""
-    chosen: list[HostSegment] = []
+    """The latest segments, up to one that is much larger than all before it together: so each row is moved only a few times."""
+    merged_parts: list[HostSegment] = []
     rows = 0
     for part in parts:
-        if len(chosen) >= _SEGMENTS_AT_MOST // 2 and part.segment.rows > 2 * rows:
+        if len(merged_parts) >= _SEGMENTS_AT_MOST // 2 and part.segment.rows > 2 * rows:
             break
-        chosen.append(part)
+        merged_parts.append(part)
         rows += part.segment.rows
-    return chosen
+    return merged_parts

@@ -1,4 +1,4 @@
-"""One segment of a host's rows by key, and what the rows that it holds are bounded and judged by."""
+"""One segment of a host's rows by key, the cache's bounds, and the version that a lookup answers from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONG_AGO_MS = -(2**50)
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a host holds of one table at most. Rows of a key that has none count as one."""
+    """The bounds of a host's cache of one table. A key without rows counts as one row."""
 
     rows: float
     bytes: float
@@ -43,7 +43,7 @@ class Freshness:
 
 @dataclasses.dataclass(frozen=True)
 class SharedRows:
-    """What the host holds of some keys: `present` and `ages_s` (since the load) per key, `rows` by `KEY_INDEX`."""
+    """The host's rows of some keys: `present` and `ages_s` (since the load) per key, `rows` by `KEY_INDEX`."""
 
     present: Numbers
     rows: pa.Table
@@ -52,33 +52,33 @@ class SharedRows:
 
 @dataclasses.dataclass(frozen=True)
 class HostSegment:
-    """One segment, open. `used`: the ms of the latest use of each key, by its number (0: none since the load)."""
+    """One open segment. `latest_use_ms`: the ms of the latest use of each key, by its number (0: none since the load)."""
 
     name: str
     segment: Segment
     version: str
     this_boot: bool
     members: frozenset[str]
-    found: Numbers
+    has_row: Numbers
     loaded_s: Numbers  # -inf: nobody knows
-    used: Numbers
+    latest_use_ms: Numbers
 
-    def is_before(self, rows: Numbers, limits_s: Numbers) -> Numbers:
-        """Which rows were not loaded after a time on this boot's clock, one for each; after NaN all were."""
+    def is_older(self, rows: Numbers, limits_s: Numbers) -> Numbers:
+        """Whether each row was loaded at its limit or earlier. Limits are on this boot's steady clock; NaN: no limit."""
         if not self.this_boot:
             return ~np.isnan(limits_s)
         return np.asarray(self.loaded_s[rows] <= limits_s)
 
     def touch(self, rows: Numbers, now_ms: int) -> None:
-        """Say that the keys of these rows are in use."""
-        self.used[self.segment.key_numbers(rows)] = now_ms
+        """Record that the keys of these rows are in use."""
+        self.latest_use_ms[self.segment.key_numbers(rows)] = now_ms
 
     def used_ms(self, rows: Numbers, now_ms: int) -> Numbers:
-        """When the key of each row was last used; as nothing protects these numbers, none is believed that cannot be."""
+        """When the key of each row was last used, in ms. The file has no checksum: for an impossible time, that of the load."""
         if not self.this_boot:
             return np.full(len(rows), _LONG_AGO_MS)
-        loaded = self.loaded_s[rows]
-        loaded_ms = (np.where(np.isfinite(loaded), loaded, _LONG_AGO_MS / MS) * MS).astype(np.int64)
-        used = self.used[self.segment.key_numbers(rows)]
-        # Others use it while this one is being looked at.
-        return np.where((used > loaded_ms) & (used <= now_ms + _AHEAD_MS), used, loaded_ms)
+        loaded_s = self.loaded_s[rows]
+        loaded_ms = (np.where(np.isfinite(loaded_s), loaded_s, _LONG_AGO_MS / MS) * MS).astype(np.int64)
+        use_ms = self.latest_use_ms[self.segment.key_numbers(rows)]
+        # Other processes write later times meanwhile.
+        return np.where((use_ms > loaded_ms) & (use_ms <= now_ms + _AHEAD_MS), use_ms, loaded_ms)

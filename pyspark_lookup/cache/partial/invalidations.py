@@ -1,8 +1,8 @@
-"""`Invalidations`: which keys of a table this host is to forget, for all of its processes.
+"""`Invalidations`: the keys of a table that were invalidated on this host, for all of its processes.
 
-What a process holds of them it forgets at its next lookup. What the host shares lies in files that nobody changes: there an
-entry that was loaded before its key was invalidated does not count, and neither does a load that had begun before.
-Only so many keys are on record; of earlier ones it is known until when: what was loaded before that is loaded again.
+A process drops them from its own cache at its next lookup. The host's shared files are never changed: there, rows whose load
+began before their key was invalidated do not count. The log of keys is bounded. Of keys that no longer fit it keeps only the
+latest time: everything that was loaded before this time is loaded again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark_lookup.io.disk import Disk
 
 _BYTES_AT_MOST = 1024 * 1024
 _EARLIER_BOOT_S = -1.0  # on the steady clock, whose times are no less than zero
-_RACES = 1000  # that one call may lose: others go on faster
+_RACES = 1000  # that one call may lose to faster ones
 _NO_ROW = ""
 _CALL, _AT = "invalidated:call", "invalidated:at_s"  # beside each key: which call was the latest for it, and when
 
@@ -36,10 +36,10 @@ NO_CALL: Call = (_NO_ROW, 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Known:
-    """What is known after `number` calls. `recent`: the keys of those after the first `folded`; all of these came before `until_s`.
+class _CallLog:
+    """The calls of `invalidate`, `number` in all. `recent`: the keys of those after the first `folded`, which came before `until_s`.
 
-    `row`: which row of calls they are counted in; another one begins where the directory was removed.
+    `row`: the name of this log; a new one begins if the cache directory was removed.
     """
 
     number: int
@@ -51,98 +51,102 @@ class _Known:
 
 
 class Invalidations:
-    """Keys by the columns `names` of the table that `place` names. Without a cache directory those of this process."""
+    """Invalidated keys (columns `names`) of the table that `place` stands for. Without a cache directory, those of this process."""
 
     def __init__(self, context: HostContext, place: str, names: Sequence[str]) -> None:
         self._context = context
         self._place = place
         self._names = sorted(names)
-        self._known = _Known(0, context.clock.boot)
+        self._call_log = _CallLog(0, context.clock.boot)
         self._lock = threading.Lock()
         self._signs: object = None
-        self._hashes: dict[object, tuple[_Known, Numbers, Numbers]] = {}
+        self._hashes: dict[object, tuple[_CallLog, Numbers, Numbers]] = {}
 
     # --- asking -----------------------------------------------------------------------------------
 
     def refresh(self) -> Call:
-        """Learn what others have put on record; the latest call so far."""
+        """Read what other processes have put on record. Returns the latest call so far."""
         disk = self._context.disk
         if disk is not None and (signs := disk.newest_signs("invalidated", self._place)) != self._signs:
             with self._lock:
-                self._known, self._signs = self._read(disk), signs
-        return self._known.row, self._known.number
+                self._call_log, self._signs = self._read(disk), signs
+        return self._call_log.row, self._call_log.number
 
-    def since(self, call: Call) -> pa.Table | None:
-        """The keys of the calls after this one; None if it is not known which these were."""
-        known, (row, number) = self._known, call
-        if row not in (known.row, _NO_ROW) or not known.folded <= number <= known.number or known.recent is None:
+    def find_later_keys(self, call: Call) -> pa.Table | None:
+        """The keys that were invalidated after this call; None if they are no longer on record."""
+        call_log, (row, number) = self._call_log, call
+        if (
+            row not in (call_log.row, _NO_ROW)
+            or not call_log.folded <= number <= call_log.number
+            or call_log.recent is None
+        ):
             return None
-        return known.recent.filter(pc.greater(known.recent.column(_CALL), number)).select(self._names)
+        return call_log.recent.filter(pc.greater(call_log.recent.column(_CALL), number)).select(self._names)
 
     def limits(self, hashes: Numbers, fields: Sequence[pa.Field], seed: Seed) -> Numbers | None:
-        """For each key, by its hash, the time before which its rows must not have been loaded (NaN: any); None: any of all.
+        """For each key, by its hash, the time before which its rows must not have been loaded. NaN: no limit; None: none for any key.
 
         `fields`: of the key columns, as they were hashed with `seed`. Rows of another boot were loaded before every time.
         """
-        known = self._known
-        if known.recent is None and known.until_s is None:
+        call_log = self._call_log
+        if call_log.recent is None and call_log.until_s is None:
             return None
-        limits = np.full(len(hashes), np.nan if known.until_s is None else known.until_s)
-        forgotten, times = self._hashed(known, fields, seed)
+        limits = np.full(len(hashes), np.nan if call_log.until_s is None else call_log.until_s)
+        forgotten, times = self._hashed(call_log, fields, seed)
         if len(forgotten):
-            at = np.minimum(np.searchsorted(forgotten, hashes), len(forgotten) - 1)
-            found = forgotten[at] == hashes
-            limits[found] = np.fmax(limits[found], times[at[found]])
+            places = np.minimum(np.searchsorted(forgotten, hashes), len(forgotten) - 1)
+            is_invalidated = forgotten[places] == hashes
+            limits[is_invalidated] = np.fmax(limits[is_invalidated], times[places[is_invalidated]])
         return limits
 
-    def _hashed(self, known: _Known, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
+    def _hashed(self, call_log: _CallLog, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
         """(hashes of the keys on record, ascending; for each when it was invalidated last)."""
         place = tuple(map(str, fields)), seed
-        held = self._hashes.get(place)
-        if held is None or held[0] is not known:
-            held = self._hashes[place] = known, *_hashes_of(known.recent, fields, seed)
-        return held[1:]
+        hashed = self._hashes.get(place)
+        if hashed is None or hashed[0] is not call_log:
+            hashed = self._hashes[place] = call_log, *_hash_recent(call_log.recent, fields, seed)
+        return hashed[1:]
 
-    def _read(self, disk: Disk) -> _Known:
+    def _read(self, disk: Disk) -> _CallLog:
         boot = self._context.clock.boot
-        found: _Known | None
-        number, found = disk.newest_record("invalidated", self._place, _known_of)
-        if found is None:
-            # None are on record any more, or they cannot be read: then all that was loaded until now may be among them.
-            return _Known(number, boot, _NO_ROW, number, self._context.clock.steady_s() if number else None)
-        known: _Known = dataclasses.replace(found, number=number, boot=boot)
-        if found.boot != boot and known.recent is not None:
-            early = pa.array(np.full(known.recent.num_rows, _EARLIER_BOOT_S))
-            recent = known.recent.set_column(known.recent.schema.get_field_index(_AT), _AT, early)
-            known = dataclasses.replace(known, recent=recent)
-        if found.boot != boot and known.until_s is not None:
-            known = dataclasses.replace(known, until_s=_EARLIER_BOOT_S)
-        return known
+        stored_log: _CallLog | None
+        number, stored_log = disk.newest_record("invalidated", self._place, _parse_call_log)
+        if stored_log is None:
+            # The log was removed or is damaged: any key that was loaded until now may have been in it.
+            return _CallLog(number, boot, _NO_ROW, number, self._context.clock.steady_s() if number else None)
+        call_log: _CallLog = dataclasses.replace(stored_log, number=number, boot=boot)
+        if stored_log.boot != boot and call_log.recent is not None:
+            times = pa.array(np.full(call_log.recent.num_rows, _EARLIER_BOOT_S))
+            recent = call_log.recent.set_column(call_log.recent.schema.get_field_index(_AT), _AT, times)
+            call_log = dataclasses.replace(call_log, recent=recent)
+        if stored_log.boot != boot and call_log.until_s is not None:
+            call_log = dataclasses.replace(call_log, until_s=_EARLIER_BOOT_S)
+        return call_log
 
-    # --- saying -----------------------------------------------------------------------------------
+    # --- recording --------------------------------------------------------------------------------
 
     def add(self, keys: pa.Table) -> None:
-        """Have these keys forgotten, which have no nulls. OSError if the host's cache directory cannot be written."""
+        """Put these keys, which have no nulls, on record. Raises OSError if the host's cache directory cannot be written."""
         keys = keys.select(self._names).combine_chunks()
         disk, at_s = self._context.disk, self._context.clock.steady_s()
         if not keys.num_rows:
             return
         if disk is None:
             with self._lock:
-                self._known = _with(self._known, at_s, keys)
+                self._call_log = _add_call(self._call_log, at_s, keys)
             return
         for _ in range(_RACES):
             with self._lock:
-                before = self._known = self._read(disk)
+                before = self._call_log = self._read(disk)
             row = before.row or f"{self._context.rng.getrandbits(64):016x}"
-            after = _with(dataclasses.replace(before, row=row), at_s, keys)
+            after = _add_call(dataclasses.replace(before, row=row), at_s, keys)
             if disk.succeed_record("invalidated", self._place, before.number, _to_json(after)):
                 return
         raise OSError("the keys to be forgotten cannot be put on record: is the cache directory whole?")
 
 
 def castable_keys(keys: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """Those of the keys that may be keys of these types, as columns; none with a null. Raises SchemaError for another family of types."""
+    """The keys without nulls that can be cast to these types, as columns. Raises SchemaError for another family of types."""
     arrays = cast_keys(keys, fields)
     valid = _valid(arrays, keys.num_rows)
     return arrays if valid.all() else [array.filter(pa.array(valid)) for array in arrays]
@@ -155,10 +159,10 @@ def _valid(arrays: Sequence[pa.Array], rows: int) -> Numbers:
     return valid
 
 
-def _hashes_of(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
+def _hash_recent(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
     try:
         arrays = [] if recent is None else cast_keys(recent, fields)
-    except SchemaError:  # the columns are of other types by now, and no entry has such keys
+    except SchemaError:  # the columns have other types by now, so no entry has such keys
         arrays = []
     if recent is None or not arrays:
         return np.zeros(0, np.uint64), np.zeros(0, np.float64)
@@ -169,68 +173,76 @@ def _hashes_of(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed) 
     return hashes, times[order][first]
 
 
-def _with(known: _Known, at_s: float, keys: pa.Table) -> _Known:
-    """What is known after a call for `keys` at a time; the earliest keys go where there are too many."""
-    number, until_s, folded = known.number + 1, known.until_s, known.folded
-    # A caller may stall between its look at the clock and this, while others come and go: no limit may go back.
-    at_s = max([at_s, *_times(known)])
+def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
+    """The log after one more call for `keys` at a time. Drops the keys of the earliest calls where there are too many."""
+    number, until_s, folded = call_log.number + 1, call_log.until_s, call_log.folded
+    # A caller may stall after it has read the clock, while later calls are recorded: the time of a key must not go back.
+    at_s = max([at_s, *_times(call_log)])
     beside = {_CALL: np.full(keys.num_rows, number), _AT: np.full(keys.num_rows, at_s)}
     recent = keys
     for name, values in beside.items():
         recent = recent.append_column(name, pa.array(values))
-    if known.recent is not None:
+    if call_log.recent is not None:
         try:
-            recent = _latest(pa.concat_tables([known.recent, recent], promote_options="permissive"), keys.column_names)
-        except pa.ArrowException:  # they are of other types by now
-            until_s, folded = at_s, known.number
+            recent = _latest(
+                pa.concat_tables([call_log.recent, recent], promote_options="permissive"), keys.column_names
+            )
+        except pa.ArrowException:  # the keys have other types by now
+            until_s, folded = at_s, call_log.number
     while recent.nbytes > _BYTES_AT_MOST:
         calls, times = (np.asarray(one_array(recent.column(name))) for name in (_CALL, _AT))
         folded = int(calls[(len(calls) - 1) // 2])
         until_s = float(times[calls <= folded].max())
         recent = recent.filter(pa.array(calls > folded)).combine_chunks()
-    return _Known(number, known.boot, known.row, folded, until_s, recent)
+    return _CallLog(number, call_log.boot, call_log.row, folded, until_s, recent)
 
 
-def _times(known: _Known) -> Iterator[float]:
-    """The latest times that are known: of the calls that are folded, and of the others."""
-    if known.until_s is not None:
-        yield known.until_s
-    if known.recent is not None and known.recent.num_rows:
-        yield float(np.asarray(one_array(known.recent.column(_AT))).max())
+def _times(call_log: _CallLog) -> Iterator[float]:
+    """The latest time of the folded calls, and that of the others."""
+    if call_log.until_s is not None:
+        yield call_log.until_s
+    if call_log.recent is not None and call_log.recent.num_rows:
+        yield float(np.asarray(one_array(call_log.recent.column(_AT))).max())
 
 
 def _latest(keys: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Each key with its latest call only, in the order of the calls."""
+    """Each key once, with its latest call, in the order of the calls."""
     keys = keys.take(as_indices(np.arange(keys.num_rows)[::-1]))
-    asked = Keys([one_array(keys.column(name)) for name in names])
-    chosen, _ = distinct_keys(asked, asked.hashes(SEED))
-    return keys.take(as_indices(np.sort(chosen)[::-1])).combine_chunks()
+    repeated_keys = Keys([one_array(keys.column(name)) for name in names])
+    first_places, _ = distinct_keys(repeated_keys, repeated_keys.hashes(SEED))
+    return keys.take(as_indices(np.sort(first_places)[::-1])).combine_chunks()
 
 
-def _to_json(known: _Known) -> dict[str, Any]:
-    assert known.recent is not None
+def _to_json(call_log: _CallLog) -> dict[str, Any]:
+    assert call_log.recent is not None
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, known.recent.schema) as writer:
-        writer.write_table(known.recent)
+    with pa.ipc.new_stream(sink, call_log.recent.schema) as writer:
+        writer.write_table(call_log.recent)
     text = base64.b64encode(sink.getvalue()).decode()
-    return {"row": known.row, "folded": known.folded, "until_s": known.until_s, "recent": text, "boot": known.boot}
+    return {
+        "row": call_log.row,
+        "folded": call_log.folded,
+        "until_s": call_log.until_s,
+        "recent": text,
+        "boot": call_log.boot,
+    }
 
 
-def _known_of(found: Any) -> _Known:
-    """What a record has to be; its number is that of its file."""
+def _parse_call_log(record: Any) -> _CallLog:
+    """The log that a record holds, without its number, which is that of its file. Raises ValueError for any other record."""
     try:
-        recent = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(found["recent"]), validate=True))).read_all()
+        recent = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(record["recent"]), validate=True))).read_all()
         recent.validate(full=True)
     except (OSError, pa.ArrowException) as problem:
         raise ValueError(str(problem)) from None
     if recent.schema.field(_CALL).type != pa.int64() or recent.schema.field(_AT).type != pa.float64():
         raise ValueError("a key has the number and the time of its latest call")
-    until_s = found["until_s"]
-    return _Known(
+    until_s = record["until_s"]
+    return _CallLog(
         0,
-        text_of(found["boot"]),
-        text_of(found["row"]),
-        count_of(found["folded"]),
+        text_of(record["boot"]),
+        text_of(record["row"]),
+        count_of(record["folded"]),
         None if until_s is None else number_of(until_s),
         recent,
     )

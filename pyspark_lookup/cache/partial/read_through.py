@@ -1,8 +1,8 @@
 """`PartialCache`: a lookup through the caches, loading what they lack (FLIP-221's CachingLookupFunction).
 
-A key is looked for in this process, then in what the processes of the host share, and then loaded, by
-one of them at a time. Counters count keys: who waits for another's load has a hit; every key that is
-loaded here is one miss, and one load or one failure.
+A key is looked up in this process, then in the cache that the processes of the host share, and then loaded, by one of them at
+a time. Counters count keys: a key that another caller loads meanwhile is a hit here; a key that is loaded here is one miss, and
+one load or one failure.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _TOUCH_EVERY_S = 1.0
 class PartialCache:
     """Rows by key of one table (its keys and columns) as this process and its host hold them.
 
-    `make_cache`: a cache for one version of the table; the one of another version is given up. It may be the
-    same one, emptied: what threads do that still answer from the other version then passes it by.
+    `make_cache`: returns a cache for one version of the table, after that of the version before was closed. It may return the
+    same cache again: threads that still answer from the old version cannot reach it any more.
     """
 
     key_names: Sequence[str]
@@ -51,7 +51,7 @@ class PartialCache:
         self._names = list(self.key_names)
         self._lock = threading.Lock()
         self._cache: _OfVersion | None = None
-        self._invalidated = NO_CALL  # the last call that this process has followed
+        self._invalidated = NO_CALL  # the last call whose keys this process has dropped
         self._touched_s = self.context.clock.steady_s()
 
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
@@ -60,13 +60,15 @@ class PartialCache:
         Raises what `load` raises; what other keys' loads brought is kept. If only some keys failed, the error has the rows of
         the others.
         """
-        asked = Keys(keys)
-        known = asked.rows if asked.valid is None else int(np.count_nonzero(asked.valid))
+        requested_keys = Keys(keys)
+        valid_count = (
+            requested_keys.rows if requested_keys.valid is None else int(np.count_nonzero(requested_keys.valid))
+        )
         query = self._query(keys, fresh)
-        rest, _ = self._find_here(asked, keys, query)
+        missing_keys, _ = self._find_in_process(requested_keys, keys, query)
         try:
-            if len(rest):
-                self._find_beyond(keys, rest, query, load)
+            if len(missing_keys):
+                self._find_or_load(keys, missing_keys, query, load)
             elif self.shared is not None:
                 self._touch(keys)
             rows = merge_rows(query.parts, fresh.schema)
@@ -75,108 +77,112 @@ class PartialCache:
                 raise query.failure
             return rows
         finally:
-            self.context.metrics.inc("hitCount", known - query.loaded)
+            self.context.metrics.inc("hitCount", valid_count - query.loaded)
             self.context.metrics.inc("missCount", query.loaded)
-            if len(rest):
-                self._tell(query.cache)
+            if len(missing_keys):
+                self._set_gauges(query.cache)
 
     def get_held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
-        """The rows of those keys that this process or its host holds, by `KEY_INDEX`, and which keys these are."""
-        asked = Keys(keys)
+        """The rows of those keys that this process or its host holds, by `KEY_INDEX`, and for each key whether it is held."""
+        requested_keys = Keys(keys)
         query = self._query(keys, fresh)
-        rest, present = self._find_here(asked, keys, query)
-        if len(rest) and self.shared is not None:
-            hashes = asked.hashes(self.flights.seed)
-            present[rest] = True
-            present[self._find_shared(keys, hashes, rest, query)] = False
+        missing_keys, present = self._find_in_process(requested_keys, keys, query)
+        if len(missing_keys) and self.shared is not None:
+            hashes = requested_keys.hashes(self.flights.seed)
+            present[missing_keys] = True
+            present[self._find_shared(keys, hashes, missing_keys, query)] = False
         self.context.metrics.inc("hitCount", int(np.count_nonzero(present)))
         return merge_rows(query.parts, fresh.schema), present
 
-    def _find_here(self, asked: Keys, keys: Sequence[pa.Array], query: _Query) -> tuple[Numbers, Numbers]:
-        """The keys that this process does not hold, and which ones it does; their rows are in the query's parts."""
-        found = query.cache.get(self._table(keys))
-        if found.rows is not None:
-            query.parts.append(found.rows)
-        lacking = ~found.present if asked.valid is None else ~found.present & asked.valid
-        return np.flatnonzero(lacking), found.present.copy()
+    def _find_in_process(
+        self, requested_keys: Keys, keys: Sequence[pa.Array], query: _Query
+    ) -> tuple[Numbers, Numbers]:
+        """The places of keys that this process does not hold, and for each key whether it does. Adds the rows it holds to the query."""
+        cached_rows = query.cache.get(self._table(keys))
+        if cached_rows.rows is not None:
+            query.parts.append(cached_rows.rows)
+        is_missing = (
+            ~cached_rows.present if requested_keys.valid is None else ~cached_rows.present & requested_keys.valid
+        )
+        return np.flatnonzero(is_missing), cached_rows.present.copy()
 
-    def _find_beyond(self, keys: Sequence[pa.Array], rest: Numbers, query: _Query, load: Load) -> None:
-        """The rows of the keys `rest`, which this process does not hold."""
-        some = _take(keys, rest)
-        asked = Keys(some)
-        chosen, places = distinct_keys(asked, asked.hashes(self.flights.seed))
-        different = _take(some, chosen)
+    def _find_or_load(self, keys: Sequence[pa.Array], missing_keys: Numbers, query: _Query, load: Load) -> None:
+        """Add the rows of the keys `missing_keys`, which this process does not hold, to the query's parts: from the host, or loaded."""
+        key_arrays = _take(keys, missing_keys)
+        repeated_keys = Keys(key_arrays)
+        distinct_places, places = distinct_keys(repeated_keys, repeated_keys.hashes(self.flights.seed))
+        different = _take(key_arrays, distinct_places)
         hashes = Keys(different).hashes(self.flights.seed)
-        before, query.parts = query.parts, []  # until the end by places among the different keys
-        left = self._find_shared(different, hashes, np.arange(len(chosen)), query)
-        while len(left):
-            with self.flights.claim(hashes[left], query.fresh.version) as flight:
-                mine = left[flight.mine]
-                # Once more, now that nobody else loads them: who did may have finished in between.
-                mine = self._find_shared(different, hashes, mine, query)
-                if len(mine):
-                    self._load(different, hashes, mine, query, load)
-            theirs = left[~flight.mine]
+        local_parts, query.parts = query.parts, []  # from here on, rows are by place among the distinct keys
+        pending_keys = self._find_shared(different, hashes, np.arange(len(distinct_places)), query)
+        while len(pending_keys):
+            with self.flights.claim(hashes[pending_keys], query.fresh.version) as flight:
+                keys_to_load = pending_keys[flight.to_load]
+                # Look again under the claim: another caller may have loaded them after we looked, and released its claim.
+                keys_to_load = self._find_shared(different, hashes, keys_to_load, query)
+                if len(keys_to_load):
+                    self._load(different, hashes, keys_to_load, query, load)
+            keys_elsewhere = pending_keys[~flight.to_load]
             flight.wait()
-            left = self._find_shared(different, hashes, theirs, query)
+            pending_keys = self._find_shared(different, hashes, keys_elsewhere, query)
         rows = rows_for(merge_rows(query.parts, query.fresh.schema), places)
-        query.parts = [*before, renumber(rows, rest[key_numbers(rows)])]
+        query.parts = [*local_parts, renumber(rows, missing_keys[key_numbers(rows)])]
         failed = np.flatnonzero(np.isin(places, list(query.failures)))
-        query.failures = {int(rest[place]): query.failures[int(places[place])] for place in failed}
+        query.failures = {int(missing_keys[place]): query.failures[int(places[place])] for place in failed}
 
-    def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, wanted: Numbers, query: _Query) -> Numbers:
-        """Those of the `wanted` keys that the host does not hold; the rows of the others are in the query's parts."""
-        if not len(wanted):
-            return wanted
-        some = _take(keys, wanted)
+    def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query) -> Numbers:
+        """Those of `numbers`, which are places in `keys`, whose keys the host does not hold. Adds the rows of the others to the query."""
+        if not len(numbers):
+            return numbers
+        key_arrays = _take(keys, numbers)
         if self.shared is None:  # another thread may have loaded them
-            held = query.cache.get(self._table(some), peek=True)
-            if held.rows is not None:
-                query.add(held.rows, wanted)
-            return wanted[~held.present]
-        found = self.shared.get(some, hashes[wanted], query.fresh)
-        if found is None:
-            return wanted
-        here = np.flatnonzero(found.present)
-        if len(here):
-            places = np.cumsum(found.present) - 1
-            rows = renumber(found.rows, places[key_numbers(found.rows)])
-            self._keep(query, _take(some, here), rows, found.ages_s[here])
-            query.add(found.rows, wanted)
-        return wanted[~found.present]
+            cached_rows = query.cache.get(self._table(key_arrays), peek=True)
+            if cached_rows.rows is not None:
+                query.add(cached_rows.rows, numbers)
+            return numbers[~cached_rows.present]
+        shared_rows = self.shared.get(key_arrays, hashes[numbers], query.fresh)
+        if shared_rows is None:
+            return numbers
+        shared_keys = np.flatnonzero(shared_rows.present)
+        if len(shared_keys):
+            places = np.cumsum(shared_rows.present) - 1
+            rows = renumber(shared_rows.rows, places[key_numbers(shared_rows.rows)])
+            self._keep(query, _take(key_arrays, shared_keys), rows, shared_rows.ages_s[shared_keys])
+            query.add(shared_rows.rows, numbers)
+        return numbers[~shared_rows.present]
 
-    def _load(self, keys: Sequence[pa.Array], hashes: Numbers, wanted: Numbers, query: _Query, load: Load) -> None:
-        some = _take(keys, wanted)
+    def _load(self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query, load: Load) -> None:
+        key_arrays = _take(keys, numbers)
         metrics, clock = self.context.metrics, self.context.clock
         started_s = clock.steady_s()
-        query.loaded += len(wanted)
+        query.loaded += len(numbers)
         try:
-            rows = load(some)
+            rows = load(key_arrays)
         except LookupFunctionError as problem:
-            metrics.inc("numLoadFailures", len(problem.failures) or len(wanted))
+            metrics.inc("numLoadFailures", len(problem.failures) or len(numbers))
             if problem.rows is None:
                 raise
-            query.fail(problem, wanted)
-            answered = np.setdiff1d(np.arange(len(wanted)), list(problem.failures))
+            query.fail(problem, numbers)
+            answered = np.setdiff1d(np.arange(len(numbers)), list(problem.failures))
             rows = renumber(problem.rows, np.searchsorted(answered, key_numbers(problem.rows)))
-            some, wanted = _take(some, answered), wanted[answered]
-            if not len(wanted):
+            key_arrays, numbers = _take(key_arrays, answered), numbers[answered]
+            if not len(numbers):
                 return
         except BaseException:
-            metrics.inc("numLoadFailures", len(wanted))
+            metrics.inc("numLoadFailures", len(numbers))
             raise
-        metrics.inc("loadCount", len(wanted))
-        # As old as the moment before it was asked for.
+        metrics.inc("loadCount", len(numbers))
+        # Rows are as old as the start of their load: the table may have changed since.
         age_s = clock.steady_s() - started_s
         metrics.set_gauge("latestLoadTime", int(age_s * 1000))
         metrics.time("loadTime", age_s)
-        self._keep(query, some, rows, np.full(len(wanted), age_s))
+        self._keep(query, key_arrays, rows, np.full(len(numbers), age_s))
         if self.shared is not None:
-            self.shared.put(some, hashes[wanted], rows, query.fresh, started_s)
-        query.add(rows, wanted)
+            self.shared.put(key_arrays, hashes[numbers], rows, query.fresh, started_s)
+        query.add(rows, numbers)
 
     def _touch(self, keys: Sequence[pa.Array]) -> None:
-        """Tell the host now and then what is in use here, or it would give up what every process holds."""
+        """Tell the host now and then which keys this process uses: it would evict them, as it sees no access to them."""
         now_s = self.context.clock.steady_s()
         if now_s - self._touched_s >= _TOUCH_EVERY_S and self.shared is not None:
             self._touched_s = now_s
@@ -192,7 +198,7 @@ class PartialCache:
                 query.cache.put(self._table(keys), rows, ages_s)
 
     def _query(self, keys: Sequence[pa.Array], fresh: Freshness) -> _Query:
-        """A lookup of keys like these: what was to be forgotten before it begins is forgotten."""
+        """Begin a lookup: entries that were invalidated before it are dropped first."""
         with self._lock:
             if self._cache is None or not self._cache.holds(fresh):
                 self._renew(fresh)
@@ -204,25 +210,25 @@ class PartialCache:
         if self._cache is not None:
             self._cache.give_up()
         cache = self.make_cache()
-        # Hits are counted here, those that another level answers too; of ours the host says how much it holds.
-        own = not isinstance(cache, DefaultLookupCache)
-        cache.open(MetricsOfCache(self.context.metrics) if own else CacheMetricGroup())
+        # This class counts hits, as it knows those of the other levels; a default cache must not count them again.
+        is_custom = not isinstance(cache, DefaultLookupCache)
+        cache.open(MetricsOfCache(self.context.metrics) if is_custom else CacheMetricGroup())
         self._cache = _OfVersion(fresh, cache)
 
     def _forget_invalidated(self, keys: Sequence[pa.Array], fresh: Freshness) -> None:
         if self.invalidations is None or (latest := self.invalidations.refresh()) == self._invalidated:
             return
-        news, self._invalidated = self.invalidations.since(self._invalidated), latest
+        news, self._invalidated = self.invalidations.find_later_keys(self._invalidated), latest
         if news is None:
             self._renew(fresh)
             return
         assert self._cache is not None
         fields = [pa.field(name, array.type) for name, array in zip(self._names, keys, strict=True)]
-        with contextlib.suppress(SchemaError):  # of types that the columns had once, and no entry's
+        with contextlib.suppress(SchemaError):  # keys of types that the columns had once: no entry has them
             self._cache.invalidate(self._table(castable_keys(news, fields)))
 
     def close(self) -> None:
-        """Let go of what this process holds."""
+        """Drop what this process holds. What is on disk stays."""
         with self._lock:
             if self._cache is not None:
                 self._cache.give_up()
@@ -230,7 +236,7 @@ class PartialCache:
         if self.shared is not None:
             self.shared.close()
 
-    def _tell(self, cache: _OfVersion) -> None:
+    def _set_gauges(self, cache: _OfVersion) -> None:
         rows, size = cache.sizes() if self.shared is None else self.shared.sizes()
         self.context.metrics.set_gauge("numCachedRecords", rows)
         if size != UNSET:
@@ -238,7 +244,7 @@ class PartialCache:
 
 
 class _OfVersion:
-    """A cache for as long as it holds rows of one version; then it knows nothing and keeps nothing."""
+    """A cache of one version's rows. After `give_up` it holds nothing and accepts nothing."""
 
     def __init__(self, fresh: Freshness, cache: LookupCache) -> None:
         self._fresh = fresh
@@ -278,10 +284,10 @@ class _OfVersion:
 
 @dataclasses.dataclass
 class _Query:
-    """A lookup: the cache and the version that answer it, the rows found so far, and how many keys were loaded for it.
+    """A lookup: the cache and the version that answer it, its rows so far, and how many keys were loaded for it.
 
-    `invalidated`: the last invalidation that it knows of. `failures`: why keys have no answer, by place; `failure`: the first
-    error that told of some.
+    `invalidated`: the latest call of `invalidate` when it began. `failures`: the errors of keys without an answer, by place;
+    `failure`: the first error of a load that failed for some keys.
     """
 
     cache: _OfVersion
@@ -293,12 +299,12 @@ class _Query:
     failure: LookupFunctionError | None = None
 
     def fail(self, problem: LookupFunctionError, keys: Numbers) -> None:
-        """Note the failures of a load of `keys`."""
+        """Record the failures of a load of `keys`."""
         self.failure = self.failure or problem
         self.failures |= {int(keys[place]): reason for place, reason in problem.failures.items()}
 
     def add(self, rows: pa.Table, keys: Numbers) -> None:
-        """Rows whose `KEY_INDEX` is a place in `keys`."""
+        """Add rows whose `KEY_INDEX` is a place in `keys`."""
         self.parts.append(renumber(rows, keys[key_numbers(rows)]))
 
 

@@ -1,4 +1,4 @@
-"""The partial caches of tables of files: one per table, keys and columns, made when first asked."""
+"""The partial caches of tables of files: one per table, keys and columns, made on first use."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import Table, TableVersion
 
 _FLIGHT_WAIT_S = 60.0
-_CACHES_AT_MOST = 16  # of a table, for different columns; the host still holds what one is given up with
+_CACHES_AT_MOST = 16  # of a table, for different columns; the host still has the rows of those that are dropped
 
 
 class PartialTables:
-    """Caches of the keys that were asked for, in this process and on this host if there is a `disk`.
+    """The partial caches of this process and, if there is a `disk`, of this host.
 
-    `own`: the cache of this process in place of one that the options describe. What only its class knows of
-    its bounds cannot hold for the host, so nothing is shared then.
+    `provider_cache`: a provider's own cache, used in place of the one that the options describe. Only its class knows its
+    bounds, so the host cannot keep them and shares nothing.
     """
 
-    def __init__(self, context: HostContext, own: LookupCache | None = None) -> None:
-        self._own = own
+    def __init__(self, context: HostContext, provider_cache: LookupCache | None = None) -> None:
+        self._provider_cache = provider_cache
         self._context = context
         self._lock = threading.Lock()
         self._caches: dict[str, tuple[PartialCache, Changes]] = {}
         self._invalidations: dict[str, Invalidations] = {}
 
-    def of(
+    def get_cache(
         self,
         table: Table,
         space: str,
@@ -51,7 +51,7 @@ class PartialTables:
         version: TableVersion,
         bounds_of: FileBounds,
     ) -> tuple[PartialCache, Freshness]:
-        """The cache of rows with `columns` by `keys`, and what it is to answer for: this version of the table.
+        """The cache of rows with `columns` by `keys`, and the version of the table that it is to answer from.
 
         `space`: names the table's reference, its keys and its columns.
         """
@@ -62,18 +62,18 @@ class PartialTables:
         return cache, Freshness(version.digest, columns, may_differ, latest)
 
     def invalidate(self, table: Table, keys: pa.Table) -> None:
-        """Have the host forget what it holds of these keys, which have no nulls. OSError if its directory cannot be written."""
+        """Make the host forget these keys, which have no nulls. Raises OSError if its cache directory cannot be written."""
         with self._lock:
-            known = self._invalidations_of(table, keys.column_names)
-        known.add(keys)
+            invalidations = self._get_invalidations(table, keys.column_names)
+        invalidations.add(keys)
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether only this process knows which keys were invalidated, of which the provider's cache may hold rows."""
-        return self._own is not None and self._context.disk is None and bool(self._invalidations)
+        """Whether only this process knows which keys were invalidated; the provider's cache may still hold rows of them."""
+        return self._provider_cache is not None and self._context.disk is None and bool(self._invalidations)
 
-    def _invalidations_of(self, table: Table, names: Sequence[str]) -> Invalidations:
-        # Of all references to the table, in whatever order they name its keys.
+    def _get_invalidations(self, table: Table, names: Sequence[str]) -> Invalidations:
+        # One log for all references to the table, in whatever order they name its keys.
         place = key_of(table.scope, table.url, *sorted(names))
         if place not in self._invalidations:
             self._invalidations[place] = Invalidations(self._context, place, names)
@@ -83,27 +83,27 @@ class PartialTables:
         bounds = sorted(options.partial_cache.items())
         place = key_of(space, keys.serialize().hex(), bounds, options.cache_max_bytes)
         with self._lock:
-            found = self._caches.pop(place, None) or self._make(table, space, options, keys)
-            self._caches[place] = found  # the latest used last
+            cache = self._caches.pop(place, None) or self._make(table, space, options, keys)
+            self._caches[place] = cache  # the most recently used last
             while len(self._caches) > _CACHES_AT_MOST:
                 del self._caches[next(iter(self._caches))]
-            return found
+            return cache
 
     def close(self) -> None:
-        """Let go of what this process holds; what is on disk stays."""
+        """Drop what this process holds. What is on disk stays."""
         with self._lock:
-            held, self._caches = self._caches, {}
-        for cache, _ in held.values():
+            caches, self._caches = self._caches, {}
+        for cache, _ in caches.values():
             cache.close()
 
     def _make(self, table: Table, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
-        invalidations = self._invalidations_of(table, keys.names)
+        invalidations = self._get_invalidations(table, keys.names)
         seed, disk = self._seed(space)
         context = dataclasses.replace(self._context, disk=disk)
-        own, shared = self._own, None
-        config = options.partial_cache if own is None else None
-        if isinstance(own, DefaultLookupCache):
-            config = own.config
+        provider_cache, shared = self._provider_cache, None
+        config = options.partial_cache if provider_cache is None else None
+        if isinstance(provider_cache, DefaultLookupCache):
+            config = provider_cache.config
         for gauge, name in (("maxCachedRecords", "max_rows"), ("maxCachedBytes", "max_bytes")):
             if config is not None and config[name] is not None:
                 context.metrics.set_gauge(gauge, int(config[name]))
@@ -119,7 +119,11 @@ class PartialTables:
             shared = SharedCache(disk, context, space, keys, seed, bounds, invalidations)
 
         def make_cache() -> LookupCache:
-            return DefaultLookupCache.from_options(options, context.clock.steady_s) if own is None else own
+            return (
+                DefaultLookupCache.from_options(options, context.clock.steady_s)
+                if provider_cache is None
+                else provider_cache
+            )
 
         flights = Flights(context, space, seed, _FLIGHT_WAIT_S)
         cache = PartialCache(keys.names, make_cache, shared, flights, context, invalidations)
@@ -132,7 +136,7 @@ class PartialTables:
             return seed, None
         try:
             value = {"seed": seed.to_json()}
-            return disk.create_record("snapshot", space, value, lambda found: Seed.from_json(found["seed"])), disk
+            return disk.create_record("snapshot", space, value, lambda record: Seed.from_json(record["seed"])), disk
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
             return seed, None

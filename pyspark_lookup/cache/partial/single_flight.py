@@ -1,9 +1,8 @@
-"""Single flight: of several that lack a key at the same time, one loads it and the others wait for that.
+"""Single flight: of several callers that miss a key at the same time, one loads it and the others wait.
 
-Who is about to load keys says so in a claim: their hashes, in a file that it keeps locked until it is
-done or dead. Others leave those keys to it, wait for the lock, and look again. Nobody waits while
-holding a claim, so no two can wait for each other. Two keys of one hash are taken for one here, which
-costs a wait and no more.
+A process that is about to load keys claims them: it writes their hashes into a file, and keeps that locked until it is done or
+dead. Others leave these keys to it, wait for the lock, and look into the cache again. Nobody waits while holding a claim, so no
+two can wait for each other. Two keys with one hash are treated as one, which costs a wait and no more.
 """
 
 from __future__ import annotations
@@ -22,33 +21,40 @@ _LOCK_WAIT_S = 1.0
 
 
 class Flight:
-    """What of the keys that were asked for is for the caller to load (`mine`, bool per key), and what others are loading."""
+    """Which of the requested keys the caller has to load (`to_load`, bool per key); others are loading the rest."""
 
     def __init__(self, hashes: Numbers) -> None:
-        self.mine = np.ones(len(hashes), np.bool_)
+        self.to_load = np.ones(len(hashes), np.bool_)
         self.hashes = hashes
         self._waits: list[Callable[[], None]] = []
 
-    def leave(self, others: Numbers, wait: Callable[[], None]) -> int:
-        """Leave to others the keys with these hashes (ascending), which they are loading; how many these are."""
-        at = np.minimum(np.searchsorted(others, self.hashes), len(others) - 1)
-        theirs = (others[at] == self.hashes) & self.mine if len(others) else np.zeros_like(self.mine)
-        if theirs.any():
-            self.mine[theirs] = False
+    def leave(self, hashes_elsewhere: Numbers, wait: Callable[[], None]) -> int:
+        """Leave the keys with these hashes (ascending) to another caller, who is loading them. Returns how many these are.
+
+        `wait` blocks until that load has ended.
+        """
+        places = np.minimum(np.searchsorted(hashes_elsewhere, self.hashes), len(hashes_elsewhere) - 1)
+        is_elsewhere = (
+            (hashes_elsewhere[places] == self.hashes) & self.to_load
+            if len(hashes_elsewhere)
+            else np.zeros_like(self.to_load)
+        )
+        if is_elsewhere.any():
+            self.to_load[is_elsewhere] = False
             self._waits.append(wait)
-        return int(np.count_nonzero(theirs))
+        return int(np.count_nonzero(is_elsewhere))
 
     def wait(self) -> None:
-        """Until the others have loaded theirs, or given up. Not while one's own claim is held."""
+        """Wait until the others' loads have ended. Never call it inside `Flights.claim`: two callers would wait for each other."""
         for wait in self._waits:
             wait()
 
 
 class Flights:
-    """Loads of one table's keys that are under way in this process, and on this host if there is a `disk`.
+    """The running loads of one table's keys in this process and, if there is a `disk`, on this host.
 
-    `seed`: of the hashes of keys, the same in all processes. `wait_s`: how long one waits for another;
-    then it loads for itself.
+    `seed`: of the hashes of keys, the same in all processes. `wait_s`: how long to wait for another load; after that, a caller
+    loads the keys itself.
     """
 
     def __init__(self, context: HostContext, space: str, seed: Seed, wait_s: float) -> None:
@@ -57,43 +63,47 @@ class Flights:
         self._space = space
         self._wait_s = wait_s
         self._lock = threading.Lock()
-        self._here: dict[int, tuple[str, Numbers, threading.Event]] = {}
+        self._in_process: dict[int, tuple[str, Numbers, threading.Event]] = {}
         self._next = 0
         self._stuck: set[str] = set()  # claims that were waited for in vain
-        self._stuck_here: set[int] = set()
+        self._stuck_in_process: set[int] = set()
 
     @contextlib.contextmanager
     def claim(self, hashes: Numbers, version: str) -> Iterator[Flight]:
-        """Say that those keys are being loaded which nobody else loads; until the block ends."""
+        """Claim the keys that nobody else is loading, until the block ends."""
         flight = Flight(hashes)
         with self._lock:
-            for other, (of_version, others, event) in self._here.items():
-                if of_version == version and other not in self._stuck_here:
-                    self._leave(flight, others, functools.partial(self._await_here, other, event))
-            number, done = self._next, threading.Event()
+            for flight_number, (of_version, hashes_elsewhere, event) in self._in_process.items():
+                if of_version == version and flight_number not in self._stuck_in_process:
+                    self._leave(
+                        flight, hashes_elsewhere, functools.partial(self._await_in_process, flight_number, event)
+                    )
+            number, finished = self._next, threading.Event()
             self._next += 1
-            self._here[number] = version, np.sort(hashes[flight.mine]), done
+            self._in_process[number] = version, np.sort(hashes[flight.to_load]), finished
         try:
             with self._on_host(flight, version):
                 yield flight
         finally:
             with self._lock:
-                del self._here[number]
-                self._stuck_here.discard(number)
-            done.set()
+                del self._in_process[number]
+                self._stuck_in_process.discard(number)
+            finished.set()
 
     @contextlib.contextmanager
     def _on_host(self, flight: Flight, version: str) -> Iterator[None]:
         claim, disk = None, self._context.disk
-        if disk is not None and flight.mine.any():
+        if disk is not None and flight.to_load.any():
             try:
                 with disk.hold("claim", self._space, _LOCK_WAIT_S) as alone:
                     for name, payload in disk.claims(self._space, version) if alone else ():
                         if name not in self._stuck:
-                            others = np.frombuffer(payload, np.uint64, len(payload) // 8)
-                            self._leave(flight, others, functools.partial(self._await, name))
+                            hashes_elsewhere = np.frombuffer(payload, np.uint64, len(payload) // 8)
+                            self._leave(flight, hashes_elsewhere, functools.partial(self._await_on_host, name))
                     if alone:
-                        claim = disk.create_claim(self._space, version, np.sort(flight.hashes[flight.mine]).tobytes())
+                        claim = disk.create_claim(
+                            self._space, version, np.sort(flight.hashes[flight.to_load]).tobytes()
+                        )
             except OSError:
                 self._context.metrics.inc("cacheFailureCount")
         try:
@@ -102,15 +112,15 @@ class Flights:
             if claim is not None:
                 claim.release()
 
-    def _leave(self, flight: Flight, others: Numbers, wait: Callable[[], None]) -> None:
-        self._context.metrics.inc("loadWaitCount", flight.leave(others, wait))
+    def _leave(self, flight: Flight, hashes_elsewhere: Numbers, wait: Callable[[], None]) -> None:
+        self._context.metrics.inc("loadWaitCount", flight.leave(hashes_elsewhere, wait))
 
-    def _await_here(self, flight: int, done: threading.Event) -> None:
-        if not done.wait(self._wait_s):
+    def _await_in_process(self, flight_number: int, finished: threading.Event) -> None:
+        if not finished.wait(self._wait_s):
             with self._lock:
-                self._stuck_here |= {flight} & self._here.keys()
+                self._stuck_in_process |= {flight_number} & self._in_process.keys()
 
-    def _await(self, name: str) -> None:
+    def _await_on_host(self, name: str) -> None:
         assert self._context.disk is not None
         if not self._context.disk.wait_for_claim(self._space, name, self._wait_s, self._context.clock):
-            self._stuck.add(name)  # patience is for the claim, not for each who meets it
+            self._stuck.add(name)  # later callers do not wait for this claim again

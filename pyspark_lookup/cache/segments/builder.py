@@ -1,10 +1,9 @@
-"""Building a segment: rows in any order come in, rows in hash order lie on disk, in bounded memory.
+"""Builds a segment in bounded memory: takes rows in any order, and writes them in the order of their keys' hashes.
 
-Rows are first dealt to partitions by the upper bits of their key's hash, a chunk at a time; then each
-partition is sorted by itself and appended to the file. Chunks that do not fit in memory meanwhile wait in
-temporary files, partition by partition. Several threads do both: nearly all of the time is spent in Arrow
-and numpy, which let other threads run. Columns of few distinct texts become codes with a dictionary:
-gathering codes costs a tenth of gathering text.
+Rows are first dealt to partitions by the upper bits of their key's hash, a chunk at a time. Then each partition is sorted and
+appended to the file. Chunks that do not fit in memory wait in temporary files, partition by partition. Several threads do both
+steps: nearly all time is spent in Arrow and numpy, which release the GIL. Columns with few distinct texts become codes with a
+dictionary: gathering codes costs a tenth of gathering text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.parallel import run_in_order
-from pyspark_lookup.cache.segments.chunks import CODES, Chunk, ChunkStore, Codes, concat, joined, positions_of
+from pyspark_lookup.cache.segments.chunks import CODES, Chunk, ChunkStore, Codes, concat, joined, read_positions
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, without_hidden_values
 from pyspark_lookup.columnar.hash_index import IndexBuilder, Order, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
@@ -42,9 +41,9 @@ _Columns = tuple[list[pa.Array], Numbers]  # and the positions of their rows
 class SegmentBuilder:
     """Takes the rows of a segment and writes it.
 
-    `keys` (names of columns of `schema`) may be empty: then rows stay as they come, without an index.
-    `spill` makes temporary files of a size. `memory_bytes`: about what it may hold. `threads`: how many
-    write the segment, and add rows; 0: the caller alone. Call `close` whatever happens.
+    `keys` (names of columns of `schema`) may be empty: then rows keep their order, and there is no index. `spill` makes a
+    temporary file of a size. `memory_bytes`: about how much memory it may use. `threads`: how many threads add rows, and write
+    the segment; 0: the caller alone. Always call `close`.
     """
 
     def __init__(
@@ -88,12 +87,12 @@ class SegmentBuilder:
         """
         chunk: list[tuple[pa.RecordBatch, Numbers, float]] = []
         size = 0
-        for one in rows:
-            if chunk and size + one[0].nbytes > self._chunk_bytes:
+        for batch_rows in rows:
+            if chunk and size + batch_rows[0].nbytes > self._chunk_bytes:
                 self._add(chunk)
                 chunk, size = [], 0
-            chunk.append(one)
-            size += one[0].nbytes
+            chunk.append(batch_rows)
+            size += batch_rows[0].nbytes
         self._add(chunk)
 
     def _add(self, chunk: list[tuple[pa.RecordBatch, Numbers, float]]) -> None:
@@ -113,27 +112,27 @@ class SegmentBuilder:
                 self._waiting_share += sum(share for _, _, share in chunk)
                 ready = []
                 if self._waiting_bytes > self._deal_above_bytes:
-                    wanted = int(self._waiting_bytes / max(self._waiting_share, 1e-6) / self._partition_bytes)
-                    ready = self._begin_dealing(min(max(wanted, 1), _PARTITIONS_AT_MOST).bit_length() - 1)
-        for one in ready:
-            self._deal(*one)
+                    partition_count = int(self._waiting_bytes / max(self._waiting_share, 1e-6) / self._partition_bytes)
+                    ready = self._begin_dealing(min(max(partition_count, 1), _PARTITIONS_AT_MOST).bit_length() - 1)
+        for dealt_rows in ready:
+            self._deal(*dealt_rows)
 
     def _begin_dealing(self, partition_bits: int) -> list[_Columns]:
-        """What has waited until it was known into how many partitions rows are dealt."""
+        """Set the number of partitions. Returns the rows that have waited for it."""
         self._partition_bits = partition_bits
         waiting, self._waiting = self._waiting, []
         return waiting
 
     @property
     def _partitions(self) -> int:
-        """How many there are; rows without a key are in one more."""
+        """The number of partitions. Rows without a key are in one more, behind the others."""
         return 1 << (self._partition_bits or 0) if self._keys else 0
 
     def _deal(self, columns: list[pa.Array], positions: Numbers) -> None:
         """Bring the rows of each partition together; rows without a key are behind all others."""
         encoded = [self._codes[n].encode(column) if n in self._codes else column for n, column in enumerate(columns)]
         if not self._keys:
-            self._store.add(Chunk.of(encoded, positions, [len(positions)]))
+            self._store.add(Chunk.from_columns(encoded, positions, [len(positions)]))
             return
         keys = Keys([columns[n] for n in self._keys])
         hashes = keys.hashes(self._seed)
@@ -149,7 +148,7 @@ class SegmentBuilder:
             indices = as_indices(order)
             encoded = [pc.take(column, indices, boundscheck=False) for column in encoded]
             positions = positions[order]
-        self._store.add(Chunk.of(encoded, positions, np.cumsum(counts).tolist()))
+        self._store.add(Chunk.from_columns(encoded, positions, np.cumsum(counts).tolist()))
 
     def finish(
         self,
@@ -187,7 +186,7 @@ class SegmentBuilder:
         try:
             writers = [ColumnWriter(column, writer.append) for column in sizes]
             index = self._index() if self._keys else None
-            done = 0
+            rows_written = 0
             for arranged in run_in_order(arrange, range(self._partitions + 1), self._threads):
                 if arranged is None:
                     continue
@@ -196,8 +195,8 @@ class SegmentBuilder:
                 for column_writer, column in zip(writers, arranged.columns, strict=True):
                     column_writer.add(column)
                 writer.append("ordinals", arranged.ordinals)
-                done += len(arranged.ordinals)
-                progress(done / self.rows)
+                rows_written += len(arranged.ordinals)
+                progress(rows_written / self.rows)
             for column_writer in writers:
                 column_writer.finish()
             self._write_dictionaries(writer)
@@ -211,7 +210,7 @@ class SegmentBuilder:
         return writer
 
     def _count(self, keys: Keys, keyless: int) -> None:
-        """Note what an index has to know of all keys before the first is put into it."""
+        """Count rows without a key, and track the bounds of whole-number keys: the index needs both before its first key."""
         low = high = None
         if len(self._keys) == 1 and _is_whole(self._schema.field(self._keys[0]).type):
             values = keys.columns[0].values
@@ -223,8 +222,8 @@ class SegmentBuilder:
         with self._lock:
             self._keyless_rows += keyless
             if low is not None and high is not None:
-                known = self._bounds or (low, high)
-                self._bounds = min(low, known[0]), max(high, known[1])
+                bounds = self._bounds or (low, high)
+                self._bounds = min(low, bounds[0]), max(high, bounds[1])
 
     def _index(self) -> IndexBuilder:
         keyed = self.rows - self._keyless_rows
@@ -233,16 +232,16 @@ class SegmentBuilder:
         return IndexBuilder(keyed, self._bounds, wide, self._zeros)
 
     def _zeros(self, count: int, kind: np.dtype[Any]) -> Numbers:
-        """An array of zeros, which is none of the process's memory if it is large."""
+        """An array of zeros. A large one is mapped from a temporary file, so it takes no memory of the process."""
         size = count * kind.itemsize
         if size <= _MAPPED_ABOVE_BYTES:
             return np.zeros(count, kind)
         file = self._spill(size)
         self._mapped.append(file)
         os.posix_fallocate(file.fd, 0, size)  # on a full disk, writing to a hole that is mapped would kill the process
-        # Opened anew: a mapping keeps what it is made of, also in a child that is forked, and so the lock of `file`.
-        with open(file.path, "r+b") as same:
-            return np.frombuffer(mmap.mmap(same.fileno(), size), kind)
+        # Opened anew: a mapping keeps its descriptor open, also in a forked child, and with it the lock of `file`.
+        with open(file.path, "r+b") as reopened:
+            return np.frombuffer(mmap.mmap(reopened.fileno(), size), kind)
 
     def _arrange(self, part: int, starts: Numbers, narrow: type[np.unsignedinteger[Any]]) -> _Arranged | None:
         """The rows of a partition as they will lie in the file; None if there are none. `starts`: of each file's rows."""
@@ -253,7 +252,7 @@ class SegmentBuilder:
         for number, field in enumerate(self._schema):
             arrays = [self._final(number, piece.column(number)) for piece in pieces]
             columns.append(concat(arrays, field.type))
-        positions = joined(list(map(positions_of, pieces)))
+        positions = joined(list(map(read_positions, pieces)))
         by_position = None
         if not (positions[1:] > positions[:-1]).all():  # chunks came from layers, or overlapped
             by_position = np.argsort(positions, kind="stable")

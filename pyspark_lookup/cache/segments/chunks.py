@@ -30,7 +30,7 @@ class Chunk:
     ends: list[int]
 
     @classmethod
-    def of(cls, columns: Sequence[pa.Array], positions: Numbers, ends: list[int]) -> Chunk:
+    def from_columns(cls, columns: Sequence[pa.Array], positions: Numbers, ends: list[int]) -> Chunk:
         arrays = [*columns, as_array(positions)]
         return cls(pa.RecordBatch.from_arrays(arrays, [f"{number}" for number in range(len(arrays))]), ends)
 
@@ -40,8 +40,8 @@ class Chunk:
         return self.rows.slice(start, self.ends[part] - start)
 
 
-def positions_of(rows: pa.RecordBatch) -> Numbers:
-    """Where the rows of a chunk, or of a part of it, come from."""
+def read_positions(rows: pa.RecordBatch) -> Numbers:
+    """The positions of the rows of a chunk, or of a part of it."""
     column = rows.column(rows.num_columns - 1)
     return np.frombuffer(column.buffers()[1], np.uint64, len(column), 8 * column.offset)
 
@@ -50,7 +50,7 @@ class ChunkStore:
     """Chunks in memory, and pieces of them in temporary files. Threads may add chunks at once, and then take partitions.
 
     It holds `at_most` bytes, and as many that are being written. A temporary file has the pieces of some neighbouring
-    partitions: it is removed with the last of them, mostly before the system has brought it to the disk.
+    partitions. It is removed after the last of them is taken, mostly before the system has flushed it to the disk.
     """
 
     def __init__(self, spill: Callable[[int], ReservedFile], at_most: int, codes: Mapping[int, Codes]) -> None:
@@ -59,34 +59,34 @@ class ChunkStore:
         self._codes = codes
         self._spilling = threading.Lock()  # of the files
         self._lock = threading.Lock()  # of what is held
-        self._held: list[Chunk] = []
-        self._held_bytes = 0
+        self._chunks: list[Chunk] = []
+        self._chunk_bytes = 0
         self._open: dict[int, _SpillFile] = {}  # by group of partitions
         self._full: list[_SpillFile] = []
 
     def add(self, chunk: Chunk) -> None:
         with self._lock:
-            self._held.append(chunk)
-            self._held_bytes += chunk.rows.nbytes
-            if self._held_bytes <= self._at_most:
+            self._chunks.append(chunk)
+            self._chunk_bytes += chunk.rows.nbytes
+            if self._chunk_bytes <= self._at_most:
                 return
-        with self._spilling:  # who has more meanwhile waits here
+        with self._spilling:  # other threads with more chunks wait here
             with self._lock:
-                if self._held_bytes <= self._at_most:
+                if self._chunk_bytes <= self._at_most:
                     return
-                chunks, self._held, self._held_bytes = self._held, [], 0
+                chunks, self._chunks, self._chunk_bytes = self._chunks, [], 0
             self._write(chunks)
 
     def take(self, part: int) -> list[pa.RecordBatch]:
-        """The rows of a partition, by where they come from. No more chunks come, and no partition is asked for twice."""
+        """The pieces of a partition, ordered by position. Call it after the last `add`, and once per partition."""
         with self._spilling:
             self._full += self._open.values()
             self._open.clear()
             spilled = [piece for file in self._full for piece in file.take(part)]
-        return _in_order(spilled + _pieces(self._held, part))
+        return _in_order(spilled + _pieces(self._chunks, part))
 
     def _write(self, chunks: list[Chunk]) -> None:
-        """Bring chunks to the temporary files."""
+        """Write chunks to the temporary files."""
         # A file has one schema, and codes may have been given up since a chunk was made.
         for number in [number for number, codes in self._codes.items() if codes.entries is None]:
             for chunk in chunks:
@@ -110,7 +110,7 @@ class ChunkStore:
 
     def close(self) -> None:
         """Remove the temporary files."""
-        self._held.clear()
+        self._chunks.clear()
         for file in [*self._open.values(), *self._full]:
             file.close()
         self._open.clear()
@@ -138,7 +138,7 @@ class _SpillFile:
         self._count += 1
 
     def take(self, part: int) -> list[pa.RecordBatch]:
-        """The rows of a partition; with the last partition the file goes, once they are let go of."""
+        """The rows of a partition. With the last one the file is closed and removed; the rows stay mapped while in use."""
         if self._writer is not None:
             self._end()
             self._reader = pa.ipc.open_file(pa.memory_map(str(self._file.path)))
@@ -159,53 +159,53 @@ class _SpillFile:
 
     def close(self) -> None:
         self._reader = None
-        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk's
+        with contextlib.suppress(OSError, pa.ArrowException):  # the disk may be full
             self._out.close()
         self._file.close()
 
 
 class Codes:
-    """The distinct texts of a column, numbered as they come; given up when there are too many.
+    """The distinct texts of a column, numbered in order of appearance; given up when there are too many.
 
     `entries` None: given up. Codes made until then are still turned back by `decode`. Threads may use it at once.
     """
 
     def __init__(self) -> None:
         self.entries: pa.Array | None = pa.array([], pa.string())
-        self._known = self.entries
+        self._texts = self.entries
         self._rows = 0
         self._lock = threading.Lock()
 
     def encode(self, column: pa.Array) -> pa.Array:
-        """The column as codes; as it is from the moment when there are too many texts."""
+        """The column as codes; unchanged once there are too many texts."""
         if self.entries is None:
             return column
-        found = pc.dictionary_encode(column)
+        encoded = pc.dictionary_encode(column)
         with self._lock:
             if self.entries is None:
                 return column
-            numbers = pc.index_in(found.dictionary, value_set=self._known) if len(self._known) else None
-            fresh = found.dictionary if numbers is None else found.dictionary.filter(numbers.is_null())
+            numbers = pc.index_in(encoded.dictionary, value_set=self._texts) if len(self._texts) else None
+            fresh = encoded.dictionary if numbers is None else encoded.dictionary.filter(numbers.is_null())
             self._rows += len(column)
-            if len(self._known) + len(fresh) > min(max(64, self._rows // 4), _CODES_AT_MOST):
+            if len(self._texts) + len(fresh) > min(max(64, self._rows // 4), _CODES_AT_MOST):
                 self.entries = None
                 return column
-            self.entries = self._known = pa.concat_arrays([self._known, fresh])
-            numbers = pc.index_in(found.dictionary, value_set=self._known).cast(CODES)
-        return pc.take(numbers, found.indices)
+            self.entries = self._texts = pa.concat_arrays([self._texts, fresh])
+            numbers = pc.index_in(encoded.dictionary, value_set=self._texts).cast(CODES)
+        return pc.take(numbers, encoded.indices)
 
     def decode(self, column: pa.Array) -> pa.Array:
-        """Codes as text; what is text stays."""
-        return pc.take(self._known, column) if column.type == CODES else column
+        """Codes as text; text is returned unchanged."""
+        return pc.take(self._texts, column) if column.type == CODES else column
 
 
 def _pieces(chunks: Sequence[Chunk], part: int) -> list[pa.RecordBatch]:
-    """The rows of a partition, by where they come from as far as whole pieces tell."""
+    """The pieces of a partition, ordered by the position of their first rows."""
     return _in_order([piece for piece in (chunk.piece(part) for chunk in chunks) if piece.num_rows])
 
 
 def _in_order(pieces: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    return sorted(pieces, key=lambda piece: int(positions_of(piece)[0]))
+    return sorted(pieces, key=lambda piece: int(read_positions(piece)[0]))
 
 
 def joined(arrays: Sequence[Numbers]) -> Numbers:
@@ -215,7 +215,7 @@ def joined(arrays: Sequence[Numbers]) -> Numbers:
 
 
 def concat(arrays: list[pa.Array], kind: pa.DataType | None = None) -> pa.Array:
-    """One array of many; of more text than 32-bit offsets reach, one of large text if `kind` is the column's type."""
+    """Concatenate arrays. More text than 32-bit offsets reach becomes large text, if `kind` is the column's type."""
     if len(arrays) == 1:
         return arrays[0]
     if kind is not None and (pa.types.is_string(kind) or pa.types.is_binary(kind)):

@@ -38,7 +38,7 @@ class SegmentFile:
 class Segment:
     """Rows in hash order (see `hash_index`), over memory that all processes of the host share.
 
-    Raises one of `UNREADABLE` for a file that is none of ours, whose parts do not fit each other.
+    Raises one of `UNREADABLE` if the parts of the file do not fit together.
     """
 
     def __init__(self, opened: OpenSegment) -> None:
@@ -48,8 +48,8 @@ class Segment:
         self.schema: pa.Schema = schema_of_text(meta["schema"])
         self.keys = texts_of(meta["keys"])
         self.seed = Seed.from_json(meta["seed"])
-        self.files = [_file_of(file) for file in meta["files"]]
-        # Files that named rows which were left out when this was written.
+        self.files = [_parse_file(file) for file in meta["files"]]
+        # The files of deletes that were applied when this segment was written: it lacks the rows that they name.
         self.marks = texts_of(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
         self._dictionaries = {number: count_of(entries) for number, entries in meta["dictionaries"].items()}
@@ -74,7 +74,7 @@ class Segment:
                 self._check_first(Keys([column.slice(0, 1) for column in stored]))
 
     def _check_columns(self, regions: Mapping[str, memoryview]) -> None:
-        """Raise ValueError or KeyError unless every column is there; nobody looks at what is in them, which has a checksum."""
+        """Raise ValueError or KeyError unless every column is there. The contents are not checked: they have a checksum."""
         if len(set(self.schema.names)) < len(self.schema) or not set(self.keys) <= set(self.schema.names):
             raise ValueError("columns have names of their own, and keys are among them")
         for number, field in enumerate(self.schema):
@@ -84,9 +84,9 @@ class Segment:
                 check_column(f"d{number}", pa.string(), entries, regions)
 
     def _check_first(self, key: Keys) -> None:
-        """Raise ValueError unless the first row is found by its key: else the seed or the first slot is not that of the build."""
-        found = self.probe(key, key.hashes(self.seed)).rows
-        if not len(found) or found[0] != 0:
+        """Raise ValueError unless a probe finds the first row by its key: else the seed or the index is wrong."""
+        rows = self.probe(key, key.hashes(self.seed)).rows
+        if not len(rows) or rows[0] != 0:
             raise ValueError("rows are found by their keys")
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
@@ -94,7 +94,7 @@ class Segment:
         assert self._index is not None
         return self._index.probe(keys, hashes)
 
-    def rows_of(self, key: OneKey, hashed: int) -> range:
+    def locate_rows(self, key: OneKey, hashed: int) -> range:
         """All rows of one key of one column; `hashed` under this segment's seed."""
         assert self._index is not None
         return self._index.rows_of(key, hashed)
@@ -110,7 +110,7 @@ class Segment:
         return self._index.numbers_of(rows)
 
     def _column(self, name: str) -> tuple[pa.Array, pa.Array | None]:
-        """A column, and its dictionary if it is one of codes."""
+        """A column, and the dictionary of texts if the column has codes."""
         if name not in self._columns:
             number = self.schema.get_field_index(name)
             entries = self._dictionaries.get(str(number))
@@ -121,7 +121,7 @@ class Segment:
         return self._columns[name]
 
     def take(self, names: Sequence[str], rows: Numbers) -> list[pa.Array]:
-        """The named columns of those rows, text as text."""
+        """The named columns of those rows, with codes decoded."""
         indices = as_indices(rows)
         return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
 
@@ -135,7 +135,7 @@ class Segment:
 
 
 def open_rows(disk: Disk, table: str, name: str) -> Segment | None:
-    """The segment of that name, pinned; None if it is gone, or damaged, or none of ours (then it is removed)."""
+    """Open a segment of rows, pinned; None if there is none, or it is damaged or of another form (then it is removed)."""
     opened = disk.open_segment(table, name)
     if opened is None:
         return None
@@ -146,8 +146,8 @@ def open_rows(disk: Disk, table: str, name: str) -> Segment | None:
         return None
 
 
-def _file_of(found: Any) -> SegmentFile:
-    url, size, identity, rows, units, *modified = found
+def _parse_file(record: Any) -> SegmentFile:
+    url, size, identity, rows, units, *modified = record
     parts = tuple((count_of(middle), count_of(count)) for middle, count in units)
     at_s = None if modified in ([], [None]) else number_of(*modified)
     return SegmentFile(text_of(url), count_of(size), text_of(identity), count_of(rows), parts, at_s)

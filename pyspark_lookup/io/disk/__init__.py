@@ -12,10 +12,9 @@ Layout, below a directory of mode 0700 that this user owns::
     v1/tmp/                                                        files being written, `*.reserved` for long
     v1/usage                                                       bytes of blocks with their directories, segments, and records with counters
 
-Every file is a header (magic, length, CRC-32, the name it was made for) and its payload, complete or
-not there: writers rename or link it into place. Readers take no lock; what is gone or damaged is a
-miss. Nothing is ever unpickled. The directory is one user's, for all worker processes of the host. If it is removed while it is in
-use, or a part of it, the next who puts something makes it again.
+Every file is a header (magic, length, CRC-32, digest of its name) and a payload. Files are whole or not there: writers rename or
+link them into place. Readers take no lock; a missing or damaged file is a miss. Nothing is ever unpickled. The directory belongs
+to one user, for all worker processes of the host. If it, or a part of it, is removed while in use, the next writer makes it again.
 """
 
 from pyspark_lookup.io.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space

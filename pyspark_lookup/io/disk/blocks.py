@@ -16,9 +16,9 @@ from pyspark_lookup.io.disk.claims import Claims
 from pyspark_lookup.io.disk.counters import Counters
 from pyspark_lookup.io.disk.directory import (
     HEADER_BYTES,
-    content_of,
-    directories_in,
-    names_in,
+    list_directories,
+    list_names,
+    read_content,
     unwrap,
     wrap,
 )
@@ -32,8 +32,8 @@ _LARGEST_SHARE = 8  # a block above an eighth of the budget would sweep out too 
 _SHARE_AT_MOST = 16 * 1024 * 1024  # of blocks that are put at once
 _TOUCH_AFTER_S = 60.0
 _SWEEP_EVERY_S = 600.0
-_IN_USE_S = 600.0  # since a table was used last: until then it is not given up for another
-# What is forgotten for space, oldest first: it costs calls to the store. Others say what this host has committed and which
+_IN_USE_S = 600.0  # since the last use of a table: until then it is not evicted for another
+# Kinds of records that may be evicted: each costs calls to the store. All others say what this host has committed and which
 # versions are agreed on.
 _FORGOTTEN_FOR_SPACE = (
     "asked",
@@ -88,21 +88,21 @@ class DiskSpace:
     records: int = 0
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         return self.blocks + self.segments + self.records
 
 
 def empty_space(above: Path, max_bytes: int | None) -> DiskSpace:
-    """What a cache directory that is not there yet would have, below a directory that is."""
+    """The space of a cache directory that does not exist yet. `above`: the existing directory that it would be made in."""
     disk = os.statvfs(above)
     budget = default_budget(above, 0) if max_bytes is None else max_bytes
     return DiskSpace(0, budget, 0, disk.f_bavail * disk.f_frsize)
 
 
 class Disk(Segments, Claims, Counters):
-    """One host's cache directory within its budget, of `max_bytes` if that is not None. Safe from many processes and threads.
+    """One host's cache directory, within its budget (`max_bytes`; None: the default). Safe to use from many processes and threads.
 
-    Once it is made, reads and writes of blocks never raise: a failure is counted and the answer is a miss.
+    Reads and writes of blocks never raise: a failure is counted, and is a miss.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class Disk(Segments, Claims, Counters):
 
     def versions_held(self, path_key: str) -> frozenset[str]:
         """Version keys of which any block of this path lies on disk."""
-        return frozenset(names_in(self._root / "blocks" / path_key[:2] / path_key))
+        return frozenset(list_names(self._root / "blocks" / path_key[:2] / path_key))
 
     def blocks_held(self, path_key: str, version_key: str) -> frozenset[tuple[int, int]]:
         """(offset, length) of the blocks of one file version on disk at this moment."""
-        names = names_in(self._root / "blocks" / path_key[:2] / path_key / version_key)
+        names = list_names(self._root / "blocks" / path_key[:2] / path_key / version_key)
         pairs = (name.split("-") for name in names)
         return frozenset((int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(map(str.isdecimal, p)))
 
@@ -134,7 +134,7 @@ class Disk(Segments, Claims, Counters):
         """A block's bytes, verified; None if it is not there or was damaged (then it is removed)."""
         path = self._root / "blocks" / key.name
         try:
-            content, used_at = content_of(path, key.length + HEADER_BYTES)
+            content, used_at = read_content(path, key.length + HEADER_BYTES)
             data = unwrap(content, key.name)
         except FileNotFoundError:
             return None
@@ -146,13 +146,13 @@ class Disk(Segments, Claims, Counters):
             self._remove(path)
             return None
         if abs(self._now_s() - used_at) > _TOUCH_AFTER_S:
-            # The access time that eviction orders by; coarse, so that hot blocks cost no writes.
+            # Eviction orders by this time. It is set once a minute at most, so hot blocks cost few writes.
             with contextlib.suppress(OSError):
                 os.utime(path)
         return data
 
     def put_blocks(self, blocks: Mapping[BlockKey, bytes | memoryview]) -> None:
-        """Publish blocks, evicting older ones for space. One that cannot be kept is counted, not raised."""
+        """Publish blocks, evicting older ones for space. A block that cannot be kept is counted; nothing is raised."""
         largest = self.budget() // _LARGEST_SHARE
         fitting = {key: data for key, data in blocks.items() if len(data) <= largest}
         self._metrics.inc("blockRefusedCount", len(blocks) - len(fitting))
@@ -195,14 +195,14 @@ class Disk(Segments, Claims, Counters):
             self.take("blocks", -unused)
 
     def _make_directories(self, path: Path) -> int:
-        """Make the directories that a block's file needs; what those take that were not there."""
+        """Make the directories that a block's file needs. Returns the bytes that the new ones take."""
         if path.parent.is_dir():
             return 0
         above = (path.parent.parent, path.parent)
-        return PAGE * self._again(lambda: sum(map(self._make_directory, above)))
+        return PAGE * self._retry(lambda: sum(map(self._make_directory, above)))
 
     def _remove_empty(self, *paths: Path) -> int:
-        """Remove the directories in which nothing lies any more; what they took."""
+        """Remove those of the directories that are empty. Returns the bytes that they took."""
         return PAGE * sum(map(self._remove_directory, paths))
 
     def forget_blocks(self, path_key: str, version_key: str) -> None:
@@ -221,7 +221,7 @@ class Disk(Segments, Claims, Counters):
             place = self._root / "blocks" / path_key[:2] / path_key
             for _, size, path in self._walk(place):
                 freed += size if self._remove(path) else 0
-            freed += self._remove_empty(*directories_in(place), place)
+            freed += self._remove_empty(*list_directories(place), place)
         if freed:
             with contextlib.suppress(OSError):
                 self.take("blocks", -freed)
@@ -229,9 +229,9 @@ class Disk(Segments, Claims, Counters):
     # --- space ------------------------------------------------------------------------------------
 
     def _make_room(self, kind: Kind, amount: int) -> None:
-        """Remove what dead writers left, superseded snapshots, for a record old records, blocks, tables that are not used.
+        """Free bytes, in this order: leftovers of dead writers, superseded snapshots, old records (for a record), blocks, unused tables.
 
-        A block takes no other table's place. What somebody has mapped stays. OSError if another process is at it for long.
+        Tables are not removed for a block, and mapped segments stay. Raises OSError if another process keeps the lock for long.
         """
         steps = [self._remove_dead, self._evict_superseded]
         steps += [self._evict_records] if kind == "records" else []
@@ -239,94 +239,96 @@ class Disk(Segments, Claims, Counters):
         steps += [self._evict_tables] if kind != "blocks" else []
         with self._lock("evict.lock"):
             for step in steps:
-                needed = self.lacks(kind, amount)
-                if needed <= 0:
+                shortage = self.lacks(kind, amount)
+                if shortage <= 0:
                     return
-                step(needed)
+                step(shortage)
 
-    def reserve_for(self, size: int) -> ReservedFile:
-        """Room for what is to be built, which needs about so much. Raises CacheFullError if there is none: then nothing is removed for it."""
+    def reserve_room(self, size: int) -> ReservedFile:
+        """Reserve room for a build that needs about `size` bytes. Raises CacheFullError, before it evicts anything, if there is none."""
         self.check_room(size)
         return self.reserve(size)
 
     def check_room(self, size: int) -> None:
-        """Raise CacheFullError if there is no room for so much, whatever is removed for it."""
+        """Raise CacheFullError if there is no room for `size` bytes, even after evicting all that may go."""
         lacking = self.lacks("segments", size)
         if lacking > 0 and lacking > self._evictable():
             raise self._full(size)
 
     def _evictable(self) -> int:
-        """How many bytes can be removed for something that is worth more."""
+        """How many bytes could be freed for a new segment."""
         names = {(table, name) for table, name in self._superseded() if not self.is_mapped(table, name)}
         names |= {(table, name) for table in self._unused_tables() for name in self.segments(table)}
         paths = [path for path, is_dead in self._reserved() if is_dead]
         paths += [self._root / "snapshots" / table / name for table, name in names]
-        found = self.usage().blocks
+        size = self.usage().blocks
         for path in paths:
             with contextlib.suppress(OSError):  # it is gone by now
-                found += on_disk(path.lstat().st_size)
-        return found
+                size += on_disk(path.lstat().st_size)
+        return size
 
-    def _remove_dead(self, needed: int) -> None:
-        """Remove what killed processes were writing."""
+    def _remove_dead(self, shortage: int) -> None:
+        """Remove the unfinished files of killed processes."""
         for path, is_dead in list(self._reserved()):
             if is_dead:
                 self._drop("segments", path)
 
     def _superseded(self) -> list[tuple[str, str]]:
         """(table, name) of the segments that only superseded versions need."""
-        found = self.records("superseded", "", texts_of)
-        return [(table, name) for table, names in found for name in names]
+        records = self.records("superseded", "", texts_of)
+        return [(table, name) for table, names in records for name in names]
 
-    def _evict_superseded(self, needed: int) -> None:
+    def _evict_superseded(self, shortage: int) -> None:
         for table, name in self._superseded():
             self.remove_segment(table, name)
 
     def _unused_tables(self) -> list[str]:
-        """The tables with segments that nobody has used lately, nor has mapped; the least recently used first."""
-        found: list[tuple[float, str]] = []
+        """The tables whose segments nobody has used lately or has mapped, the least recently used first."""
+        unused: list[tuple[float, str]] = []
         now_s = self._now_s()
-        for directory in directories_in(self._root / "snapshots"):
+        for directory in list_directories(self._root / "snapshots"):
             with contextlib.suppress(OSError):
                 used_s = directory.lstat().st_mtime
                 if abs(now_s - used_s) > _IN_USE_S:
-                    found.append((used_s, directory.name))
+                    unused.append((used_s, directory.name))
         return [
-            table for _, table in sorted(found) if not any(self.is_mapped(table, name) for name in self.segments(table))
+            table
+            for _, table in sorted(unused)
+            if not any(self.is_mapped(table, name) for name in self.segments(table))
         ]
 
-    def _evict_tables(self, needed: int) -> None:
+    def _evict_tables(self, shortage: int) -> None:
         for table in self._unused_tables():
-            if needed <= 0:
+            if shortage <= 0:
                 return
             before = self.usage().segments
-            gone = [self.remove_segment(table, name) for name in self.segments(table)]
-            self._metrics.inc("tableEvictedCount", int(any(gone)))
-            needed -= before - self.usage().segments
+            removed = [self.remove_segment(table, name) for name in self.segments(table)]
+            self._metrics.inc("tableEvictedCount", int(any(removed)))
+            shortage -= before - self.usage().segments
 
-    def _evict_blocks(self, needed: int) -> None:
-        """Remove the least recently used blocks of a sample of shards, and some more, so that the next ones have room.
+    def _evict_blocks(self, shortage: int) -> None:
+        """Remove the least recently used blocks of a sample of shards, and a tenth of what blocks may take on top, for the next ones.
 
-        Bounded: shards are visited in random order, only as many as hold four times what must go.
+        The work is bounded: shards are visited in random order, until the sample holds four times the bytes to free.
         """
         usage = self.usage()
-        needed += max(self.budget() - usage.segments - usage.records, 0) // _EVICT_MORE
-        shards = directories_in(self._root / "blocks")
+        shortage += max(self.budget() - usage.segments - usage.records, 0) // _EVICT_MORE
+        shards = list_directories(self._root / "blocks")
         self._rng.shuffle(shards)
         sample: list[tuple[float, int, Path]] = []
         sampled = 0
         for shard in shards:
-            for found in self._walk(shard):
-                sample.append(found)
-                sampled += found[1]
-            if sampled >= 4 * needed:
+            for block in self._walk(shard):
+                sample.append(block)
+                sampled += block[1]
+            if sampled >= 4 * shortage:
                 break
-        if sampled < min(needed, usage.blocks):  # more must go than there is: the count is wrong
+        if sampled < min(shortage, usage.blocks):  # fewer blocks than the account says: it is wrong
             self.recount()
-            needed -= usage.total - self.usage().total
+            shortage -= usage.total - self.usage().total
         freed = 0
-        for _, size, path in sorted(sample, key=lambda found: found[0]):
-            if freed >= needed:
+        for _, size, path in sorted(sample, key=lambda block: block[0]):
+            if freed >= shortage:
                 break
             if self._remove(path):
                 freed += size
@@ -334,24 +336,24 @@ class Disk(Segments, Claims, Counters):
                 freed += self._remove_empty(path.parent, path.parent.parent)
         self.take("blocks", -freed)
 
-    def _evict_records(self, needed: int) -> None:
-        """Forget what was not used for longest, but nothing of the last minutes: queries that run rely on it."""
+    def _evict_records(self, shortage: int) -> None:
+        """Remove the least recently used records, but none used in the last minutes, which running queries rely on."""
         now_s = self._now_s()
         kinds = (self._root / "records" / kind for kind in _FORGOTTEN_FOR_SPACE)
         old = [
             (at_s, size, path) for kind in kinds for at_s, size, path in self._walk(kind) if now_s - at_s > _IN_USE_S
         ]
         for _, size, path in sorted(old):
-            if needed <= 0:
+            if shortage <= 0:
                 return
-            needed -= size if self._drop("records", path) else 0
+            shortage -= size if self._drop("records", path) else 0
 
     def used_bytes(self) -> int:
-        """Bytes of all files on disk, found by a look at each."""
+        """Bytes of all files on disk, by listing them."""
         return self._count().total
 
     def space(self) -> DiskSpace:
-        """What the directory takes, without a look at each file."""
+        """The space that the directory takes, from its account: files are not listed."""
         usage = self.usage()
         try:
             disk = os.statvfs(self._root)
@@ -369,35 +371,34 @@ class Disk(Segments, Claims, Counters):
         return True
 
     def sweep(self) -> None:
-        """Remove leftovers of killed writers and records past their time, and recount; at most every 10 minutes per host."""
+        """Remove leftovers of killed writers and expired files, and recount. Does nothing if a process of the host did so in the last 10 minutes."""
         marker = self._root / "swept"
-        now = self._swept_s = self._now_s()
+        now_s = self._swept_s = self._now_s()
         with contextlib.suppress(OSError):
-            if marker.exists() and abs(now - marker.lstat().st_mtime) < _SWEEP_EVERY_S:
+            if marker.exists() and abs(now_s - marker.lstat().st_mtime) < _SWEEP_EVERY_S:
                 return
-            for path in (marker, self._root / MARKER):  # what cleans up by age finds it young
+            for path in (marker, self._root / MARKER):  # so that programs which remove old files leave the marker
                 with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
                     os.utime(fd)
-            for path in self._leftovers(now):
+            for path in self._leftovers(now_s):
                 self._remove(path)
             self._remove_dead(0)
-            self._sweep_records(now)
-            self._sweep_segments(now)
-            self._sweep_claims(now)
-            self._sweep_counters(now)
+            self._sweep_records(now_s)
+            self._sweep_segments(now_s)
+            self._sweep_claims(now_s)
+            self._sweep_counters(now_s)
             self.recount()
             self._evict_records(self.usage().records - self.budget() // RECORDS_SHARE)
 
     def clear(self) -> tuple[int, int]:
-        """Remove everything; (files, bytes) of that. Who reads meanwhile has misses, and a query that runs may lose its version.
+        """Remove everything. Returns (files, bytes). Readers have misses meanwhile, and a running query may lose its version.
 
-        What stays: counters of processes that live, what they are writing at this moment, and of rows of records that
-        they were forgotten.
+        These stay: counters of live processes, files that are being written, and the record that rows of records were removed.
         """
         self._remove_dead(0)
         alive = {self._root / "counters" / counts.name for counts in self.counters("") if counts.alive}
         files = freed = 0
-        for row in directories_in(self._root / "records"):
+        for row in list_directories(self._root / "records"):
             kind, _, key = row.name.partition(ROW)
             if key:
                 self.forget_records(kind, key)
@@ -417,15 +418,17 @@ class Disk(Segments, Claims, Counters):
         return files, freed
 
     def check(self, repair: bool = False) -> DiskReport:
-        """Read every block, record and segment and say what is damaged; with `repair`, remove it and recount."""
+        """Read every block, record and segment and report the damaged ones. `repair`: remove these and recount."""
         damaged: list[str] = []
         blocks = total = 0
         for _, size, path in self._walk(self._root / "blocks"):
             name = path.relative_to(self._root / "blocks").as_posix()
             with contextlib.suppress(FileNotFoundError):
                 length = path.name.rpartition("-")[2]
-                held = path.lstat().st_size
-                data = unwrap(content_of(path, held)[0], name) if length == str(held - HEADER_BYTES) else None
+                file_size = path.lstat().st_size
+                data = (
+                    unwrap(read_content(path, file_size)[0], name) if length == str(file_size - HEADER_BYTES) else None
+                )
                 if data is None:
                     damaged.append(f"blocks/{name}")
                 else:
@@ -435,7 +438,7 @@ class Disk(Segments, Claims, Counters):
         leftovers = self._leftovers(self._now_s())
         if repair:
             for name in damaged:
-                self._remove_tree(self._root / name)  # it may be a directory that somebody has put there
+                self._remove_tree(self._root / name)  # it may be a directory of that name
             for path in leftovers:
                 self._remove(path)
             self.recount()

@@ -1,7 +1,7 @@
-"""Claims: what a process is about to do, told to the others for as long as it lives and has not done it.
+"""Claims: files that tell other processes what this one is about to do, until it is done or dead.
 
-A claim is a file `claims/<space>/<group>-<name>` whose writer holds an exclusive lock on it. The kernel
-lets go of the lock when the writer dies; a claim without a lock is nobody's, and removed by whoever sees it.
+A claim is a file `claims/<space>/<group>-<name>`, on which its writer holds an exclusive lock. The kernel releases the lock when
+the writer dies: the next reader removes a claim without a lock.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pyspark_lookup.io.disk.directory import (
     LEFTOVER_AFTER_S,
     NEW_FILE,
     Directory,
-    entries_below,
+    find_older,
     is_own_file,
     is_unlocked,
-    older_than,
+    list_entries_below,
     use_file,
 )
 
@@ -32,7 +32,7 @@ _POLL_AT_MOST_S = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim that is held. Release it when done, however it ended."""
+    """A claim that this process holds. Release it when the work has ended, also by an error."""
 
     directory: Claims
     path: Path
@@ -44,11 +44,11 @@ class Claim:
 
 
 class Claims(Directory):
-    """A directory with claims. Read and create them under a lock of one's own, to leave no gap between the two."""
+    """A directory with claims. Read the claims and create a new one under one lock: else two processes could claim the same."""
 
     def create_claim(self, space: str, group: str, payload: bytes) -> Claim:
-        """A new claim, held. OSError if it cannot be written."""
-        return self._again(lambda: self._create_claim(space, group, payload))
+        """Create a claim, which this process holds. Raises OSError if it cannot be written."""
+        return self._retry(lambda: self._create_claim(space, group, payload))
 
     def _create_claim(self, space: str, group: str, payload: bytes) -> Claim:
         temporary = self._temporary()
@@ -68,9 +68,9 @@ class Claims(Directory):
         return Claim(self, path, fd)
 
     def claims(self, space: str, group: str) -> list[tuple[str, bytes]]:
-        """(name, payload) of the claims of a group that are held."""
+        """(name, payload) of the claims of a group whose processes still hold them. Others are removed."""
         directory = self._root / "claims" / space
-        found = []
+        active_claims = []
         try:
             names = [name for name in os.listdir(directory) if name.startswith(f"{group}-")]
         except FileNotFoundError:
@@ -82,14 +82,14 @@ class Claims(Directory):
                     if is_unlocked(fd):
                         self._remove(directory / name)
                     elif is_own_file(status) and status.st_size <= CONTENT_AT_MOST:
-                        found.append((name, os.pread(fd, status.st_size, 0)))
+                        active_claims.append((name, os.pread(fd, status.st_size, 0)))
             except OSError as problem:
-                if problem.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # over; or a link, a socket
+                if problem.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # released; or a link, a socket
                     raise
-        return found
+        return active_claims
 
     def wait_for_claim(self, space: str, name: str, timeout_s: float, clock: HostClock) -> bool:
-        """Wait until a claim is over; whether it is."""
+        """Wait until a claim is released, or its process has died. Returns False after `timeout_s`."""
         until_s = clock.steady_s() + timeout_s
         pause_s = _POLL_S
         while True:
@@ -105,8 +105,8 @@ class Claims(Directory):
             pause_s = min(2 * pause_s, _POLL_AT_MOST_S)
 
     def _sweep_claims(self, now_s: float) -> None:
-        """Remove what dead processes left behind."""
-        for path in older_than(LEFTOVER_AFTER_S, now_s, entries_below(self._root / "claims")):
+        """Remove the old claims of dead processes."""
+        for path in find_older(LEFTOVER_AFTER_S, now_s, list_entries_below(self._root / "claims")):
             with contextlib.suppress(OSError), use_file(path) as fd:
                 if is_unlocked(fd):
                     self._remove(path)

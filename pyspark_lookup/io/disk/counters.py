@@ -1,8 +1,7 @@
 """Counters of processes: one small file each, written in place, which outlives its process.
 
-A file is a header that says whose numbers these are and what they are called, and behind it the numbers with a checksum, put
-by one write. Its process holds a lock on it: a file whose lock is free is of one that has ended, and may be added to the total
-of its kind.
+A file is a header with the process and the names of its numbers, followed by the numbers and a checksum, which one write
+replaces. The process holds a lock on its file: if that is free, the process has ended, and the file may be merged into a total.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from pyspark_lookup.base.decoding import UNREADABLE, texts_of
 from pyspark_lookup.io.disk.directory import (
     HEADER_BYTES,
     NEW_FILE,
+    find_older,
     is_own_file,
     is_unlocked,
-    names_in,
-    older_than,
+    list_names,
     use_file,
     wrap,
 )
@@ -38,7 +37,7 @@ _LARGEST_HEAD = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What a process, or a total of some (`includes`), has counted: `about` says of what and by whom."""
+    """The counts of a process, or the total of several (`includes`). `about`: which table and process they are of."""
 
     name: str
     about: Mapping[str, Any]
@@ -52,22 +51,22 @@ class Counts:
 
 
 class CounterFile:
-    """This process's file. Writes go to the place that they are in; not for use after a fork."""
+    """The file of this process's counters, written in place. Not for use after a fork."""
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._descriptor = descriptor
         self._start = start
 
-    def put(self, data: bytes) -> None:
-        """Replace the numbers: int64s of this machine, as many as the file has names. OSError if the disk fails."""
+    def write(self, data: bytes) -> None:
+        """Replace the numbers: one int64 in this machine's byte order for each name. Raises OSError if the disk fails."""
         os.pwrite(self._descriptor, data + _checksum(data), self._start)
 
     def is_removed(self) -> bool:
-        """Whether nobody finds the file any more, as the cache directory was removed."""
+        """Whether the file has no name any more, as the cache directory was removed."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def close(self) -> None:
-        """Leave the numbers as they are: the process counts here no more."""
+        """Close the file. Its numbers stay."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
@@ -78,11 +77,11 @@ class CounterFile:
 
 
 class Counters(Records):
-    """A directory with counters of processes, by a prefix for each thing that they count."""
+    """A directory with the counters of processes; the prefix of a file's name says which table they are of."""
 
     def new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
-        """A file for this process, with these numbers. OSError if the directory cannot be written."""
-        return self._again(lambda: self._new_counters(name, about, values))
+        """A new file for this process, with these numbers. Raises OSError if the directory cannot be written."""
+        return self._retry(lambda: self._new_counters(name, about, values))
 
     def _new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
         head = wrap(json_bytes({**about, "names": list(values)}), f"counters/{name}")
@@ -90,11 +89,11 @@ class Counters(Records):
         descriptor = self._open(temporary, NEW_FILE)
         file = CounterFile(descriptor, len(head))
         try:
-            with contextlib.suppress(OSError):  # some file systems have no such locks: never added
+            with contextlib.suppress(OSError):  # some file systems have no such locks: then the file is never merged
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with self._within_budget(on_disk(len(head) + _numbers(values).size)):
                 os.pwrite(descriptor, head, 0)
-                file.put(_numbers(values).pack(*values.values()))
+                file.write(_numbers(values).pack(*values.values()))
                 self._rename(temporary, self._root / "counters" / name)
         except OSError:
             self._remove(temporary)
@@ -102,23 +101,26 @@ class Counters(Records):
         return file
 
     def counters(self, prefix: str) -> list[Counts]:
-        """What processes have counted, each once, by name; files that are damaged are left out."""
+        """The counts of all processes, by name, each counted once. Damaged files are left out."""
         for _ in range(_READS):
             before = self._totals(prefix)
-            found = [counts for name in self._counter_names(prefix) if (counts := self._counts(name)) is not None]
-            if self._totals(prefix) == before:  # or one was read before a file was added to it, and that one after
+            process_counts = [
+                counts for name in self._counter_names(prefix) if (counts := self._counts(name)) is not None
+            ]
+            # If a total was replaced meanwhile, the files that it includes may have been missed or read twice.
+            if self._totals(prefix) == before:
                 break
-        included = frozenset[str]().union(*(counts.includes for counts in found))
-        return [counts for counts in found if counts.name not in included]
+        included = frozenset[str]().union(*(counts.includes for counts in process_counts))
+        return [counts for counts in process_counts if counts.name not in included]
 
     def _totals(self, prefix: str) -> list[tuple[str, int]]:
-        """The totals of a prefix, each as (name, inode): one that is put in another's place is another file."""
-        found = []
+        """The totals of a prefix as (name, inode): a replaced total has another inode."""
+        totals = []
         for name in self._counter_names(prefix):
             with contextlib.suppress(OSError):
                 if name.endswith("-ended"):
-                    found.append((name, os.stat(self._root / "counters" / name).st_ino))
-        return found
+                    totals.append((name, os.stat(self._root / "counters" / name).st_ino))
+        return totals
 
     def merge_counters(
         self,
@@ -129,45 +131,46 @@ class Counters(Records):
     ) -> None:
         """Put totals in place of the files of processes that have ended, if there are more than `above` files of a prefix.
 
-        `group`: which total each of all files is to be part of, by their names; those without one are of the total "". `merge`
-        makes what a total is about, and its numbers. OSError if the directory cannot be written.
+        `group`: maps a file's name to its total; files without one belong to the total "". `merge`: makes a total's `about` and
+        numbers. Raises OSError if the directory cannot be written.
         """
         if len(self._counter_names(prefix)) <= above:
             return
         with self._lock("total.lock"):
-            # Of somebody who died over that.
-            left = {name: self._forget_included(name) for name, _ in self._totals(prefix)}
+            # A process may have died after it wrote a total and before it removed the files that this includes.
+            leftovers = {name: self._forget_included(name) for name, _ in self._totals(prefix)}
             every = self.counters(prefix)
             groups, ended = group(every), dict[str, list[Counts]]()
             for counts in every:
-                if not counts.alive or counts.name in left:
+                if not counts.alive or counts.name in leftovers:
                     ended.setdefault(groups.get(counts.name, ""), []).append(counts)
             for name, parts in ended.items():
                 total = f"{prefix}-{name}-ended" if name else f"{prefix}-ended"
-                gone = [counts.name for counts in parts if counts.name != total]
-                if gone:
+                merged_names = [counts.name for counts in parts if counts.name != total]
+                if merged_names:
                     about, values = merge(parts)
-                    lost = [name for counts in parts for name in left.get(counts.name, ())]
-                    # Who reads between here and the removals, or after a death there, counts them once.
-                    self.new_counters(total, {**about, "includes": [*gone, *lost]}, values)
+                    unremoved = [name for counts in parts for name in leftovers.get(counts.name, ())]
+                    # The total names the files that it includes. So a reader counts them once, also between this line and their
+                    # removal, or if this process dies in between.
+                    self.new_counters(total, {**about, "includes": [*merged_names, *unremoved]}, values)
                     self._forget_included(total)
 
     def _forget_included(self, total: str) -> list[str]:
-        """Remove the files that a total includes; the names of those that are still there."""
+        """Remove the files that a total includes. Returns the names of those that could not be removed."""
         counts = self._counts(total) if (self._root / "counters" / total).exists() else None
         paths = [self._root / "counters" / name for name in sorted(counts.includes)] if counts is not None else []
         return [path.name for path in paths if not self._drop("records", path) and path.exists()]
 
     def _counter_names(self, prefix: str) -> list[str]:
-        return sorted(name for name in names_in(self._root / "counters") if name.startswith(prefix))
+        return sorted(name for name in list_names(self._root / "counters") if name.startswith(prefix))
 
     def _counts(self, name: str) -> Counts | None:
         try:
             with use_file(self._place("counters", name)) as descriptor:
                 for _ in range(_READS if is_own_file(os.fstat(descriptor)) else 0):
-                    found = _parse(os.pread(descriptor, _LARGEST_HEAD, 0), name)
-                    if found is not None:
-                        return Counts(name, *found, alive=_is_alive(descriptor))
+                    parsed = _parse(os.pread(descriptor, _LARGEST_HEAD, 0), name)
+                    if parsed is not None:
+                        return Counts(name, *parsed, alive=_is_alive(descriptor))
         except FileNotFoundError:
             return None
         except OSError:
@@ -176,9 +179,9 @@ class Counters(Records):
         return None
 
     def _sweep_counters(self, now_s: float) -> None:
-        """Remove totals to which nothing was added for long."""
+        """Remove totals that have not changed for long."""
         totals = (self._root / "counters" / name for name in self._counter_names("") if name.endswith("-ended"))
-        for path in older_than(_TOTAL_KEPT_S, now_s, totals):
+        for path in find_older(_TOTAL_KEPT_S, now_s, totals):
             self._remove(path)
 
     def _damaged_counters(self) -> list[Path]:
@@ -187,7 +190,7 @@ class Counters(Records):
 
 
 def _is_alive(descriptor: int) -> bool:
-    """Whether the process that counts in a file may be alive: of one that is, no total is made."""
+    """Whether the process that counts in a file may be alive: its file is not merged into a total."""
     try:
         return not is_unlocked(descriptor)
     except OSError:
@@ -195,7 +198,7 @@ def _is_alive(descriptor: int) -> bool:
 
 
 def _parse(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]] | None:
-    """What a file says; None if anything about it is wrong."""
+    """(about, values) of a file; None if it is damaged."""
     length = HEADER_BYTES + int.from_bytes(blob[8:16], "little")
     head = record_value(blob[:length], f"counters/{name}")
     if not isinstance(head, dict):

@@ -31,20 +31,20 @@ _TRIES = 5  # to do something in a directory that others remove meanwhile
 _LOCK_POLL_S, _ACQUIRE_POLL_S = 0.001, 0.01
 _LOCK_WAIT_S = 1.0  # for the counter, evictions and segments: longer than they take, short for a waiting read
 LEFTOVER_AFTER_S = 3600.0
-CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: none of ours comes near it
+CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: ours are far smaller
 
 
 def key_of(*parts: object) -> str:
     """32 hex digits for any parts; equal for equal texts only (each is length-prefixed)."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        text = _bytes_of(str(part))
+        text = _encode(str(part))
         digest.update(len(text).to_bytes(8, "little") + text)
     return digest.hexdigest()
 
 
-def _bytes_of(text: str) -> bytes:
-    """A text with the bytes that a file's name has for those that are no UTF-8; half of a pair, which is in no name, as if it were a character."""
+def _encode(text: str) -> bytes:
+    """A text as UTF-8. Surrogate escapes become the bytes of the file name that they stand for; a lone surrogate is encoded like a character."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -52,7 +52,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 class Lock:
-    """A lock that is held, until it is released or its process dies. A child that is forked does not hold it."""
+    """A lock that is held until it is released or its process dies. A forked child does not hold it."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._process = fd, os.getpid()
@@ -62,7 +62,7 @@ class Lock:
             fd, self._fd = self._fd, -1
             try:
                 if self._process == os.getpid():
-                    fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open as well
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing does not unlock it if a forked child has it open as well
             finally:
                 os.close(fd)
 
@@ -74,10 +74,11 @@ class Lock:
 class Directory:
     """The directory `root` of one user, for all worker processes of the host; locks and whole files.
 
-    What is missing of it is made again by whoever writes next. Without `creates` it has to be there, and marked as ours. Raises
-    CacheDirectoryError on creation if the directory is not this user's own and private, or holds what others have put there.
+    The next writer makes again what is missing. Without `creates` the directory has to exist and to have our marker. Raises
+    CacheDirectoryError on creation if the directory is not private to this user, or holds other programs' files.
 
-    All that is put or removed goes by `_at` or `_use`: through no link, and below a directory with our marker only.
+    Everything is written and removed by `_open_parent` or `_use`: these follow no link, and work below a directory with our
+    marker only.
     """
 
     def __init__(self, root: Path, metrics: CacheMetricGroup, now_s: Callable[[], float], creates: bool = True) -> None:
@@ -91,10 +92,11 @@ class Directory:
             check_ours(root)
 
     @contextlib.contextmanager
-    def _at(self, path: Path, makes: bool = False) -> Iterator[tuple[int, str]]:
-        """A descriptor of the directory that a path lies in, and the name there.
+    def _open_parent(self, path: Path, makes: bool = False) -> Iterator[tuple[int, str]]:
+        """A descriptor of the directory that a path lies in, and the path's name in it.
 
-        `makes`: what is missing above it. Raises FileNotFoundError without, CacheDirectoryError or PlaceTakenError for what is not ours.
+        `makes`: whether to make missing directories; else they raise FileNotFoundError. Raises CacheDirectoryError or
+        PlaceTakenError if something on the way is not ours.
         """
         names = str(path)[len(str(self._root)) + 1 :].split("/")
         try:
@@ -115,7 +117,7 @@ class Directory:
             os.close(fd)
 
     def _open_directory(self, names: Sequence[str], makes: bool) -> int:
-        """A descriptor of a directory inside. FileNotFoundError if all that is ours is not as it was made."""
+        """A descriptor of a directory below the root. Raises FileNotFoundError unless the root is private, this user's and has our marker."""
         root = str(self._root)
         try:
             fd = os.open(root, DIRECTORY | os.O_NOFOLLOW)
@@ -132,14 +134,14 @@ class Directory:
         return descend(fd, names, root, 0o700 if makes else None, durable=False)
 
     def _clear_way(self, path: Path) -> None:
-        """Remove a file that is in the place of a directory above a path; a link stays."""
+        """Remove a file of this user's that has the name of a directory above a path. Links stay."""
         for above in reversed(path.relative_to(self._root).parents[:-1]):
             with contextlib.suppress(OSError):
                 if is_own_file((self._root / above).lstat()):
                     self._remove(self._root / above)
 
-    def _again(self, act: Callable[[], T]) -> T:
-        """What `act` returns, which is done again if others have removed its directory meanwhile."""
+    def _retry(self, act: Callable[[], T]) -> T:
+        """Return what `act` returns; try again while another process removes its directory in between."""
         for _ in range(_TRIES):
             with contextlib.suppress(FileNotFoundError):
                 return act()
@@ -147,26 +149,26 @@ class Directory:
 
     @contextlib.contextmanager
     def _use(self, path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-        """A descriptor of a file, as `use_file`; by O_CREAT with all that is missing above it."""
-        fd = self._again(lambda: self._open(path, flags)) if flags & os.O_CREAT else self._open(path, flags)
+        """A descriptor of a file, as `use_file`. With O_CREAT, missing directories above it are made."""
+        fd = self._retry(lambda: self._open(path, flags)) if flags & os.O_CREAT else self._open(path, flags)
         try:
             yield fd
         finally:
             os.close(fd)
 
     def _open(self, path: Path, flags: int) -> int:
-        with self._at(path, bool(flags & os.O_CREAT)) as (directory, name):
+        with self._open_parent(path, bool(flags & os.O_CREAT)) as (directory, name):
             fd = open_file(name, flags, directory)
             status = os.fstat(fd)
             if flags & os.O_CREAT and not (is_own_file(status) and status.st_nlink <= 1):
-                # What is written in place is not to be somebody's file by another name.
+                # Files here are written in place: one with another hard link may be somebody's document.
                 os.close(fd)
                 self._remove(path)
                 fd = open_file(name, flags, directory)
             return fd
 
     def counting(self: Self, metrics: CacheMetricGroup) -> Self:
-        """This directory, opened and checked already, counting into another group."""
+        """The same directory, without opening and checking it again, but counting into another group."""
         twin = copy.copy(self)
         twin._metrics = metrics
         return twin
@@ -174,27 +176,26 @@ class Directory:
     # --- locks ------------------------------------------------------------------------------------
 
     def acquire(self, kind: str, name: str, timeout_s: float) -> Lock | None:
-        """The held lock `name` of this host, or None if it was not had within `timeout_s` (>= 0).
+        """Acquire this host's lock `name`; None if another process still holds it after `timeout_s` (>= 0).
 
-        Release it when done; the kernel does if the process dies. OSError if the directory cannot
-        be written. Names of one kind share 4096 lock files (those of kind reload have their own), so wait
-        for a lock only while holding none, or one of an earlier kind in the order reload, resolve,
-        refresh, block.
+        Release it when done; the kernel does if the process dies. Raises OSError if the directory cannot be written. Names of
+        one kind share 4096 lock files (those of kind reload have their own). To avoid deadlocks, wait for a lock only while
+        holding none, or one of an earlier kind in the order reload, resolve, refresh, block.
         """
         path, until_s = self.lock_path(kind, name), time.monotonic() + timeout_s
         while True:
-            lock = self._again(lambda: self._try_lock(path))
+            lock = self._retry(lambda: self._try_lock(path))
             if lock is not None or time.monotonic() >= until_s:
                 return lock
             time.sleep(_ACQUIRE_POLL_S)
 
     def _try_lock(self, path: Path) -> Lock | None:
-        """The lock behind a file, if nobody holds it."""
-        with self._at(path, makes=True) as (directory, name):
+        """Lock a file; None if somebody else holds its lock."""
+        with self._open_parent(path, makes=True) as (directory, name):
             fd = open_file(name, os.O_RDWR | os.O_CREAT, directory)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Of a file that was removed meanwhile others hold the one in its place.
+                # If the file was removed after we opened it, others lock the new one of that name: ours would exclude nobody.
                 if os.fstat(fd).st_ino == os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino:
                     return Lock(fd)
             except BlockingIOError:
@@ -207,7 +208,7 @@ class Directory:
 
     @contextlib.contextmanager
     def hold(self, kind: str, name: str, timeout_s: float) -> Iterator[bool]:
-        """As `acquire`, released at the end of the block; whether it was had."""
+        """`acquire` a lock and release it at the end of the block. Yields whether it was acquired."""
         lock = self.acquire(kind, name, timeout_s)
         try:
             yield lock is not None
@@ -225,15 +226,15 @@ class Directory:
         with contextlib.suppress(OSError), self._use(path) as fd:
             os.utime(fd)
 
-    def lock_used_at(self, path: Path) -> int:
-        """When `use_lock` was called last, in nanoseconds; 0 if there is no lock."""
+    def latest_lock_use(self, path: Path) -> int:
+        """When `use_lock` was last called for a lock, in ns (Unix time); 0 if there is no such lock."""
         with contextlib.suppress(OSError), use_file(path) as fd:
             return os.fstat(fd).st_mtime_ns
         return 0
 
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        """Hold one of the directory's own locks. TimeoutError if it is not had soon, another OSError if the directory is gone."""
+        """Hold one of the directory's own locks. Raises TimeoutError if another process keeps it, another OSError if the directory is gone."""
         path = self._root / name
         with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
             if not lock_soon(fd, fcntl.LOCK_EX):
@@ -241,25 +242,25 @@ class Directory:
             try:
                 yield
             finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile holds it as well
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing does not unlock it if a forked child has it open as well
 
     # --- files ------------------------------------------------------------------------------------
 
     def _place(self, *names: str) -> Path:
-        """The file or directory of those names, which may come from another file. OSError for one that leads elsewhere."""
+        """The path of these names below the root. They may come from a record: raises OSError for one that leads elsewhere."""
         try:
             return self._root.joinpath(*map(name_of, names))
         except ValueError as problem:
             raise OSError(errno.EINVAL, str(problem)) from None
 
     def _temporary(self) -> Path:
-        """A name in `tmp/` that nobody else has."""
+        """A path in `tmp/` that nobody else uses."""
         return self._root / "tmp" / os.urandom(16).hex()
 
     @contextlib.contextmanager
-    def _written(self, data: bytes) -> Iterator[tuple[int, str]]:
-        """A temporary file with that in it: a descriptor of its directory, and its name. At the end of the block it is gone."""
-        with self._at(self._temporary(), makes=True) as (directory, name):
+    def _temporary_file(self, data: bytes) -> Iterator[tuple[int, str]]:
+        """A temporary file with `data`: a descriptor of its directory, and its name. It is removed at the end of the block."""
+        with self._open_parent(self._temporary(), makes=True) as (directory, name):
             try:
                 with open(open_file(name, NEW_FILE, directory), "wb") as file:
                     file.write(data)
@@ -270,42 +271,42 @@ class Directory:
 
     def _publish(self, path: Path, data: bytes) -> None:
         def publish() -> None:
-            with self._written(data) as (here, name), self._at(path, makes=True) as (there, new):
-                os.replace(name, new, src_dir_fd=here, dst_dir_fd=there)
+            with self._temporary_file(data) as (source, name), self._open_parent(path, makes=True) as (target, new):
+                os.replace(name, new, src_dir_fd=source, dst_dir_fd=target)
 
-        self._again(publish)
+        self._retry(publish)
 
     def _publish_new(self, path: Path, data: bytes) -> bool:
-        """`_publish` where there is no file yet; whether there was none."""
+        """Publish a file unless there is one. Returns whether there was none."""
 
         def publish() -> bool:
-            with self._written(data) as (here, name), self._at(path, makes=True) as (there, new):
+            with self._temporary_file(data) as (source, name), self._open_parent(path, makes=True) as (target, new):
                 try:
                     # Fails if it exists, unlike rename.
-                    os.link(name, new, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+                    os.link(name, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
                 except FileExistsError:
                     return False
             return True
 
-        return self._again(publish)
+        return self._retry(publish)
 
     def _rename(self, path: Path, new: Path) -> None:
-        """Give a file its name, in place of what has it. FileNotFoundError if it is gone."""
-        with self._at(path) as (here, name), self._at(new, makes=True) as (there, new_name):
-            os.replace(name, new_name, src_dir_fd=here, dst_dir_fd=there)
+        """Rename a file, replacing what has the new name. Raises FileNotFoundError if the file is gone."""
+        with self._open_parent(path) as (source, name), self._open_parent(new, makes=True) as (target, new_name):
+            os.replace(name, new_name, src_dir_fd=source, dst_dir_fd=target)
 
     def _remove(self, path: Path) -> bool:
-        """Remove a file, or the link that is in its place; whether it is gone now by this."""
+        """Remove a file, or the link in its place. Returns whether this call removed it."""
         try:
-            with self._at(path) as (directory, name):
+            with self._open_parent(path) as (directory, name):
                 os.unlink(name, dir_fd=directory)
         except OSError:
             return False
         return True
 
     def _make_directory(self, path: Path) -> bool:
-        """Make a directory; whether it was not there."""
-        with self._at(path, makes=True) as (directory, name):
+        """Make a directory. Returns whether it was missing."""
+        with self._open_parent(path, makes=True) as (directory, name):
             try:
                 os.mkdir(name, 0o700, dir_fd=directory)
             except FileExistsError:
@@ -313,19 +314,19 @@ class Directory:
             return True
 
     def _remove_directory(self, path: Path) -> bool:
-        """Remove a directory in which nothing lies; whether it is gone now by this."""
+        """Remove an empty directory. Returns whether this call removed it."""
         try:
-            with self._at(path) as (directory, name):
+            with self._open_parent(path) as (directory, name):
                 os.rmdir(name, dir_fd=directory)
         except OSError:
             return False
         return True
 
     def _remove_tree(self, path: Path) -> None:
-        """Remove a file, or a directory with all that lies in it, as far as that can be."""
+        """Remove a file, or a directory with everything in it, as far as possible."""
         if self._remove(path):
             return
-        with contextlib.suppress(OSError), self._at(path) as (above, name):
+        with contextlib.suppress(OSError), self._open_parent(path) as (above, name):
             for _, directories, names, directory in os.fwalk(name, topdown=False, dir_fd=above):
                 for below in (*names, *directories):
                     with contextlib.suppress(OSError):
@@ -335,13 +336,13 @@ class Directory:
             os.rmdir(name, dir_fd=above)
 
     def _leftovers(self, now_s: float) -> list[Path]:
-        """Files of writers that were killed."""
-        return older_than(LEFTOVER_AFTER_S, now_s, entries_in(self._root / "tmp"))
+        """Old temporary files, whose writers were killed."""
+        return find_older(LEFTOVER_AFTER_S, now_s, list_entries(self._root / "tmp"))
 
 
 @contextlib.contextmanager
 def use_file(path: Path) -> Iterator[int]:
-    """A descriptor of a file, for reading; no link in its place is followed, and no pipe waited for. OSError as `os.open`."""
+    """A descriptor of a file, for reading. Follows no link and waits for no pipe. Raises OSError as `os.open`."""
     fd = open_file(path)
     try:
         yield fd
@@ -355,7 +356,7 @@ def open_file(path: str | Path, flags: int = os.O_RDONLY, directory: int | None 
 
 
 def sync_directory(path: str | Path) -> None:
-    """Bring the names in a directory to the disk. OSError if that fails."""
+    """Flush a directory to the disk, so that the names in it survive a crash. Raises OSError if that fails."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -364,12 +365,12 @@ def sync_directory(path: str | Path) -> None:
 
 
 def is_own_file(status: os.stat_result) -> bool:
-    """Whether that is a file of this user's: no directory, pipe, socket or device, and nobody else's."""
+    """Whether this is a regular file of this user's."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def lock_soon(fd: int, kind: int) -> bool:
-    """Lock a file (`kind`: as in `fcntl`); False if that takes long. The holder may be a stopped process, so nobody waits for it."""
+    """Lock a file (`kind`: as in `fcntl`); False after `_LOCK_WAIT_S`, as the holder may be a stopped process."""
     until_s = time.monotonic() + _LOCK_WAIT_S
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -381,7 +382,7 @@ def lock_soon(fd: int, kind: int) -> bool:
 
 
 def is_unlocked(fd: int) -> bool:
-    """Whether nobody holds a lock on a file, and so whoever made it has ended. OSError if that cannot be asked."""
+    """Whether nobody holds a lock on a file: then the process that made it has ended. Raises OSError if the file cannot be locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -390,10 +391,10 @@ def is_unlocked(fd: int) -> bool:
     return True
 
 
-def content_of(path: Path, at_most: int = CONTENT_AT_MOST) -> tuple[bytes, float]:
-    """(what a file made by `wrap` holds, when it was last touched); b"" for anything else that lies there, or a larger one.
+def read_content(path: Path, at_most: int = CONTENT_AT_MOST) -> tuple[bytes, float]:
+    """(bytes, modification time) of a file made by `wrap`; b"" for any other file, or one larger than `at_most`.
 
-    Nothing is read of what does not have the size that its header says. OSError if there is nothing, or the disk fails.
+    A file without the size that its header says is not read. Raises OSError if there is no file, or the disk fails.
     """
     try:
         with use_file(path) as fd:
@@ -409,42 +410,42 @@ def content_of(path: Path, at_most: int = CONTENT_AT_MOST) -> tuple[bytes, float
         raise
 
 
-def names_in(path: Path) -> list[str]:
-    """The names in a directory, none if it cannot be listed."""
+def list_names(path: Path) -> list[str]:
+    """The names in a directory; none if it cannot be listed."""
     try:
         return os.listdir(path)
     except OSError:
         return []
 
 
-def entries_in(path: Path) -> list[Path]:
-    """What lies in a directory, nothing if it cannot be listed."""
-    return [path / name for name in names_in(path)]
+def list_entries(path: Path) -> list[Path]:
+    """The paths of everything in a directory; none if it cannot be listed."""
+    return [path / name for name in list_names(path)]
 
 
-def directories_in(path: Path) -> list[Path]:
-    """The directories that lie in one, none if it cannot be listed; links to directories are left out."""
+def list_directories(path: Path) -> list[Path]:
+    """The directories in a directory, without links; none if it cannot be listed."""
     with contextlib.suppress(OSError), os.scandir(path) as entries:
         return [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []
 
 
-def older_than(age_s: float, now_s: float, paths: Iterable[Path]) -> list[Path]:
-    """Those of the paths that were last touched longer ago."""
-    found = []
+def find_older(age_s: float, now_s: float, paths: Iterable[Path]) -> list[Path]:
+    """The paths that were last modified more than `age_s` ago."""
+    old_paths = []
     for path in paths:
         with contextlib.suppress(OSError):
             if now_s - path.lstat().st_mtime > age_s:
-                found.append(path)
-    return found
+                old_paths.append(path)
+    return old_paths
 
 
-def entries_below(path: Path) -> list[Path]:
-    """What lies in the directories that lie in one."""
-    found: list[Path] = []
-    for directory in directories_in(path):
-        found += entries_in(directory)
-    return found
+def list_entries_below(path: Path) -> list[Path]:
+    """The paths of everything in the directories of a directory."""
+    entries: list[Path] = []
+    for directory in list_directories(path):
+        entries += list_entries(directory)
+    return entries
 
 
 def memory_backed(path: Path) -> bool:
@@ -458,16 +459,16 @@ def memory_backed(path: Path) -> bool:
 
 
 def wrap(data: bytes | memoryview, name: str) -> bytes:
-    bound = bytes.fromhex(key_of(name))
-    return _HEADER.pack(MAGIC, len(data), zlib.crc32(data, zlib.crc32(bound)), bound) + data
+    name_digest = bytes.fromhex(key_of(name))
+    return _HEADER.pack(MAGIC, len(data), zlib.crc32(data, zlib.crc32(name_digest)), name_digest) + data
 
 
 def unwrap(blob: bytes, name: str) -> memoryview | None:
     """The payload of a file made for `name`; None if anything about it is wrong."""
     if len(blob) < HEADER_BYTES:
         return None
-    magic, length, crc, bound = _HEADER.unpack_from(blob)
-    if magic != MAGIC or length != len(blob) - HEADER_BYTES or bound != bytes.fromhex(key_of(name)):
+    magic, length, crc, name_digest = _HEADER.unpack_from(blob)
+    if magic != MAGIC or length != len(blob) - HEADER_BYTES or name_digest != bytes.fromhex(key_of(name)):
         return None
     data = memoryview(blob)[HEADER_BYTES:]
-    return data if zlib.crc32(data, zlib.crc32(bound)) == crc else None
+    return data if zlib.crc32(data, zlib.crc32(name_digest)) == crc else None

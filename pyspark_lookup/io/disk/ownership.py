@@ -25,7 +25,7 @@ MAGIC, SEGMENT_MAGIC = b"LKUPBLK1", b"LKUPSEG1"
 _MARKER_BEGUN = re.compile(rf"\.{re.escape(MARKER)}\.[0-9a-f]{{16}}")
 _HEX, _NAME = "[0-9a-f]", "[^/]+"
 # What lies in a cache directory without a marker, if a release before the marker has made it: names, and how the files begin.
-_OURS = {
+_CACHE_FILES = {
     re.compile(rf"blocks/{_HEX}{{2}}/{_HEX}{{32}}/{_HEX}{{32}}/[0-9]+-[0-9]+"): MAGIC,
     re.compile(rf"records/{_NAME}/{_NAME}|counters/{_NAME}"): MAGIC,
     re.compile(rf"snapshots/{_HEX}{{32}}/{_NAME}(?<!\.used)"): SEGMENT_MAGIC,
@@ -36,7 +36,7 @@ _OURS = {
 
 
 def make_whole(root: Path) -> None:
-    """Have the cache directory `root` there, ours and private, with all that has a fixed name in it. Raises CacheDirectoryError."""
+    """Make the cache directory `root`, private and marked as ours, with its fixed subdirectories. Raises CacheDirectoryError."""
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):  # others are removing it
             _make_whole(root)
@@ -59,7 +59,7 @@ def _make_whole(root: Path) -> None:
 
 
 def check_ours(root: Path) -> None:
-    """Raise CacheDirectoryError if `root` is no cache directory of ours and private. Nothing is made."""
+    """Raise CacheDirectoryError unless `root` is a private cache directory of ours. Makes nothing."""
     layout = root / LAYOUT
     if not is_marked(layout):
         raise CacheDirectoryError(
@@ -78,7 +78,7 @@ def is_cache_directory(root: Path) -> bool:
 
 
 def is_marked(layout: Path) -> bool:
-    """Whether a marker of ours lies in a directory, which is no link."""
+    """Whether a directory, which may not be a link, has our marker."""
     try:
         directory = os.open(layout, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -100,7 +100,7 @@ def is_marked(layout: Path) -> bool:
 
 
 def _mark(layout: Path) -> None:
-    """Put the marker, if there is none: into a directory that is empty, or that an earlier release has made."""
+    """Write the marker unless there is one. The directory must be empty, or made by an earlier release."""
     if is_marked(layout):
         return
     foreign = _foreign(layout)
@@ -113,7 +113,7 @@ def _mark(layout: Path) -> None:
         with open(temporary, "xb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
             file.write(_MARKER_TEXT)
             file.flush()
-            os.fsync(file.fileno())  # a marker that a crash has emptied would be another program's
+            os.fsync(file.fileno())  # after a crash, an empty marker would look like another program's
         os.replace(temporary, layout / MARKER)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -122,17 +122,17 @@ def _mark(layout: Path) -> None:
 
 
 def _foreign(layout: Path) -> str | None:
-    """The name of something in a directory that no release of ours has put there; None if there is nothing."""
+    """The name of an entry that no release of ours has made; None if there is none."""
     for directory, directories, names in os.walk(layout):
         below = os.path.relpath(directory, layout)
         if below == ".":
-            odd = [name for name in directories if name not in INNER]
+            unknown_names = [name for name in directories if name not in INNER]
             names = [name for name in names if not _MARKER_BEGUN.fullmatch(name)]
-            # Beside files that begin as ours do, a marker that says something else is ours, damaged.
+            # A marker with another text is our own, damaged, if there are cache files beside it.
             if MARKER in names and _is_cache(layout):
                 names.remove(MARKER)
-            if odd:
-                return odd[0]
+            if unknown_names:
+                return unknown_names[0]
         else:
             names = [f"{below}/{name}" for name in names]
         links = [name for name in directories if os.path.islink(os.path.join(directory, name))]
@@ -143,16 +143,18 @@ def _foreign(layout: Path) -> str | None:
 
 
 def _is_cache(layout: Path) -> bool:
-    """Whether there is a file that has a name of ours and begins as only ours do."""
-    begun = {pattern: begin for pattern, begin in _OURS.items() if begin}
+    """Whether the directory has a file with the name and the first bytes of a cache file."""
+    beginnings = {pattern: begin for pattern, begin in _CACHE_FILES.items() if begin}
     names = (str(path.relative_to(layout)) for path in layout.rglob("*"))
     return any(
-        pattern.fullmatch(name) is not None and _is_of_ours(layout / name, name) for name in names for pattern in begun
+        pattern.fullmatch(name) is not None and _is_of_ours(layout / name, name)
+        for name in names
+        for pattern in beginnings
     )
 
 
 def _is_of_ours(path: Path, name: str) -> bool:
-    for pattern, begin in _OURS.items():
+    for pattern, begin in _CACHE_FILES.items():
         if pattern.fullmatch(name):
             try:
                 status = path.lstat()
@@ -168,7 +170,7 @@ def _is_of_ours(path: Path, name: str) -> bool:
 
 
 def _is_ours_alone(root: Path) -> bool:
-    """Whether in a directory that others may look into lies our cache and nothing else, and nobody could put anything into that."""
+    """Whether a directory has our cache and nothing else, and nobody but this user can write to the cache."""
     layout = root / LAYOUT
     try:
         return is_marked(layout) and not _mode(_status(layout)) & 0o022 and os.listdir(root) == [LAYOUT]
@@ -177,7 +179,7 @@ def _is_ours_alone(root: Path) -> bool:
 
 
 def _set_private(path: Path, status: os.stat_result) -> None:
-    """Give a directory the mode 0700, if others have any right to it."""
+    """Set a directory's mode to 0700 if others have any permission."""
     if _mode(status) & 0o077:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -191,7 +193,7 @@ def _mode(status: os.stat_result) -> int:
 
 
 def _unusable(path: Path, error: OSError) -> OSError:
-    """The error that says so; one of what is gone again is as it is."""
+    """A CacheDirectoryError with the cause; a FileNotFoundError is returned unchanged, as callers try again."""
     return (
         error
         if isinstance(error, FileNotFoundError)
@@ -207,7 +209,7 @@ def _open_to_others(path: Path, mode: int) -> CacheDirectoryError:
 
 
 def _directory(path: Path, instead: bool = False) -> os.stat_result:
-    """What the system says of a directory of this user's, made if it is not there; with `instead` in place of a file of ours."""
+    """Make a directory if it is missing, and return its status. `instead`: replace a file of that name."""
     try:
         _make(path)
         if instead and stat.S_ISREG(path.lstat().st_mode):

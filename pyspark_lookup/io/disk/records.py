@@ -11,14 +11,21 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pyspark_lookup.base.decoding import UNREADABLE, name_of
-from pyspark_lookup.io.disk.directory import content_of, directories_in, entries_below, names_in, unwrap, wrap
+from pyspark_lookup.io.disk.directory import (
+    list_directories,
+    list_entries_below,
+    list_names,
+    read_content,
+    unwrap,
+    wrap,
+)
 from pyspark_lookup.io.disk.space import Space, on_disk
 
 T = TypeVar("T")
 
 _DAY_S = 86400.0
 _HELD_AT_MOST_S = 3600.0  # then it is read, and so seen to be in use
-_GRANULE_S = 0.02  # of a disk's clock: a file that is newer may be another one by the same signs
+_GRANULE_S = 0.02  # of a disk's clock: a younger file may yet be replaced by one with the same signs
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked", "missing"),
     7: ("bounds", "files", "place", "schema"),
@@ -57,9 +64,9 @@ def _as_it_is(value: Any) -> Any:
 
 
 class Held(Generic[T]):
-    """What this process has read of a file or directory, until another one is in its place: a stat instead of reading it again.
+    """The value of a file or directory, kept in memory until a stat shows that it has changed.
 
-    `absent`: what it is if nothing is there.
+    `absent`: the value if there is no file.
     """
 
     def __init__(self, path: Path, read: Callable[[], T], absent: T, now_s: Callable[[], float]) -> None:
@@ -67,10 +74,10 @@ class Held(Generic[T]):
         self._read = read
         self._absent = absent
         self._now_s = now_s
-        self._seen: tuple[tuple[int, ...], float, T] | None = None
+        self._latest: tuple[tuple[int, ...], float, T] | None = None
 
     def get(self) -> T:
-        """What is there now."""
+        """The current value."""
         try:
             status = os.lstat(self._path)
         except FileNotFoundError:
@@ -78,26 +85,26 @@ class Held(Generic[T]):
         except OSError:
             return self._read()
         signs = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        now_s, seen = self._now_s(), self._seen
-        if seen is not None and seen[0] == signs and abs(now_s - seen[1]) < _HELD_AT_MOST_S:
-            return seen[2]
-        found = self._read()
+        now_s, latest = self._now_s(), self._latest
+        if latest is not None and latest[0] == signs and abs(now_s - latest[1]) < _HELD_AT_MOST_S:
+            return latest[2]
+        value = self._read()
         old = now_s - max(status.st_mtime, status.st_ctime) > _GRANULE_S
-        self._seen = (signs, now_s, found) if old and found is not None else None
-        return found
+        self._latest = (signs, now_s, value) if old and value is not None else None
+        return value
 
 
 class Records(Space):
     """A directory with records, each of a kind and with a key.
 
-    Who reads one says by `parse` what its value has to be; what that raises of `UNREADABLE` makes the record a damaged one.
+    Readers check a value by `parse`: if it raises one of `UNREADABLE`, the record counts as damaged.
     """
 
     def get_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Any | None:
-        """What `parse` makes of a record's value (no None); None if there is none or it is damaged, which is counted."""
+        """A record's value, as `parse` returns it; None if there is no record, or it is damaged, which is counted."""
         try:
             path = self._place("records", kind, key)
-            data, used_at = content_of(path)
+            data, used_at = read_content(path)
             value = record_value(data, f"{kind}/{key}")
             parsed = None if value is None else parse(value)
         except FileNotFoundError:
@@ -117,15 +124,15 @@ class Records(Space):
         return Held(path, lambda: self.get_record(kind, key, parse), None, self._now_s)
 
     def has_record(self, kind: str, key: str) -> bool:
-        """Whether an undamaged record is there."""
+        """Whether there is an undamaged record."""
         try:
-            data, _ = content_of(self._place("records", kind, key))
+            data, _ = read_content(self._place("records", kind, key))
         except OSError:
             return False
         return unwrap(data, f"{kind}/{key}") is not None
 
     def create_record(self, kind: str, key: str, value: Any, parse: Callable[[Any], Any] = _as_it_is) -> Any:
-        """Record `value` unless the key has one already; what `parse` makes of the recorded value either way.
+        """Record `value` unless the key has a value already. Returns the recorded value, as `parse` returns it.
 
         Exclusive across processes: of many callers, all return the same value. OSError if the
         directory cannot be written.
@@ -137,13 +144,14 @@ class Records(Space):
             winner = self.get_record(kind, key, parse)
             if winner is not None:
                 return winner
-            with self._lock("repair.lock"):  # or one might remove the record that another has just made
+            # Under a lock: else a process could remove the good record that another has just put in place of the damaged one.
+            with self._lock("repair.lock"):
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
                     self._drop("records", path)  # damaged: clear the place and race for it again
         raise OSError(f"record {path} cannot be created")
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
-        """(number, value) of the newest in a row of records; (0, None) if there is none, no value if it is damaged or forgotten."""
+        """(number, value) of the newest of a row of records; (0, None) if the row is empty, (number, None) if it is damaged or forgotten."""
         row = f"{kind}{ROW}{key}"
         number = 0
 
@@ -157,7 +165,7 @@ class Records(Space):
                 value = self.get_record(row, _numbered(number), read)
                 if value is not None or number in self._numbers(row):
                     return number, None if value == _FORGOTTEN else value
-        return number, None  # others put and remove them faster than one can be read here
+        return number, None  # other processes replace them faster than we can read one
 
     def hold_newest(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[tuple[int, Any | None]]:
         """`newest_record`, which is called often."""
@@ -165,7 +173,7 @@ class Records(Space):
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
     def newest_signs(self, kind: str, key: str) -> tuple[int, ...]:
-        """Number and signs of the newest in a row of records, which is not read: others where another row began meanwhile."""
+        """The number, inode and times of the newest of a row of records, without reading it. They differ, too, if the row was begun again."""
         row = f"{kind}{ROW}{key}"
         number = max(self._numbers(row), default=0)
         try:
@@ -175,7 +183,7 @@ class Records(Space):
         return number, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
-        """Put the record after number `number` in a row; False if others have gone on meanwhile: then read the newest one again.
+        """Add the record after number `number` to a row. Returns False if another process was first: then read the newest one again.
 
         No lock: who is stopped between reading and writing keeps nobody waiting, and writes nothing over what is newer.
         OSError if the directory cannot be written.
@@ -185,16 +193,16 @@ class Records(Space):
         if not self._put_new(path, wrap(json_bytes(value), f"{row}/{path.name}")):
             return False
         numbers = self._numbers(row)
-        # The place may be free because those who have gone on from it have removed it; or they have gone on from this one.
+        # The name may have been free because later records replaced it, or another process has added one after ours already.
         if max(numbers, default=0) != number + 1:
             return False
         for older in numbers:
-            if older < number:  # who lists the directory now may miss what is new, and finds the one before
+            if older < number:  # the one before stays: a process that is listing the directory may miss the new name
                 self.remove_record(row, _numbered(older))
         return True
 
     def forget_records(self, kind: str, key: str) -> None:
-        """Forget a row of records, whose numbers go on: who was stopped before this puts nothing after it."""
+        """Remove a row of records. Its numbers go on, so that a process which read the row before cannot add to it."""
         row = f"{kind}{ROW}{key}"
         with contextlib.suppress(OSError):
             for _ in range(_NEWEST_TRIES):
@@ -204,7 +212,7 @@ class Records(Space):
                 if self.succeed_record(kind, key, number, _FORGOTTEN):
                     self.remove_record(row, _numbered(number))
                     return
-        for number in self._numbers(row):  # on a full disk nothing can be put, and all be removed
+        for number in self._numbers(row):  # on a full disk the mark cannot be written, but the records can be removed
             self.remove_record(row, _numbered(number))
 
     def _numbers(self, row: str) -> set[int]:
@@ -214,7 +222,7 @@ class Records(Space):
         return set()
 
     def replace_record(self, kind: str, key: str, value: Any) -> None:
-        """Record `value`, whatever was there. OSError if the directory cannot be written."""
+        """Write a record, replacing any other. Raises OSError if the directory cannot be written."""
         path = self._place("records", kind, key)
         data = wrap(json_bytes(value), f"{kind}/{key}")
         before = 0
@@ -224,7 +232,7 @@ class Records(Space):
             self._publish(path, data)
 
     def _put_new(self, path: Path, data: bytes) -> bool:
-        """Put a record where there is none; whether there was none."""
+        """Write a record unless there is one. Returns whether there was none."""
         if os.path.lexists(path):
             return False
         try:
@@ -237,29 +245,31 @@ class Records(Space):
 
     @contextlib.contextmanager
     def _within_budget(self, size: int) -> Iterator[None]:
-        """Take so much of the budget for what the block puts, and give it back if that fails; or, after it, give back (< 0)."""
-        taken = max(size, 0)
+        """Take `size` bytes of the budget for the block, given back if the block fails. A negative `size` is given back after the block."""
+        reserved = max(size, 0)
         try:
-            self.take("records", taken)
-        except TimeoutError:  # whoever holds the account was stopped: a record is small, and counted later
-            taken = 0
+            self.take("records", reserved)
+        except (
+            TimeoutError
+        ):  # the holder of the account's lock is stopped: write all the same, a recount will find the record
+            reserved = 0
         try:
             yield
         except BaseException:
             with contextlib.suppress(OSError):
-                self.take("records", -taken)
+                self.take("records", -reserved)
             raise
         with contextlib.suppress(OSError):
             self.take("records", min(size, 0))
 
     def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
-        """(key, what `parse` makes of the value) of the undamaged records of a kind whose key starts with `prefix`."""
-        for name in sorted(names_in(self._root / "records" / kind)):
+        """(key, value) of the undamaged records of a kind whose key starts with `prefix`; values as `parse` returns them."""
+        for name in sorted(list_names(self._root / "records" / kind)):
             if name.startswith(prefix) and (value := self.get_record(kind, name, parse)) is not None:
                 yield name, value
 
     def remove_record(self, kind: str, key: str) -> None:
-        """Forget a record, if it is there."""
+        """Remove a record, if there is one."""
         with contextlib.suppress(OSError):
             self._drop("records", self._place("records", kind, key))
 
@@ -267,19 +277,19 @@ class Records(Space):
         return self._place("records", kind, key)
 
     def _sweep_records(self, now_s: float) -> None:
-        for path in entries_below(self._root / "records"):
+        for path in list_entries_below(self._root / "records"):
             with contextlib.suppress(OSError):
                 kind = path.parent.name.partition(ROW)[0]
                 if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(kind, float("inf")):
                     self._remove(path)
-        for directory in directories_in(self._root / "records"):
+        for directory in list_directories(self._root / "records"):
             if ROW in directory.name:
                 self._remove_directory(directory)  # unless there is something in it
 
     def _damaged_records(self) -> Iterator[Path]:
-        for path in entries_below(self._root / "records"):
+        for path in list_entries_below(self._root / "records"):
             with contextlib.suppress(FileNotFoundError):
-                if record_value(content_of(path)[0], f"{path.parent.name}/{path.name}") is None:
+                if record_value(read_content(path)[0], f"{path.parent.name}/{path.name}") is None:
                     yield path
 
 

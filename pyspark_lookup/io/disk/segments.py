@@ -1,14 +1,14 @@
 """Segments: large files of named regions, written once, mapped by every process that reads them.
 
-    "LKUPSEG1", and what it is called       8 bytes, 16 bytes
-    regions, each from a multiple of 64     as many bytes as was said before writing
+    "LKUPSEG1", and a digest of its name    8 bytes, 16 bytes
+    regions, each from a multiple of 64     as many bytes as were reserved
     footer                                  JSON: {"meta": …, "regions": {name: [offset, length, CRC-32]}}
     footer's length, its CRC-32, magic      <QI8s
 
-A file gets its name (`snapshots/<table>/<name>`) by rename, after it is on the disk. Opening checks
-that it was made for this name, and the footer; the regions were checked once since the file was last touched, which a record says, and
-are read through if it was. Beside it may lie `<name>.used`, int64 numbers that are written in place. A mapping holds a shared lock on its file for as long as anything uses
-it: that is the pin which keeps the file from being removed.
+A file gets its name (`snapshots/<table>/<name>`) by rename, after it was flushed to the disk. Opening it checks the digest and
+the footer. The regions are checked once; a record then has the file's size, time and inode, and they are read again if these change.
+Beside the file may be `<name>.used`, int64 numbers that are written in place. A mapping holds a shared lock on its file as long
+as anything uses it. This pins the file: it is not removed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from typing import Any
 from pyspark_lookup.base.decoding import UNREADABLE, counts_of, texts_of
 from pyspark_lookup.io.disk.directory import (
     LEFTOVER_AFTER_S,
-    directories_in,
-    entries_below,
-    entries_in,
+    find_older,
     is_own_file,
     key_of,
+    list_directories,
+    list_entries,
+    list_entries_below,
+    list_names,
     lock_soon,
-    names_in,
-    older_than,
     sync_directory,
     use_file,
 )
@@ -57,7 +57,7 @@ _Regions = Mapping[str, tuple[int, int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class OpenSegment:
-    """A mapped segment: what its writer said of it, and its regions. Pinned while any region is in use."""
+    """A mapped segment: its writer's metadata and its regions. Pinned while any region is in use."""
 
     meta: dict[str, Any]
     regions: Mapping[str, memoryview]
@@ -70,7 +70,7 @@ class SegmentWriter:
     def __init__(self, file: ReservedFile, sizes: Mapping[str, int]) -> None:
         self.file = file
         self._regions: dict[str, list[int]] = {}  # offset, size and CRC-32 of what was written
-        self._written: dict[str, int] = {}
+        self._bytes_written: dict[str, int] = {}
         self._end = _HEAD_BYTES
         self.durable = True
         try:
@@ -83,24 +83,24 @@ class SegmentWriter:
             raise
 
     def reserve(self, name: str, size: int) -> None:
-        """One more region, behind the others. Raises CacheFullError if there is no room for it."""
+        """Add an empty region behind the others. Raises CacheFullError if there is no room for it."""
         self._place(name, size)
         self.file.resize(self._end)
 
     def _place(self, name: str, size: int) -> None:
         self._end += -self._end % _ALIGNMENT
-        self._regions[name], self._written[name] = [self._end, size, 0], 0
+        self._regions[name], self._bytes_written[name] = [self._end, size, 0], 0
         self._end += size
 
     def append(self, name: str, data: Any) -> None:
-        """Write `data` (any buffer) behind what the region has. ValueError if it is more than was said."""
+        """Append `data` (any buffer) to a region. Raises ValueError if it exceeds the region's size."""
         view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-        (offset, size, crc), done = self._regions[name], self._written[name]
-        if done + len(view) > size:
+        (offset, size, crc), start = self._regions[name], self._bytes_written[name]
+        if start + len(view) > size:
             raise ValueError(f"region {name} was to have {size} bytes")
         self._regions[name][2] = zlib.crc32(view, crc)
-        self._written[name] = done + len(view)
-        self._write(view, offset + done)
+        self._bytes_written[name] = start + len(view)
+        self._write(view, offset + start)
 
     def _write(self, data: bytes | memoryview, at: int) -> None:
         view = memoryview(data)
@@ -109,13 +109,13 @@ class SegmentWriter:
             view, at = view[count:], at + count
 
     def add(self, name: str, data: Any) -> None:
-        """One more region, all at once."""
+        """Add a region with `data`."""
         self.reserve(name, memoryview(data).nbytes)
         self.append(name, data)
 
     def finish(self, meta: Mapping[str, Any], durable: bool = True) -> None:
-        """Write the footer. `durable`: it is brought to the disk before it gets its name. ValueError if a region lacks bytes."""
-        short = [name for name, (_, size, _) in self._regions.items() if self._written[name] != size]
+        """Write the footer. `durable`: the file is flushed to the disk before it gets its name. Raises ValueError if a region lacks bytes."""
+        short = [name for name, (_, size, _) in self._regions.items() if self._bytes_written[name] != size]
         if short:
             raise ValueError(f"regions {short} are not complete")
         footer = json.dumps({"meta": meta, "regions": self._regions}, separators=(",", ":")).encode()
@@ -125,13 +125,13 @@ class SegmentWriter:
         self.durable = durable
 
     def bind(self, table: str, name: str) -> None:
-        """Write what it is called, after which all of it is on the disk if it is to be. OSError if it cannot be written."""
-        self._write(_bound(table, name), len(SEGMENT_MAGIC))
+        """Write the segment's name into it, and flush a durable one to the disk. Raises OSError if it cannot be written."""
+        self._write(_name_digest(table, name), len(SEGMENT_MAGIC))
         if self.durable:
             os.fsync(self.file.fd)
 
     def close(self) -> None:
-        """Give the file up; one that was not published is removed."""
+        """Close the file, and remove it if it was not published."""
         self.file.close()
 
 
@@ -139,26 +139,26 @@ class Segments(Records):
     """A directory with segments, by table and name."""
 
     def create_segment(self, sizes: Mapping[str, int], out_of: ReservedFile | None = None) -> SegmentWriter:
-        """A new segment with regions of these sizes in bytes, of what `out_of` has reserved as far as that reaches.
+        """A new segment with regions of these sizes in bytes. It uses what `out_of` has reserved first.
 
         Raises CacheFullError if there is no room for it, another OSError if it cannot be written.
         """
         return SegmentWriter(self.reserve(0, out_of), sizes)
 
     def publish_segment(self, table: str, name: str, writer: SegmentWriter) -> None:
-        """Give a finished segment its name; nobody has seen it before. OSError if it cannot be."""
+        """Give a finished segment its name, by which readers see it. Raises OSError if that fails."""
         directory = self._root / "snapshots" / table
         writer.bind(table, name)
         status = os.fstat(writer.file.fd)
         writer.file.publish(directory / name)
-        if not writer.durable:  # what does not lie on the disk yet is read through when it is opened
+        if not writer.durable:  # without the record below, opening it checks every byte: a crash may have torn it
             return
         self.replace_record("segment", f"{table}-{name}", _signature(status))
-        with contextlib.suppress(OSError):  # a crash that forgets the name makes it a miss
+        with contextlib.suppress(OSError):  # if a crash loses the name, that is a miss
             sync_directory(directory)
 
     def use_table(self, table: str) -> None:
-        """Say that a table's segments are in use: those of tables that are not go first. Coarse, so that it costs no writes."""
+        """Record that a table's segments are in use: unused tables are evicted first. At most once a minute, so it costs few writes."""
         with contextlib.suppress(OSError):
             path = self._place("snapshots", table)
             now_s = self._now_s()
@@ -166,13 +166,13 @@ class Segments(Records):
                 os.utime(path, (now_s, now_s))
 
     def supersede_segments(self, table: str, names: Sequence[str]) -> None:
-        """Say which segments of a table only versions need that are not its latest: they go before anything else. OSError if it fails."""
+        """Record which segments of a table its latest version does not need: they are evicted first. Raises OSError if that fails."""
         if tuple(sorted(names)) != (self.get_record("superseded", table, texts_of) or ()):
             self.replace_record("superseded", table, sorted(names))
 
     def segments(self, table: str) -> list[str]:
         """The names of a table's segments."""
-        return sorted(name for name in names_in(self._root / "snapshots" / table) if not name.endswith(_NUMBERS))
+        return sorted(name for name in list_names(self._root / "snapshots" / table) if not name.endswith(_NUMBERS))
 
     def open_segment(self, table: str, name: str) -> OpenSegment | None:
         """A segment, mapped and pinned; None if it is not there, or damaged (then it is removed) or cannot be mapped."""
@@ -182,7 +182,7 @@ class Segments(Records):
                 if not _has_ends(fd, status, table, name):
                     self.discard_segment(table, name)
                     return None
-                # Without the lock the file may be removed meanwhile, but the mapping stays valid.
+                # If the lock cannot be had, the file may be removed while we use it, but the mapping stays valid.
                 lock_soon(fd, fcntl.LOCK_SH)
                 # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
                 view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
@@ -204,14 +204,14 @@ class Segments(Records):
         return OpenSegment(meta, views, status.st_size)
 
     def discard_segment(self, table: str, name: str) -> None:
-        """Remove a segment that is damaged, or none of its reader's, and count it."""
+        """Remove a segment that is damaged, or not of the form that its reader expects, and count it."""
         self._metrics.inc("snapshotDamagedCount")
         with contextlib.suppress(OSError):
             self._drop("segments", self._place("snapshots", table, name))
         self.remove_record("segment", f"{table}-{name}")
 
     def _is_checked(self, table: str, name: str, status: os.stat_result, view: memoryview, regions: _Regions) -> bool:
-        """Whether the regions are as they were written; read through unless they were since the last change."""
+        """Whether the regions are as they were written. Every byte is read, unless that was done since the file last changed."""
         if self.get_record("segment", f"{table}-{name}") == _signature(status):
             return True
         if not _regions_intact(view, regions):
@@ -221,24 +221,24 @@ class Segments(Records):
         return True
 
     def remove_segment(self, table: str, name: str) -> bool:
-        """Remove a segment unless somebody has it mapped; whether it is gone."""
+        """Remove a segment unless somebody has it mapped. Returns whether it is gone."""
         try:
             path = self._place("snapshots", table, name)
             with use_file(path) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Under the lock: who opens it now waits, and then finds it gone or reads it to its end.
-                gone = self._drop("segments", path)
+                # Under the lock: a reader that opens it now waits for it, and then finds no file, or keeps the removed one mapped.
+                is_removed = self._drop("segments", path)
         except FileNotFoundError:
             return True
         except OSError:
             return False
-        if gone:
+        if is_removed:
             self._drop("segments", path.with_name(f"{name}{_NUMBERS}"))
             self.remove_record("segment", f"{table}-{name}")
-        return gone
+        return is_removed
 
     def is_mapped(self, table: str, name: str) -> bool:
-        """Whether anybody has a segment mapped. One that is not there nobody has."""
+        """Whether anybody has a segment mapped; False if there is no such segment."""
         try:
             with use_file(self._place("snapshots", table, name)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -249,7 +249,7 @@ class Segments(Records):
         return False
 
     def unlink_segment(self, table: str, name: str) -> None:
-        """Remove a segment and its numbers; who has it mapped goes on reading it."""
+        """Remove a segment and its numbers, even if it is mapped: its readers keep their mapping."""
         for suffix in ("", _NUMBERS):
             with contextlib.suppress(OSError):
                 self._drop("segments", self._place("snapshots", table, f"{name}{suffix}"))
@@ -278,9 +278,9 @@ class Segments(Records):
 
     def _sweep_segments(self, now_s: float) -> None:
         """Remove the segments of tables whose record has gone unused for long, and numbers without a segment."""
-        for directory in directories_in(self._root / "snapshots"):
+        for directory in list_directories(self._root / "snapshots"):
             in_use = self.has_record("snapshot", directory.name)
-            for path in older_than(LEFTOVER_AFTER_S, now_s, entries_in(directory)):
+            for path in find_older(LEFTOVER_AFTER_S, now_s, list_entries(directory)):
                 if path.suffix == _NUMBERS:
                     if not path.with_suffix("").exists():
                         self._drop("segments", path)
@@ -291,14 +291,14 @@ class Segments(Records):
 
     def _damaged_segments(self) -> list[Path]:
         """Segments whose footer or a region is not as it was written; every byte is read."""
-        found = []
-        for path in entries_below(self._root / "snapshots"):
+        damaged = []
+        for path in list_entries_below(self._root / "snapshots"):
             if path.suffix == _NUMBERS:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 if not _is_whole(path):
-                    found.append(path)
-        return found
+                    damaged.append(path)
+        return damaged
 
 
 def _is_whole(path: Path) -> bool:
@@ -317,16 +317,16 @@ def _is_whole(path: Path) -> bool:
     return footer is not None and _regions_intact(view, footer[1])
 
 
-def _bound(table: str, name: str) -> bytes:
+def _name_digest(table: str, name: str) -> bytes:
     return bytes.fromhex(key_of(table, name))
 
 
 def _has_ends(fd: int, status: os.stat_result, table: str, name: str) -> bool:
-    """Whether what is open begins and ends as the segment of that name does: no hole of a crash's, nor of anybody's, is mapped."""
+    """Whether an open file begins and ends as the segment of that name does. Files that a crash has torn, and others' files, are not mapped."""
     if not is_own_file(status) or status.st_size < _HEAD_BYTES + _TAIL.size:
         return False
     last = os.pread(fd, len(SEGMENT_MAGIC), status.st_size - len(SEGMENT_MAGIC))
-    return last == SEGMENT_MAGIC and os.pread(fd, _HEAD_BYTES, 0) == SEGMENT_MAGIC + _bound(table, name)
+    return last == SEGMENT_MAGIC and os.pread(fd, _HEAD_BYTES, 0) == SEGMENT_MAGIC + _name_digest(table, name)
 
 
 def _signature(status: os.stat_result) -> list[int]:
@@ -343,15 +343,15 @@ def _footer(view: memoryview) -> tuple[dict[str, Any], _Regions] | None:
     if zlib.crc32(text) != crc:
         return None
     try:
-        found = json.loads(bytes(text))
-        meta, regions = found["meta"], {name: _region(region, end) for name, region in found["regions"].items()}
+        footer = json.loads(bytes(text))
+        meta, regions = footer["meta"], {name: _region(region, end) for name, region in footer["regions"].items()}
     except UNREADABLE:
         return None
     return (meta, regions) if isinstance(meta, dict) else None
 
 
-def _region(found: Any, end: int) -> tuple[int, int, int]:
-    offset, length, crc = counts_of(found)
+def _region(record: Any, end: int) -> tuple[int, int, int]:
+    offset, length, crc = counts_of(record)
     if offset + length > end:
         raise ValueError("a region ends behind the file")
     return offset, length, crc
@@ -359,9 +359,9 @@ def _region(found: Any, end: int) -> tuple[int, int, int]:
 
 def _regions_intact(view: memoryview, regions: _Regions) -> bool:
     for offset, length, crc in regions.values():
-        found = 0
+        actual_crc = 0
         for start in range(offset, offset + length, _CHECKED_AT_ONCE):
-            found = zlib.crc32(view[start : min(start + _CHECKED_AT_ONCE, offset + length)], found)
-        if found != crc:
+            actual_crc = zlib.crc32(view[start : min(start + _CHECKED_AT_ONCE, offset + length)], actual_crc)
+        if actual_crc != crc:
             return False
     return True

@@ -1,9 +1,9 @@
-"""The budget of a cache directory: one account of all that lies in it, and files that are written within it.
+"""The budget of a cache directory: one account of the bytes of all its files, and files that are written within the budget.
 
-The account is three numbers in the file `usage`, changed in place under a lock: nobody walks the directory to know them.
-What is about to be written is taken from the budget before, so processes together never pass it. A file that
-takes long to write is as long as what it has taken, and its writer holds a lock on it: one without is a dead
-process's, and makes room for others at once.
+The account is three numbers in the file `usage`, changed in place under a lock, so that nobody has to list the directory. Bytes
+are taken from the budget before they are written, so all processes together never exceed it. A file that takes long to write has
+the size that it has reserved from the beginning, and its writer holds a lock on it. A file without a lock is a dead process's: it
+is removed when others need room.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pyspark_lookup.base.threads import check
 from pyspark_lookup.io.disk.directory import (
     NEW_FILE,
     Directory,
-    directories_in,
-    entries_in,
     is_own_file,
     is_unlocked,
-    names_in,
+    list_directories,
+    list_entries,
+    list_names,
     use_file,
 )
 
@@ -38,7 +38,7 @@ Kind = Literal["blocks", "segments", "records"]
 PAGE = 4096  # what a file takes on disk is a multiple of it, and what a directory takes
 _DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, and half of what is free there and ours
 RECORDS_SHARE = 16  # of the budget, which blocks and segments leave to records
-_TRIES = 3  # to have room that others do not take
+_TRIES = 3  # attempts: others may take the room that was made
 _RESERVED = ".reserved"
 _USAGE = "%020d %020d %020d\n"
 
@@ -60,34 +60,37 @@ class Usage:
 
 
 def on_disk(size: int) -> int:
-    """What a file of that size takes."""
+    """The bytes that a file of that size takes on disk: whole pages."""
     return -(-size // PAGE) * PAGE
 
 
-def default_budget(path: Path, used: int) -> int:
-    """What a cache directory may take of the disk that a path lies on, or will, if nobody says; it has `used` so much."""
+def default_budget(path: Path, used_bytes: int) -> int:
+    """The default budget of a cache directory at `path`, a share of its disk. `used_bytes`: what the directory takes already."""
     for above in (path, *path.parents):
         with contextlib.suppress(OSError):
             disk = os.statvfs(above)
             return min(
-                disk.f_blocks * disk.f_frsize // _DISK_SHARE, (used + disk.f_bavail * disk.f_frsize) // _FREE_SHARE
+                disk.f_blocks * disk.f_frsize // _DISK_SHARE,
+                (used_bytes + disk.f_bavail * disk.f_frsize) // _FREE_SHARE,
             )
     return 0
 
 
 class ReservedFile:
-    """A file being written, within the budget; other files of the same work may take their share out of it.
+    """A file being written, within the budget. Other files of the same build may use the bytes that it has reserved (`out_of`).
 
-    It is closed without a name (`publish`): then it is removed, and what it has taken is given back.
+    `publish` gives it its name. A file that is closed before that is removed, and its bytes are given back to the budget.
     """
 
     def __init__(self, space: Space, path: Path, size: int, out_of: ReservedFile | None) -> None:
         self.path = path
-        self.taken = 0
+        self.reserved_bytes = 0
         self._space = space
         self._out_of = out_of
-        unseen = path.with_suffix("")  # locked before anybody can see it, and take it for a dead process's
-        self.fd = space._again(lambda: space._open(unseen, NEW_FILE))
+        unseen = path.with_suffix(
+            ""
+        )  # locked before it gets a name that others look for: they remove unlocked files as a dead process's
+        self.fd = space._retry(lambda: space._open(unseen, NEW_FILE))
         try:
             with contextlib.suppress(OSError):  # some file systems have no such locks
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,49 +102,50 @@ class ReservedFile:
             raise
 
     def resize(self, size: int) -> None:
-        """Take more of the budget, or give back of it, before the file has that size. Raises CacheFullError, or OSError if it fails."""
-        more = on_disk(size) - self.taken
+        """Reserve more bytes, or give some back, then set the file's size. Raises CacheFullError, or another OSError."""
+        more = on_disk(size) - self.reserved_bytes
         if more > 0 and self._out_of is not None:
-            shared = min(more, self._out_of.taken)
-            self._out_of._set(self._out_of.taken - shared)
-            self.taken, more = self.taken + shared, more - shared
+            shared = min(more, self._out_of.reserved_bytes)
+            self._out_of._set(self._out_of.reserved_bytes - shared)
+            self.reserved_bytes, more = self.reserved_bytes + shared, more - shared
         if more > 0:
             self._space.take("segments", more)
-            self.taken += more
+            self.reserved_bytes += more
         os.ftruncate(self.fd, size)
         if more < 0:
-            with contextlib.suppress(OSError):  # it is given back with the rest, or found by the next count
+            with contextlib.suppress(OSError):  # it is given back when the file is closed, or by the next recount
                 self._space.take("segments", more)
-                self.taken += more
+                self.reserved_bytes += more
 
     def _set(self, size: int) -> None:
-        self.taken = size
+        self.reserved_bytes = size
         os.ftruncate(self.fd, size)
 
     def publish(self, path: Path) -> None:
-        """Give the file its name. OSError if it cannot have it."""
+        """Give the file its name. Raises OSError if that fails."""
         self._space._rename(self.path, path)
-        self.taken = 0
-        with contextlib.suppress(OSError):  # not before: unlocked under the other name it would be a dead process's
-            fcntl.flock(self.fd, fcntl.LOCK_UN)  # who opens it under its name locks it
+        self.reserved_bytes = 0
+        # After the rename: unlocked under the old name, it would look like a dead process's.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # its readers lock it
 
     def close(self) -> None:
-        """Give it up, if it was not published."""
+        """Remove the file if it was not published, and close it."""
         if self.fd < 0:
             return
-        fd, self.fd = self.fd, -1  # first: a child that is forked meanwhile must not close what has its number by then
+        fd, self.fd = self.fd, -1  # first: a child that is forked now must not close another file that gets this number
         self._space._remove(self.path)
         os.close(fd)
         with contextlib.suppress(OSError):
-            self._space.take("segments", -self.taken)
-        self.taken = 0
+            self._space.take("segments", -self.reserved_bytes)
+        self.reserved_bytes = 0
 
 
 _being_written: weakref.WeakSet[ReservedFile] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Let go of what is being written, in a child that was forked: when its parent dies nobody writes it."""
+    """Close unfinished files in a forked child: if it kept their locks, they would look alive after the parent's death."""
     for file in list(_being_written):
         if file.fd >= 0:
             os.close(file.fd)
@@ -174,7 +178,7 @@ class Space(Directory, abc.ABC):
         return self._max_bytes if self._max_bytes is not None else default_budget(self._root, usage.total)
 
     def lacks(self, kind: Kind, amount: int) -> int:
-        """How many bytes must go before so many can be taken; 0 or less if none must."""
+        """How many bytes must be freed before `amount` bytes can be taken; 0 or less if none."""
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         return usage.total + amount - (limit if kind == "records" else limit - limit // RECORDS_SHARE)
@@ -200,7 +204,7 @@ class Space(Directory, abc.ABC):
         return usage.total + amount <= (limit if kind == "records" else limit - limit // RECORDS_SHARE)
 
     def most(self) -> int:
-        """How many bytes of segments there can be, if all that can go for them goes."""
+        """How many bytes the segments of this directory can have at most, after evicting everything else."""
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         return max(limit - limit // RECORDS_SHARE - usage.records, 0)
@@ -208,16 +212,16 @@ class Space(Directory, abc.ABC):
     def _full(self, amount: int) -> CacheFullError:
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
-        said = "lookup.cache.max-bytes" if self._max_bytes is not None else "its share of the disk"
+        limit_name = "lookup.cache.max-bytes" if self._max_bytes is not None else "its share of the disk"
         problem = CacheFullError(
-            f"{_size(amount)} more do not fit into the cache directory {self._root.parent}: {said} is {_size(limit)}, of which "
+            f"{_size(amount)} more do not fit into the cache directory {self._root.parent}: {limit_name} is {_size(limit)}, of which "
             f"{_size(usage.total)} are in use{self._free_space(amount)}. Raise lookup.cache.max-bytes, or set another lookup.cache for some tables"
         )
         problem.more = amount
         return problem
 
     def _free_space(self, amount: int) -> str:
-        """That the disk is full, if it is."""
+        """A part of the error's text which says that the disk is full; "" if it is not."""
         with contextlib.suppress(OSError):
             disk = os.statvfs(self._root.parent)
             free = disk.f_bavail * disk.f_frsize
@@ -226,14 +230,14 @@ class Space(Directory, abc.ABC):
 
     @abc.abstractmethod
     def _make_room(self, kind: Kind, amount: int) -> None:
-        """Remove what is worth least, so that so many bytes can be taken."""
+        """Evict what is worth least until `amount` bytes of a kind can be taken."""
 
     # --- the account ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _account(self) -> Iterator[Usage]:
-        """The account, which nobody else changes meanwhile; written back at the end. OSError if it is not had soon."""
-        # Threads of this process take turns here: of many that poll for a file's lock one may poll in vain for long.
+        """The account under its lock, written back at the end of the block. Raises OSError if another process keeps the lock."""
+        # The threads of this process queue for a mutex first: of many that poll for a file's lock, one may starve.
         with self._turns, self._lock("usage.lock"), self._open_account() as fd:
             before = _parse(fd)
             usage = dataclasses.replace(before) if before is not None else self._count()
@@ -248,56 +252,56 @@ class Space(Directory, abc.ABC):
         path = self._root / "usage"
         try:
             with use_file(path) as fd:
-                ours = is_own_file(os.fstat(fd))
+                is_usable = is_own_file(os.fstat(fd))
         except OSError as problem:
-            ours = isinstance(problem, FileNotFoundError)
-        if not ours:  # a link, a socket; a directory
+            is_usable = isinstance(problem, FileNotFoundError)
+        if not is_usable:  # a link, a socket; a directory
             self._remove_tree(path)
         with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
             yield fd
 
     def _read_usage(self) -> Usage | None:
-        """The account as it is now; None if there is none."""
+        """The account, read without its lock; None if there is none."""
         with contextlib.suppress(OSError), use_file(self._root / "usage") as fd:
             return _parse(fd)
         return None
 
     def usage(self) -> Usage:
-        """What the directory's files take, as counted, without a look at each of them."""
+        """What the directory's files take, from the account; files are listed only if there is none."""
         return self._read_usage() or self._count()
 
     def recount(self) -> None:
-        """Put the account right: what killed writers have taken, and what was removed by hand, no longer counts."""
+        """Correct the account from the files on disk: killed writers and files removed by hand have left it wrong."""
         before = self._read_usage()
-        found = self._count()
+        counted = self._count()
         with self._account() as usage:
-            # What others have changed meanwhile, as far as they have told.
+            # Counting takes a while: add what other processes have changed in the account meanwhile.
             changed = before or dataclasses.replace(usage)
-            usage.blocks = max(found.blocks + usage.blocks - changed.blocks, 0)
-            usage.records = max(found.records + usage.records - changed.records, 0)
+            usage.blocks = max(counted.blocks + usage.blocks - changed.blocks, 0)
+            usage.records = max(counted.records + usage.records - changed.records, 0)
             usage.segments = self._count_segments()
 
     def _count(self) -> Usage:
-        """What lies in the directory, found by a look at each file. Locks and claims count for nothing: they are small, and few."""
+        """What the files of the directory take, by listing them. Locks and claims do not count: they are small, and few."""
         blocks = sum(size for _, size, _ in self._walk(self._root / "blocks")) + self._count_directories()
         records = sum(size for kind in ("records", "counters") for _, size, _ in self._walk(self._root / kind))
         records += self._count_temporary()
         return Usage(blocks, self._count_segments(), records)
 
     def _count_directories(self) -> int:
-        """What the directories of blocks take, of which small files need more than they are; not the 256 that these lie in."""
-        shards = directories_in(self._root / "blocks")
+        """What the directories of blocks take, which for small files is more than the files themselves; without the 256 shards."""
+        shards = list_directories(self._root / "blocks")
         return PAGE * sum(len(names) for shard in shards for _, names, _ in os.walk(shard))
 
     def _count_temporary(self) -> int:
-        """What writers that were killed have left, and others write at this moment; not what has got its name meanwhile."""
-        found = 0
-        for name in names_in(self._root / "tmp"):
+        """What temporary files take, of killed writers and live ones; a file that also has its final name is counted there."""
+        size = 0
+        for name in list_names(self._root / "tmp"):
             with contextlib.suppress(OSError):
                 status = (self._root / "tmp" / name).lstat()
                 if status.st_nlink == 1 and not name.endswith(_RESERVED):
-                    found += on_disk(status.st_size)
-        return found
+                    size += on_disk(status.st_size)
+        return size
 
     def _count_segments(self) -> int:
         reserved = (size for _, size, path in self._walk(self._root / "tmp") if path.suffix == _RESERVED)
@@ -321,19 +325,19 @@ class Space(Directory, abc.ABC):
 
     def _reserved(self) -> Iterator[tuple[Path, bool]]:
         """(path, whether its writer has died) of the files that were reserved."""
-        for path in entries_in(self._root / "tmp"):
+        for path in list_entries(self._root / "tmp"):
             if path.suffix != _RESERVED:
                 continue
             with contextlib.suppress(OSError), use_file(path) as fd:
                 yield path, is_unlocked(fd)
 
     def _leftovers(self, now_s: float) -> list[Path]:
-        """Files of writers that were killed; not those of one that lives, however long it takes."""
+        """Old temporary files of killed writers. Those of live writers are left out, however old they are."""
         living = {path for path, is_dead in self._reserved() if not is_dead}
         return [path for path in super()._leftovers(now_s) if path not in living]
 
     def _drop(self, kind: Kind, path: Path) -> bool:
-        """Remove a file, and give back what it has taken; whether it is gone now."""
+        """Remove a file and give its bytes back to the budget. Returns whether this call removed it."""
         try:
             size = path.lstat().st_size
         except OSError:
@@ -346,7 +350,7 @@ class Space(Directory, abc.ABC):
 
 
 def _parse(fd: int) -> Usage | None:
-    """What an account says; None if it is none."""
+    """The usage that an account file holds; None if it is damaged."""
     try:
         if not is_own_file(os.fstat(fd)):
             return None

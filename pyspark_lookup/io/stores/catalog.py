@@ -16,7 +16,7 @@ CATALOG_SCHEME = "catalog://"
 
 
 class CatalogStore:
-    """What the tables of a catalog are made of. A name is `catalog://<catalog>/<name>`, for which the catalog is asked, not a store.
+    """The stores of a catalog's tables. The table's own name is `catalog://<catalog>/<name>`: for this the catalog is asked, not a store.
 
     `open_store`: opens the store of a URL. `properties`: of the catalog, which tell it from others of its name.
     """
@@ -37,40 +37,40 @@ class CatalogStore:
             return path
         if "://" not in path and not path.startswith(("/", "file:")):
             return self._prefix + path
-        return self._of(path).url_of(path)
+        return self._select_store(path).url_of(path)
 
-    def _of(self, url: str) -> Store:
-        protocol, separator, rest = url.partition("://")
+    def _select_store(self, url: str) -> Store:
+        protocol, separator, location = url.partition("://")
         if not separator:
-            protocol, rest = "file", ""
+            protocol, location = "file", ""
         if protocol in ("s3", "s3a", "s3n", "file"):
             place = "s3" if protocol.startswith("s3") else protocol
-        else:  # whose URLs may carry a host
-            place = f"{protocol}://{rest.partition('/')[0]}"
+        else:  # URLs of other protocols may name a host
+            place = f"{protocol}://{location.partition('/')[0]}"
         if place not in self._stores:
             self._stores[place] = self._open(url)
         return self._stores[place]
 
     def get_meta(self, path: str, count: Count) -> FileVersion:
-        return self._of(path).get_meta(path, count)
+        return self._select_store(path).get_meta(path, count)
 
     def list_status(self, path: str, count: Count) -> Listing:
-        return self._of(path).list_status(path, count)
+        return self._select_store(path).list_status(path, count)
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        return self._of(path).get_status(path, count)
+        return self._select_store(path).get_status(path, count)
 
     def pin(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
-        return self._of(file.url).pin(file)
+        return self._select_store(file.url).pin(file)
 
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
-        return self._of(path).list_files(path, after, at_most, count)
+        return self._select_store(path).list_files(path, after, at_most, count)
 
     def has_directory(self, path: str, count: Count) -> bool:
-        return self._of(path).has_directory(path, count)
+        return self._select_store(path).has_directory(path, count)
 
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
-        return self._of(path).last_change_s(path, count)
+        return self._select_store(path).last_change_s(path, count)
 
     def _refuse(self, path: str, *_: object) -> NoReturn:
         raise NotSupportedError(f"{redact('path', path)}: tables of a catalog are not written here")

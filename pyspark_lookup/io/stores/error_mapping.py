@@ -1,4 +1,4 @@
-"""Foreign errors become ours here, at the door: which of them means what."""
+"""Maps the errors of other libraries to ours."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OPERATIONS = (
 
 
 def translate_errors(store: type[S]) -> type[S]:
-    """A class of stores whose operations on a path let only our errors out."""
+    """Decorate a store's class so that its operations on a path raise only our errors."""
     for name in _OPERATIONS:
         setattr(store, name, _translate(getattr(store, name)))
     return store
@@ -58,7 +58,7 @@ def _translate(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def our_error(error: BaseException, url: str) -> BaseException:
-    """The error of ours that says what a foreign one means; ours pass unchanged."""
+    """Our error for one of another library; ours are returned unchanged."""
     if isinstance(error, PysparkLookupError):
         return error
     url = redact("path", url)
@@ -68,7 +68,7 @@ def our_error(error: BaseException, url: str) -> BaseException:
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
     timed_out = isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names)
     # 409: another conditional write of this key was under way.
-    transient = status in (409, 429) or (status or 0) >= 500 or names & _LOST or code in _TRANSIENT_CODES
+    transient = status in (409, 429) or (status or 0) >= 500 or names & _LOST_CONNECTION or code in _TRANSIENT_CODES
     if status in (412, 304) or (isinstance(error, FileNotFoundError) and "FileExpired" in names):
         return SourceChangedError(f"{url} changed while it was read")
     if code == "NoSuchBucket":
@@ -132,8 +132,8 @@ def _advice(error: BaseException, code: str | None, status: int | None) -> str |
         return (
             "the object is encrypted with a key that only its writer has (SSE-C): write it again with SSE-S3 or SSE-KMS"
         )
-    operation = next((name for one in _chain(error) if (name := getattr(one, "operation_name", None))), "")
-    if status == 400 and operation == "HeadObject":  # whose answer has no body
+    operation = next((name for cause in _chain(error) if (name := getattr(cause, "operation_name", None))), "")
+    if status == 400 and operation == "HeadObject":  # the answer to HEAD has no body
         return "S3 does not say why: check for expired credentials, another region, or encryption with a key that only the writer has (SSE-C)"
     permission = _PERMISSIONS.get(operation) if status in (401, 403) else None
     return f"{_CHECK}: they need {permission}" if permission else None
@@ -141,21 +141,21 @@ def _advice(error: BaseException, code: str | None, status: int | None) -> str |
 
 def _answer(error: BaseException) -> dict[str, Any]:
     """S3's answer that an error is about; {} if there is none."""
-    answers = (getattr(one, "response", None) for one in _chain(error))
+    answers = (getattr(cause, "response", None) for cause in _chain(error))
     return next((answer for answer in answers if isinstance(answer, dict)), {})
 
 
 def read_error(error: Exception, url: str) -> BaseException:
-    """As `our_error`, of a read: a file that is gone, that is a directory now, or ends before the range, is another version."""
-    ours = our_error(error, url)
+    """As `our_error`, for reads: a file that is gone, is a directory now, or ends before the range is a SourceChangedError."""
+    mapped = our_error(error, url)
     if error_code(error) == "NoSuchBucket":
-        return ours
-    if isinstance(ours, UfsNotFoundError) or isinstance(error, IsADirectoryError) or http_status(error) == 416:
+        return mapped
+    if isinstance(mapped, UfsNotFoundError) or isinstance(error, IsADirectoryError) or http_status(error) == 416:
         return SourceChangedError(f"{redact('path', url)} was replaced or removed")
-    return ours
+    return mapped
 
 
-_LOST = {
+_LOST_CONNECTION = {
     "ConnectionError",
     "ClientConnectionError",
     "ClientPayloadError",
@@ -195,7 +195,7 @@ _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestT
 
 def http_status(error: BaseException) -> int | None:
     """The HTTP status that an error, or a cause of it, is about: botocore's ClientError, aiohttp's ClientResponseError."""
-    return next((status for one in _chain(error) if (status := _status(one)) is not None), None)
+    return next((status for cause in _chain(error) if (status := _status(cause)) is not None), None)
 
 
 def _status(error: BaseException) -> int | None:
@@ -207,5 +207,5 @@ def _status(error: BaseException) -> int | None:
 
 
 def error_code(error: BaseException) -> str | None:
-    """What S3 calls an error, or its cause."""
+    """S3's code for an error or its cause; None without one."""
     return cast("str | None", _answer(error).get("Error", {}).get("Code"))

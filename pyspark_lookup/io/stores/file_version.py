@@ -30,7 +30,7 @@ PART_OF_FILE = IMMUTABLE + "part"
 
 @dataclasses.dataclass(frozen=True)
 class EqualityColumns:
-    """What rows that are deleted by their values have in common with a row of `file`: the columns of `schema`."""
+    """The columns (`schema`) whose values in a row of `file` say which rows are deleted."""
 
     file: FileVersion
     schema: pa.Schema
@@ -44,7 +44,7 @@ class Deletes(Protocol):
 
     @property
     def name(self) -> str:
-        """Equal for those that delete the same rows."""
+        """A name, equal for files that delete the same rows."""
 
     @property
     def place(self) -> tuple[FileVersion, Range] | None:
@@ -98,9 +98,9 @@ class StoredColumn:
         return [self.name, self.stored, self.field_id, parts, self.names, self.default, self.uuid]
 
     @classmethod
-    def from_json(cls, found: Any) -> StoredColumn:
+    def from_json(cls, record: Any) -> StoredColumn:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
-        name, stored, field_id, parts, names, default, uuid = found
+        name, stored, field_id, parts, names, default, uuid = record
         number = None if field_id is None else count_of(field_id)
         called = None if names is None else texts_of(names)
         value = None if default is None else text_of(default)
@@ -148,9 +148,9 @@ class FileVersion:
         return [self.url, self.size, self.identity, self.modified_at_s, self.settled]
 
     @classmethod
-    def from_json(cls, found: Any) -> FileVersion:
+    def from_json(cls, record: Any) -> FileVersion:
         """The file that `to_json` wrote. Raises TypeError or ValueError for anything else."""
-        url, size, identity, modified_at_s, settled = found
+        url, size, identity, modified_at_s, settled = record
         modified_at_s = None if modified_at_s is None else number_of(modified_at_s)
         return cls(text_of(url), count_of(size), text_of(identity), modified_at_s, settled is True)
 

@@ -28,8 +28,8 @@ class FsspecStore:
     def __init__(self, path: str, protocol: str, options: Mapping[str, Any], now_s: Callable[[], float]) -> None:
         try:
             kind = fsspec.get_filesystem_class(protocol)
-            given = {**kind._get_kwargs_from_urls(path), **options}
-            self._fs = kind(**{**given, "skip_instance_cache": True, "use_listings_cache": False})
+            arguments = {**kind._get_kwargs_from_urls(path), **options}
+            self._fs = kind(**{**arguments, "skip_instance_cache": True, "use_listings_cache": False})
         except (ValueError, TypeError, ImportError) as error:
             raise_ours(OptionError(f"option path = {redact('path', path)!r}: {error}"), error)
         except OSError as error:
@@ -42,7 +42,9 @@ class FsspecStore:
         self._protocol = protocol
         self._web = protocol in ("http", "https")
         self._now_s = now_s
-        place = {name: given[name] for name in ("account_name", "endpoint_url", "host", "port") if name in given}
+        place = {
+            name: arguments[name] for name in ("account_name", "endpoint_url", "host", "port") if name in arguments
+        }
         self.scope = protocol + json.dumps(place, default=str)
 
     def url_of(self, path: str) -> str:
@@ -87,12 +89,12 @@ class FsspecStore:
             directory = pending.pop()
             count("list")
             try:
-                found = self._fs.ls(directory, detail=True)
+                entries = self._fs.ls(directory, detail=True)
             except FileNotFoundError:
                 if directory == root:
                     raise
                 continue  # removed since it was listed
-            for info in found:
+            for info in entries:
                 name = info["name"].rstrip("/")
                 if info["type"] == "directory":
                     directories.add(name[len(root) + 1 :])
@@ -105,7 +107,7 @@ class FsspecStore:
         return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """A name with an extension is tried as a file first, another as a directory first."""
+        """The file or listing of a path. A name with an extension is tried as a file first, any other as a directory."""
         looks_file = self._web or ("." in path.rstrip("/").rsplit("/", 1)[-1] and not path.endswith("/"))
         first, second = (self.get_meta, self.list_status) if looks_file else (self.list_status, self.get_meta)
         try:
@@ -146,10 +148,10 @@ class FsspecStore:
 
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         count("list")
-        found = self._fs.find(self._fs._strip_protocol(path), withdirs=True, detail=True)
-        if not found:
+        infos = self._fs.find(self._fs._strip_protocol(path), withdirs=True, detail=True)
+        if not infos:
             raise UfsNotFoundError(f"{redact('path', path)} does not exist")
-        times = [at_s for info in found.values() if (at_s := _instant(info)) is not None]
+        times = [at_s for info in infos.values() if (at_s := _instant(info)) is not None]
         return max(times, default=None), self._now_s()
 
     def _refuse(self, path: str, *_: object) -> NoReturn:
@@ -177,7 +179,7 @@ _WEAK = (
 
 
 def _instant(info: Mapping[str, Any]) -> float | None:
-    """The file's modification time as Unix seconds, of whatever form a filesystem gives it."""
+    """The file's modification time as Unix seconds, from whatever form the filesystem uses."""
     for key in _WEAK:
         value = info.get(key)
         if isinstance(value, datetime):

@@ -17,10 +17,10 @@ from pyspark_lookup.io.disk.directory import sync_directory
 from pyspark_lookup.io.no_links import open_below
 from pyspark_lookup.io.stores.error_mapping import read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import PART_OF_FILE, FileVersion
-from pyspark_lookup.io.stores.own_files import place_of
+from pyspark_lookup.io.stores.own_files import split_path
 from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORIES, Count, Listing, is_entered
 
-_WALKS = 5  # of a directory whose name stands for another one after each
+_WALKS = 5  # attempts to list a directory whose name leads to another one after each
 _HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is held, and files in one
 _PUTS = 100  # attempts to put a file into a directory that others remove
 _Inode = tuple[int, int]
@@ -28,8 +28,8 @@ _Signs = tuple[int, int, int, int]
 
 
 @dataclasses.dataclass
-class _Held:
-    """What was found in a directory: `files` by path, with what the system says of each, and in the `order` of the walk."""
+class _Walk:
+    """The result of a walk through a directory: its `files` by path, with their signs, and in the `order` of the walk."""
 
     files: dict[str, tuple[_Signs, FileVersion]]
     order: tuple[FileVersion, ...]
@@ -51,7 +51,7 @@ class LocalStore:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._held: dict[str, _Held] = {}
+        self._walks: dict[str, _Walk] = {}
 
     def url_of(self, path: str) -> str:
         """`file:///absolute/path` of any spelling, without resolving links."""
@@ -79,35 +79,35 @@ class LocalStore:
         local = self._path(path)
         status = os.stat(local)
         if not stat.S_ISREG(status.st_mode):
-            what = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
-            raise UfsNotFoundError(f"{path} is {what}, not a file")
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+            raise UfsNotFoundError(f"{path} is {kind}, not a file")
         return self._version(local, status)
 
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._path(path)
         for _ in range(_WALKS):
-            # A link that is set to another directory meanwhile must not lead into that one half-way. Inode numbers alone do not
-            # tell, for that of a directory which was removed is given to the next: but not while it is open.
+            # A link may be set to another directory while we list: all entries must be of one directory. Comparing inode numbers
+            # shows it, as long as the directory is open: the number of a removed and closed one is given to the next.
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    here = _inode(os.fstat(descriptor))
-                    found = self._walk(root, descriptor, here, count)
-                    if found is not None and _inode(os.stat(root)) == here:
-                        return found
+                    inode = _inode(os.fstat(descriptor))
+                    listing = self._walk(root, descriptor, inode, count)
+                    if listing is not None and _inode(os.stat(root)) == inode:
+                        return listing
                 finally:
                     os.close(descriptor)
         os.stat(root)
         raise UfsUnavailableError(f"{path} became another directory in each of {_WALKS} listings")
 
-    def _walk(self, root: str, descriptor: int, here: _Inode, count: Count) -> Listing | None:
-        """What lies below the open directory `here`, whose name is `root`; None if that becomes another one's.
+    def _walk(self, root: str, descriptor: int, inode: _Inode, count: Count) -> Listing | None:
+        """List the open directory with this `inode`, which is called `root`; None if that name leads to another directory by now.
 
-        What is as it was at the last walk is the same object again.
+        A file that has not changed since the last walk is the same object again.
         """
-        held = self._held.get(root)
-        known = held.files if held is not None else {}
-        seen: dict[str, tuple[_Signs, FileVersion]] = {}
+        previous = self._walks.get(root)
+        previous_files = previous.files if previous is not None else {}
+        settled_files: dict[str, tuple[_Signs, FileVersion]] = {}
         files: list[FileVersion] = []
         directories: set[str] = set()
         pending: list[tuple[str, frozenset[_Inode]]] = []
@@ -121,13 +121,13 @@ class LocalStore:
                 elif stat.S_ISREG((status := entry.stat()).st_mode):
                     named = prefix + below + entry.name
                     signs = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-                    before = known.get(named)
-                    found = (
+                    before = previous_files.get(named)
+                    file_state = (
                         before if before is not None and before[0] == signs else (signs, self._version(named, status))
                     )
-                    files.append(found[1])
-                    if found[1].settled:
-                        seen[named] = found
+                    files.append(file_state[1])
+                    if file_state[1].settled:
+                        settled_files[named] = file_state
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
                     raise
@@ -135,10 +135,10 @@ class LocalStore:
         prefix = root.rstrip("/") + "/"
         count("list")
         for entry in list(os.scandir(descriptor)):
-            take(entry, "", frozenset([here]))
+            take(entry, "", frozenset([inode]))
         if pending:
             real = os.path.realpath(root)
-            if _inode(os.stat(real)) != here:
+            if _inode(os.stat(real)) != inode:
                 return None
             while pending:
                 directory, above = pending.pop()
@@ -153,21 +153,23 @@ class LocalStore:
                     take(entry, f"{directory}/", above | {_inode(status)})
             if os.path.realpath(root) != real:
                 return None
-        return self._hold(root, held, _Held(seen, tuple(files), frozenset(directories)))
+        return self._hold(root, previous, _Walk(settled_files, tuple(files), frozenset(directories)))
 
-    def _hold(self, root: str, before: _Held | None, now: _Held) -> Listing:
-        """The listing of what was found; that of before if nothing has changed."""
-        if before is not None and before.listing is not None and before.directories == now.directories:
-            same = len(before.order) == len(now.order) and all(map(operator.is_, before.order, now.order))
-            if same:
+    def _hold(self, root: str, before: _Walk | None, latest: _Walk) -> Listing:
+        """The listing of the `latest` walk; the same object as `before` if nothing has changed."""
+        if before is not None and before.listing is not None and before.directories == latest.directories:
+            is_unchanged = len(before.order) == len(latest.order) and all(map(operator.is_, before.order, latest.order))
+            if is_unchanged:
                 return before.listing
-        now.listing = Listing(self.url_of(root), tuple(sorted(now.order, key=lambda f: f.url)), now.directories)
-        self._held.pop(root, None)
-        if len(now.order) <= _HELD_FILES:
-            while len(self._held) >= _HELD_AT_MOST:
-                self._held.pop(next(iter(self._held)), None)
-            self._held[root] = now
-        return now.listing
+        latest.listing = Listing(
+            self.url_of(root), tuple(sorted(latest.order, key=lambda f: f.url)), latest.directories
+        )
+        self._walks.pop(root, None)
+        if len(latest.order) <= _HELD_FILES:
+            while len(self._walks) >= _HELD_AT_MOST:
+                self._walks.pop(next(iter(self._walks)), None)
+            self._walks[root] = latest
+        return latest.listing
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         root = self._path(path)
@@ -183,7 +185,7 @@ class LocalStore:
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         """Reads through one descriptor, which must be `file` before the first and after the last."""
         try:
-            # A pipe that has taken the file's place is not waited for.
+            # Non-blocking: a pipe may have taken the file's place.
             descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)
         except (OSError, ValueError) as error:  # ValueError: no name of a file
             raise_ours(read_error(error, file.url), error)
@@ -213,10 +215,10 @@ class LocalStore:
     def _check(self, descriptor: int, file: FileVersion) -> None:
         status = os.fstat(descriptor)
         if file.immutable:
-            same = status.st_size == file.size or file.identity == PART_OF_FILE
+            is_same = status.st_size == file.size or file.identity == PART_OF_FILE
         else:
-            same = self._version(self._path(file.url), status) == file
-        if not same:
+            is_same = self._version(self._path(file.url), status) == file
+        if not is_same:
             raise SourceChangedError(f"{file.url} changed since its version was resolved")
 
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
@@ -230,21 +232,21 @@ class LocalStore:
         return os.path.isdir(self._path(path))
 
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
-        found: list[str] = []
+        paths: list[str] = []
         for directory, _, names in os.walk(self._path(path)):
             count("list")
-            found += (os.path.join(directory, name) for name in names)
-        return self._versions(found, os.lstat)
+            paths += (os.path.join(directory, name) for name in names)
+        return self._versions(paths, os.lstat)
 
     def _versions(self, paths: Iterable[str], ask: Callable[[str], os.stat_result]) -> tuple[FileVersion, ...]:
-        """Those of the paths that are files, by what `ask` says of each."""
-        found = []
+        """The versions of those paths that are regular files. `ask`: `os.stat` or `os.lstat`."""
+        versions = []
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 status = ask(path)
                 if stat.S_ISREG(status.st_mode):
-                    found.append(self._version(path, status))
-        return tuple(found)
+                    versions.append(self._version(path, status))
+        return tuple(versions)
 
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         root = self._path(path)
@@ -257,8 +259,8 @@ class LocalStore:
         return newest_s, self._now_s()
 
     def delete(self, path: str, count: Count) -> None:
-        """Remove a file, if it is there, and the directory that it leaves empty. OSError where a link of somebody's leads to it."""
-        root, names = place_of(self._path(path))
+        """Remove a file, if there is one, and its directory if that is empty then. Raises OSError if the way to it is a link."""
+        root, names = split_path(self._path(path))
         count("delete")
         with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1]) as directory:
             os.unlink(names[-1], dir_fd=directory)
@@ -276,13 +278,13 @@ class LocalStore:
         Raises UfsUnavailableError if the file is there, but may not be after a crash, another OSError where a link leads to its place.
         """
         local = self._path(path)
-        root, names = place_of(local)
+        root, names = split_path(local)
         count("put")
         for _ in range(_PUTS):
             self._make_directory(root)
-            # Who deletes the last file in a directory removes that.
+            # Another process may remove the directory with its last file.
             with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1], 0o777) as directory:
-                status = self._put(directory, names[-1], data)
+                status = self._write_new(directory, names[-1], data)
                 if status is None:
                     return None
                 try:
@@ -298,9 +300,9 @@ class LocalStore:
         )
 
     @staticmethod
-    def _put(directory: int, name: str, data: bytes) -> os.stat_result | None:
-        """What the system says of a whole file of that name in an open directory, just put; None if there is one."""
-        # A file that is created by its name is empty for a moment, and for ever if its writer dies then.
+    def _write_new(directory: int, name: str, data: bytes) -> os.stat_result | None:
+        """Write a whole file in an open directory. Returns its status; None if the name is taken."""
+        # Write under a temporary name, then link: else readers could see an empty file, which stays if the writer dies.
         temporary = f".{name}.{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666, dir_fd=directory), "wb") as file:
@@ -317,12 +319,12 @@ class LocalStore:
             return os.fstat(file.fileno())
 
     def _make_directory(self, directory: str) -> None:
-        """Make a directory and those above it, which are there after a crash, too."""
+        """Make a directory and those above it, so that they survive a crash."""
         missing = []
         while not os.path.isdir(directory):
             missing.append(directory)
             directory = os.path.dirname(directory)
-        for made in reversed(missing):
+        for new_directory in reversed(missing):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(made)
-            sync_directory(os.path.dirname(made))
+                os.mkdir(new_directory)
+            sync_directory(os.path.dirname(new_directory))

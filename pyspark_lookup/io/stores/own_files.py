@@ -1,4 +1,4 @@
-"""Names of the files of managed tables: only what has one is put or removed in a table's directory."""
+"""Names of the files of managed tables. Files with other names are never written or removed in a table's directory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _FILE = re.compile(rf"(.*/|)({LOG_DIRECTORY}/(?:{_OF_LOG})|(?:{_DIRECTORY})/{_DA
 _TEMPORARY = re.compile(rf"(.*/)\.([^/]+)\.{_HEX}+", re.DOTALL)
 
 
-def place_of(path: str) -> tuple[str, list[str]]:
-    """(directory of the table, the names below it) of a file's path; the directory it lies in, and its name, if it is none of a table's."""
+def split_path(path: str) -> tuple[str, list[str]]:
+    """(table's directory, names below it) of the path of a managed table's file; for any other path (its directory, [its name])."""
     named = _FILE.fullmatch(path)
     if named is None or not named[1].strip("/"):
         directory, _, name = path.rpartition("/")
@@ -35,6 +35,6 @@ def is_data_file(name: str) -> bool:
 
 
 def whole_name(name: str) -> str:
-    """The name that a temporary file was to get: what it has got by now, or its writer died before."""
+    """The final name of a temporary file; any other name is returned unchanged."""
     temporary = _TEMPORARY.fullmatch("/" + name)
     return name if temporary is None else (temporary[1] + temporary[2])[1:]

@@ -110,12 +110,12 @@ class S3Store:
         if not key:
             raise UfsNotFoundError(f"{path} is a bucket, not a file")
         count("head")
-        found = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
-        return self._version(bucket, key, found.get("ContentLength"), found)
+        head = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
+        return self._version(bucket, key, head.get("ContentLength"), head)
 
     @staticmethod
-    def _version(bucket: str, key: str, size: int | None, found: Mapping[str, Any]) -> FileVersion:
-        url, etag, modified = f"s3://{bucket}/{key}", found.get("ETag"), found.get("LastModified")
+    def _version(bucket: str, key: str, size: int | None, info: Mapping[str, Any]) -> FileVersion:
+        url, etag, modified = f"s3://{bucket}/{key}", info.get("ETag"), info.get("LastModified")
         if size is None or not etag:
             raise UfsUnavailableError(
                 f"{redact('path', url)}: an answer without a size or an ETag is not of an S3 store"
@@ -125,7 +125,7 @@ class S3Store:
     def _pages(
         self, bucket: str, prefix: str, count: Count, at_most: int | None = None, after: str = "", below: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """A listing: of `at_most` objects behind the key `after`; those in directories `below` among them, or not."""
+        """The pages of a listing: at most `at_most` objects after the key `after`. `below`: whether to list subdirectories, too."""
         kind = {} if below else {"Delimiter": "/"}
         more: dict[str, Any] = {"StartAfter": after} if after else {}
         while True:
@@ -144,14 +144,14 @@ class S3Store:
         try:
             page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
         except Exception as error:
-            # Of a bucket that is there S3 lists what lies below any prefix: nothing, perhaps, but never "not found".
+            # For an existing bucket S3 answers any prefix with a listing, perhaps an empty one, but never with "not found".
             if http_status(error) != 404 or error_code(error) == "NoSuchBucket":
                 raise
-            shown = redact("path", f"s3://{bucket}/{prefix}")
-            raise_ours(UfsUnavailableError(f"{shown}: the answer is not one to a listing: {error}"), error)
-        # Of a body that is empty, or a gateway's page, the client makes a listing of nothing.
-        odd = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
-        if odd or not all(found["Key"].startswith(prefix) for found in page.get("Contents", [])):
+            url = redact("path", f"s3://{bucket}/{prefix}")
+            raise_ours(UfsUnavailableError(f"{url}: the answer is not one to a listing: {error}"), error)
+        # The client turns an empty body, or a gateway's error page, into an empty listing.
+        is_incomplete = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
+        if is_incomplete or not all(item["Key"].startswith(prefix) for item in page.get("Contents", [])):
             raise UfsUnavailableError(f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing")
         return page
 
@@ -163,13 +163,13 @@ class S3Store:
             raise UfsNotFoundError(f"{url} does not exist")
         files: list[FileVersion] = []
         directories: set[str] = set()
-        for found in objects:
-            relative = found["Key"][len(directory) :]
+        for item in objects:
+            relative = item["Key"][len(directory) :]
             parents = relative.split("/")[:-1]
             directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
             if relative and not relative.endswith("/") and all(map(is_entered, parents)):
-                files.append(self._version(bucket, found["Key"], found["Size"], found))
-        # Empty objects of the names of directories (see `get_status`).
+                files.append(self._version(bucket, item["Key"], item["Size"], item))
+        # Leave out empty objects with the name of a directory (see `get_status`).
         files = [file for file in files if file.size or file.url[len(url) + 1 :] not in directories]
         return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories), listed_at_s)
 
@@ -181,7 +181,7 @@ class S3Store:
         for page in self._pages(bucket, directory, count):
             listed_at_s = listed_at_s or _answered_at_s(page)
             objects += page.get("Contents", [])
-            logs = _logs_in(directory, objects)
+            logs = _find_logs(directory, objects)
             if logs:
                 return Listing(f"s3://{bucket}/{key}".rstrip("/"), (), logs)
         return self._listing(bucket, directory, objects, listed_at_s)
@@ -214,15 +214,15 @@ class S3Store:
                 empty = self._version(bucket, key, contents[0]["Size"], contents[0])
                 if empty.size:
                     return empty
-            objects += [found for found in contents if found["Key"].startswith(directory)]
-            logs = _logs_in(directory, objects)
+            objects += [item for item in contents if item["Key"].startswith(directory)]
+            logs = _find_logs(directory, objects)
             if logs:
                 return Listing(f"s3://{bucket}/{key}", (), logs)
             if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
                 break  # sorted past it: the other keys share the name's beginning only
             if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
                 try:
-                    return self.list_status(path, count)  # a crowd of siblings: ask for it alone
+                    return self.list_status(path, count)  # many siblings sort before it: list the directory alone
                 except UfsNotFoundError:
                     if empty is None:
                         raise
@@ -236,17 +236,17 @@ class S3Store:
         match = {"IfMatch": f'"{etag}"'} if etag else {}
 
         async def get(offset: int, length: int) -> bytes:
-            # S3 gives its checksum of an object, which the client compares, to who asks for all of it without a range.
+            # A GET without a range returns the object's checksum, too, which the client compares.
             part = {} if (offset, length) == (0, file.size) else {"Range": f"bytes={offset}-{offset + length - 1}"}
             reply = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, **part, **match)
             async with reply["Body"] as body:
                 data = cast(bytes, await body.read())
-            found = reply.get("ETag", "").strip('"')
-            if not found:
-                shown = redact("path", file.url)
-                raise UfsUnavailableError(f"{shown}: an answer without an ETag is not of an S3 store")
+            answer_etag = reply.get("ETag", "").strip('"')
+            if not answer_etag:
+                url = redact("path", file.url)
+                raise UfsUnavailableError(f"{url}: an answer without an ETag is not of an S3 store")
             # A gateway may not know If-Match: then its answer says which version these bytes are of.
-            if etag and found != etag:
+            if etag and answer_etag != etag:
                 raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")
             return data
 
@@ -280,7 +280,7 @@ class S3Store:
         now_s, times = 0.0, []
         for page in self._pages(bucket, key.rstrip("/") + "/", count):
             now_s = _answered_at_s(page) or now_s
-            times += [found["LastModified"].timestamp() for found in page.get("Contents", [])]
+            times += [item["LastModified"].timestamp() for item in page.get("Contents", [])]
         if not times:
             raise UfsNotFoundError(f"{redact('path', path)} does not exist")
         return max(times), now_s
@@ -311,15 +311,15 @@ class S3Store:
         bucket, key = self._bucket_key(path)
         count("put")
         try:
-            found = self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+            answer = self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
         except Exception as error:
-            ours = our_error(error, path)
-            if isinstance(ours, SourceChangedError):  # 412
+            mapped = our_error(error, path)
+            if isinstance(mapped, SourceChangedError):  # 412
                 return None
-            if http_status(error) is None and isinstance(ours, UfsError) and not isinstance(ours, UfsTimeoutError):
-                ours = UfsUnavailableError(str(ours))  # no answer that could be understood
-            raise_ours(ours, error)
-        return self._version(bucket, key, len(data), found)
+            if http_status(error) is None and isinstance(mapped, UfsError) and not isinstance(mapped, UfsTimeoutError):
+                mapped = UfsUnavailableError(str(mapped))  # no answer that could be understood
+            raise_ours(mapped, error)
+        return self._version(bucket, key, len(data), answer)
 
 
 def _answered_at_s(page: dict[str, Any]) -> float | None:
@@ -331,7 +331,7 @@ def _answered_at_s(page: dict[str, Any]) -> float | None:
         return None
 
 
-def _logs_in(directory: str, objects: list[dict[str, Any]]) -> frozenset[str]:
-    """The logs of tables that lie there; they come early in a listing, and may be long, as may be what follows."""
-    keys = [found["Key"][len(directory) :] for found in objects]
+def _find_logs(directory: str, objects: list[dict[str, Any]]) -> frozenset[str]:
+    """The names of table logs among the objects of a directory: with one, the rest of a long listing is not needed."""
+    keys = [item["Key"][len(directory) :] for item in objects]
     return frozenset(name for name in LOG_DIRECTORIES if any(key.startswith(f"{name}/") for key in keys))

@@ -30,7 +30,7 @@ SETTLED_AFTER_S = REMOTE_GRANULE_S
 class Listing:
     """What lies below a directory: `files` by URL, and `directories` that were seen (relative paths).
 
-    `listed_at_s`: when, on the store's clock, by which its files have their times; None if that is the clock of the host.
+    `listed_at_s`: when it was listed, on the store's clock, which also sets the files' times; None if that is the host's clock.
     """
 
     url: str
@@ -40,8 +40,8 @@ class Listing:
 
 
 class Store(Protocol):
-    """One storage system with one set of options. `pins`: reads refuse another version themselves. `lists_after`: a listing
-    from a name on costs what it returns."""
+    """One storage system with one set of options. `pins`: whether reads refuse another version themselves. `lists_after`:
+    whether a listing after a name costs only what it returns."""
 
     scope: str
     pins: bool

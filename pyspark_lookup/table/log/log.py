@@ -28,7 +28,7 @@ from pyspark_lookup.base.errors import (
     UfsUnavailableError,
     raise_ours,
 )
-from pyspark_lookup.io.block_cache import path_key_of
+from pyspark_lookup.io.block_cache import make_path_key
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.io.stores import FileVersion
@@ -269,7 +269,7 @@ class NotificationLog:
         """Keep no block of files that were replaced pages ago, or vacuumed: who still reads such a version fetches them again."""
         if (before.since, before.oldest) != (state.since, state.oldest):
             gone = before.paths() - state.paths()
-            disk.forget_files(path_key_of(self._ufs.scope, f"{self.url}/{path}") for path in gone)
+            disk.forget_files(make_path_key(self._ufs.scope, f"{self.url}/{path}") for path in gone)
 
     def _tail_key(self, base: int) -> str:
         return f"{self._key}-{base}"
