@@ -20,12 +20,12 @@ from pyspark_lookup.table.roaring import checked_blob, read_roaring
 # Z85 (ZeroMQ 32) is base 85 with other digits than Python's.
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-_DIGITS = {ord(ours): ord(theirs) for ours, theirs in zip(_Z85, _B85, strict=True)}
+_DIGITS = {ord(z85_digit): ord(b85_digit) for z85_digit, b85_digit in zip(_Z85, _B85, strict=True)}
 _UUID_DIGITS = 20
 
 
 def decode_z85(text: str) -> bytes:
-    """The bytes of a Z85 text. Raises ValueError for another one.
+    """The bytes of a Z85 text. Raises ValueError for any other text.
 
     The last five digits may begin with a `#` for each byte that they have less than four, as writers in Rust fill them up.
     """
@@ -36,10 +36,10 @@ def decode_z85(text: str) -> bytes:
     if not 1 <= less <= 3:
         return base64.b85decode(text.translate(_DIGITS))
     digits = text[:-5] + _Z85[0] * less + last
-    found = base64.b85decode(digits.translate(_DIGITS))
-    if any(found[-4 : less - 4]):
+    decoded = base64.b85decode(digits.translate(_DIGITS))
+    if any(decoded[-4 : less - 4]):
         raise ValueError(f"no Z85: {text[-5:]!r} at its end")
-    return found[:-4] + found[less - 4 :]
+    return decoded[:-4] + decoded[less - 4 :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,21 +72,21 @@ class DeletionVector:
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         try:
             blob = decode_z85(self.data)[: self.size] if self.url is None else checked_blob(data, self.size)
-            found = read_roaring(blob, self.cardinality)
+            rows = read_roaring(blob, self.cardinality)
         except (*UNREADABLE, struct.error) as problem:
-            of = "the deletion vector of " if self.url is None else ""
-            at = "" if self.url is None else f" at {self.offset}"
-            shown = redact("path", self.path if self.url is None else self.url)
-            raise DamagedFileError(f"{of}{shown}{at} is damaged: {problem}") from None
-        return {self.path: found}
+            prefix = "the deletion vector of " if self.url is None else ""
+            place = "" if self.url is None else f" at {self.offset}"
+            redacted_path = redact("path", self.path if self.url is None else self.url)
+            raise DamagedFileError(f"{prefix}{redacted_path}{place} is damaged: {problem}") from None
+        return {self.path: rows}
 
     def to_json(self) -> list[Any]:
         return ["vector", self.path, self.storage, self.data, self.offset, self.size, self.cardinality, self.url]
 
     @classmethod
-    def from_json(cls, found: Any) -> DeletionVector:
+    def from_json(cls, record: Any) -> DeletionVector:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
-        path, storage, data, offset, size, cardinality, url = found
+        path, storage, data, offset, size, cardinality, url = record
         place = None if url is None else text_of(url)
         counts = (count_of(offset), count_of(size), count_of(cardinality))
         return cls(text_of(path), text_of(storage), text_of(data), *counts, place)
