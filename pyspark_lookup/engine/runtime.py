@@ -156,7 +156,9 @@ class Engine:
 
     def keys_in_log(self, options: LookupOptions) -> tuple[str, ...]:
         """The key columns of the managed table at `options.path`; those of the options if there is none."""
-        state = self.reader.resolver.log(self._ufs.url_of(options.path)).known() or self.reader.resolver.log_of(options)
+        state = self.reader.resolver.log(self._ufs.url_of(options.path)).cached_state() or self.reader.resolver.log_of(
+            options
+        )
         return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:

@@ -69,7 +69,7 @@ class OpenWrites:
 
     def version(self) -> tuple[Table, TableVersion]:
         """The table as the transaction sees it. Raises WriteConflictError if it is not there (any more)."""
-        seen, state, now = self.valid_write_ids(), self._since, self._log.known()
+        seen, state, now = self.valid_write_ids(), self._since, self._log.cached_state()
         if seen is None or state is None or now is None or now.table_id != seen.table:
             raise WriteConflictError(
                 f"{redact('path', self._log.url)} is not there, or not the table that the transaction began with"
@@ -140,7 +140,7 @@ class OpenWrites:
         try:
             self._put(job, files, mode)
         except Exception:
-            state = self._log.known()
+            state = self._log.cached_state()
             if self._lost is None and state is not None:
                 self._writer.discard(job, files, state)
             raise
@@ -149,7 +149,7 @@ class OpenWrites:
         if self._job is None:
             self._job = self._writer.begin(schema, mode, first=True)
             if self._base is None:
-                self._base, self._since = ValidWriteIdList(self._job.table_id, 0), self._log.known()
+                self._base, self._since = ValidWriteIdList(self._job.table_id, 0), self._log.cached_state()
             if self._base.table != self._job.table_id:
                 raise WriteConflictError(
                     f"{redact('path', self._log.url)} was dropped and created anew since the transaction began"

@@ -49,8 +49,8 @@ class Resolution:
     decided_here: bool
 
 
-class _Decided(NamedTuple):
-    """What is on record of an execution: its version's digest, and when it began to be resolved (Unix time)."""
+class _Decision(NamedTuple):
+    """An execution's record: its version's digest, and when the resolution of that began (Unix time)."""
 
     digest: str
     at_s: float
@@ -72,7 +72,7 @@ class Executions:
     def resolve(
         self, table: Table, execution: Execution, current: Callable[[], TableVersion], one_asks: bool
     ) -> Resolution:
-        """The version on record of an execution; else the `current` one, which is put there. `one_asks`: others wait for it."""
+        """The version that is on record for an execution; else the `current` one, which is recorded. `one_asks`: others wait for the one that asks."""
         key = self._key(table, execution)
         recorded = self._find_recorded(table, key)
         if recorded is None:
@@ -86,44 +86,50 @@ class Executions:
         self._context.metrics.inc("resolutionReuseCount")
         return Resolution(recorded, False)
 
-    def replace(self, table: Table, execution: Execution, gone: str, newer: Callable[[], TableVersion]) -> TableVersion:
-        """The version that is on record in place of that of digest `gone`; else a `newer` one, which is put there."""
+    def replace(
+        self, table: Table, execution: Execution, gone_digest: str, newer: Callable[[], TableVersion]
+    ) -> TableVersion:
+        """The version that has replaced the one of `gone_digest` on record; else a `newer` one, which is recorded in its place."""
         key = self._key(table, execution)
         recorded = self._find_recorded(table, key)
-        if recorded is not None and recorded.digest != gone:
+        if recorded is not None and recorded.digest != gone_digest:
             return recorded  # another task noticed first
-        first = self._disk.get_record("execution", key, _decided_of)
-        at_s = self._context.clock.wall_s() if first is None else first.at_s  # who has used it goes on doing so
+        first = self._disk.get_record("execution", key, _parse_decision)
+        at_s = (
+            self._context.clock.wall_s() if first is None else first.at_s
+        )  # readers that used the record before still find it
         version = newer()
         self._host.remember(table, version)
         self._host.attempt(lambda disk: disk.replace_record("execution", key, [version.digest, at_s]))
         return version
 
     def _key(self, table: Table, execution: Execution) -> str:
-        """What an execution's version is on record under: the first of its versions that is not older than what asks."""
+        """The key of an execution's record: of the first of its versions that was resolved no earlier than the reader was built."""
         for number in itertools.count():
             key = key_of(execution.application, execution.id, table.id, number)
-            decided = self._disk.get_record("execution", key, _decided_of) if execution.built_at_s is not None else None
+            decided = (
+                self._disk.get_record("execution", key, _parse_decision) if execution.built_at_s is not None else None
+            )
             if decided is None or execution.built_at_s is None or execution.built_at_s <= decided.at_s:
                 return key
         raise AssertionError("there is no end to it")
 
     def _record(self, table: Table, key: str, version: TableVersion, at_s: float) -> Resolution:
-        """Make `version` the execution's, unless the lock was not had in time and another was first."""
+        """Record `version` as the execution's. If the lock timed out and another task recorded one first, that one is returned."""
         try:
-            self._host.remember(table, version)  # before its digest: who sees the digest finds the files
-            winner = self._disk.create_record("execution", key, [version.digest, at_s], _decided_of).digest
+            self._host.remember(table, version)  # before its digest, so that whoever sees the digest finds the files
+            winner = self._disk.create_record("execution", key, [version.digest, at_s], _parse_decision).digest
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
             return Resolution(version, True)
-        taken = self._host.files(table, winner) if winner != version.digest else None
-        return Resolution(taken or version, taken is None)
+        winning_version = self._host.files(table, winner) if winner != version.digest else None
+        return Resolution(winning_version or version, winning_version is None)
 
     def _find_recorded(self, table: Table, key: str) -> TableVersion | None:
-        decided = self._disk.get_record("execution", key, _decided_of)
+        decided = self._disk.get_record("execution", key, _parse_decision)
         return None if decided is None else self._host.files(table, decided.digest)
 
 
-def _decided_of(found: Any) -> _Decided:
-    digest, at_s = found
-    return _Decided(name_of(digest), number_of(at_s))
+def _parse_decision(record: Any) -> _Decision:
+    digest, at_s = record
+    return _Decision(name_of(digest), number_of(at_s))

@@ -458,7 +458,7 @@ class Resolver:
             return None
         others = (kind for kind, source in self._by_kind.items() if source is not self._logs and kind != Kind.GLOB)
         known = any(self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in others)
-        return None if known and self.log(url).known() is None else self.log(url).latest()
+        return None if known and self.log(url).cached_state() is None else self.log(url).latest()
 
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
         """The versions that the table at `options.path` itself knows of, see `VersionSource.history`; None: it knows none."""

@@ -1,4 +1,4 @@
-"""Which files of a directory a streaming file sink has committed, by its log (`_spark_metadata`)."""
+"""The files that a streaming file sink has committed, by its log (`_spark_metadata`)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVers
                 (name.endswith(".compact"), file), logs.get(int(batch), (False, file)), key=lambda e: e[0]
             )
     start = max((batch for batch, (compact, _) in logs.items() if compact), default=0)
-    wanted = [logs[batch][1] for batch in sorted(logs) if batch >= start]
-    locations = [blocks.get_blocks_and_locations(file.url, file) for file in wanted]
+    log_files = [logs[batch][1] for batch in sorted(logs) if batch >= start]
+    locations = [blocks.get_blocks_and_locations(file.url, file) for file in log_files]
     texts = blocks.read([(location, [(0, location.file.size)]) for location in locations])
     committed: set[str] = set()
-    for file, (data,) in zip(wanted, texts, strict=True):
+    for file, (data,) in zip(log_files, texts, strict=True):
         try:
             for line in bytes(data).decode().splitlines()[1:]:
                 entry = json.loads(line)

@@ -72,9 +72,7 @@ class DeltaLog:
     def cached_state(self, version: int = 0) -> DeltaState | None:
         """The newest state that this process has read; if that is before `version`, the host's record of it, if that is newer.
 
-        None if there is neither. No store call.
-
-        It may be of a table that was dropped since.
+        None if there is neither. No store call. The state may be of a table that was dropped since.
         """
         with self._lock:
             if self._cached_log is None or self._cached_log.state.version < version:

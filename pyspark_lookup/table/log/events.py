@@ -160,31 +160,36 @@ _KINDS: dict[str, type[Event]] = {event.kind: event for event in (Create, Alloca
 
 
 def event_bytes(event: Event) -> bytes:
-    """The event as its file holds it."""
+    """The content of an event's file."""
     body = {
         field.name: _plain(getattr(event, field.name))
         for field in dataclasses.fields(event)
         if field.name not in ("position", "table_id", "nonce", "at_s")
     }
     head = {"format": FORMAT, "table": event.table_id, "position": event.position, "kind": event.kind}
-    given = {name: value for name, value in body.items() if value is not None and (value != [] or name == "files")}
-    said = {**head, "nonce": event.nonce, "at": event.at_s, **given}
-    return seal(said)
+    fields = {name: value for name, value in body.items() if value is not None and (value != [] or name == "files")}
+    document = {**head, "nonce": event.nonce, "at": event.at_s, **fields}
+    return seal(document)
 
 
-def event_of(data: bytes, position: int, origin: str) -> Event:
-    """The event that a file holds. `origin` names it in errors.
+def parse_event(data: bytes, position: int, origin: str) -> Event:
+    """The event in a file's content. `origin` names the file in errors.
 
-    Raises NotSupportedError for one of a later format, DamagedFileError for anything that is no event of this position.
+    Raises NotSupportedError for an event of a later format, DamagedFileError for anything that is no event of this position.
     """
-    found = parse(data, origin)
+    document = parse(data, origin)
     try:
-        kind = _KINDS[text_of(found["kind"])]
-        head = (count_of(found["position"]), id_of(found["table"]), text_of(found["nonce"]), number_of(found["at"]))
+        kind = _KINDS[text_of(document["kind"])]
+        head = (
+            count_of(document["position"]),
+            parse_table_id(document["table"]),
+            text_of(document["nonce"]),
+            number_of(document["at"]),
+        )
         if head[0] != position:
             raise ValueError(f"it says position {head[0]}")
-        body = {name: read(found[name]) for name, read in _BODIES[kind].items() if name in found}
-        unknown = found.keys() - body.keys() - _HEAD
+        body = {name: read(document[name]) for name, read in _BODIES[kind].items() if name in document}
+        unknown = document.keys() - body.keys() - _HEAD
         if unknown:  # what it says would be ignored
             raise ValueError(f"it has the field {min(unknown)!r}")
         return kind(*head, **body)
@@ -192,9 +197,9 @@ def event_of(data: bytes, position: int, origin: str) -> Event:
         raise DamagedFileError(f"{origin} is no event of a table's log: {problem!r}") from None
 
 
-def seal(found: Mapping[str, Any]) -> bytes:
-    """An object as a file of the log holds it: JSON, and last the CRC-32 of all before it."""
-    text = json.dumps(found, separators=(",", ":")).encode()[:-1]
+def seal(document: Mapping[str, Any]) -> bytes:
+    """A JSON object as a file of the log holds it; its last field is the CRC-32 of all bytes before that."""
+    text = json.dumps(document, separators=(",", ":")).encode()[:-1]
     return text + _seal(text)
 
 
@@ -203,20 +208,20 @@ def _seal(text: bytes | memoryview) -> bytes:
 
 
 def parse(data: bytes, origin: str) -> dict[str, Any]:
-    """The JSON object of one of the log's files. Raises as `event_of`."""
+    """The JSON object in one of the log's files. Raises as `parse_event`."""
     try:
-        found = json.loads(data)
-        if not isinstance(found, dict) or not isinstance(found.get("format"), int):
+        document = json.loads(data)
+        if not isinstance(document, dict) or not isinstance(document.get("format"), int):
             raise ValueError("an object with a format version was expected")
     except (ValueError, RecursionError) as problem:
         raise DamagedFileError(f"{origin} is no file of a table's log: {problem}") from None
-    if found["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
+    if document["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
         raise DamagedFileError(f"{origin} is no file of a table's log as it was written: its checksum is another")
-    if found["format"] > FORMAT:
+    if document["format"] > FORMAT:
         raise NotSupportedError(
-            f"{origin} has format version {found['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
+            f"{origin} has format version {document['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
         )
-    return found
+    return document
 
 
 def _plain(value: Any) -> Any:
@@ -227,7 +232,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Batch):
         return [value.query, value.id]
     if isinstance(value, tuple):
-        return [[one.path, one.size, one.rows] if isinstance(one, DataFile) else one for one in value]
+        return [[item.path, item.size, item.rows] if isinstance(item, DataFile) else item for item in value]
     return value
 
 
@@ -237,10 +242,10 @@ def definition_json(definition: Definition) -> dict[str, Any]:
     return {"schema": text_of_schema(definition.schema), "keys": keys, "properties": properties}
 
 
-def definition_of(found: Any) -> Definition:
+def parse_definition(record: Any) -> Definition:
     """The definition that `definition_json` wrote. Raises one of `UNREADABLE` for anything else."""
-    keys, schema = texts_of(found["keys"]), schema_of_text(text_of(found["schema"]))
-    properties = {text_of(key): text_of(value) for key, value in found["properties"].items()}
+    keys, schema = texts_of(record["keys"]), schema_of_text(text_of(record["schema"]))
+    properties = {text_of(key): text_of(value) for key, value in record["properties"].items()}
     folded = {name.lower() for name in schema.names}
     if len(folded) < len(schema.names) or not set(keys) <= set(schema.names):
         raise ValueError("columns have names of their own, and keys are among them")
@@ -248,12 +253,12 @@ def definition_of(found: Any) -> Definition:
     return Definition(schema, keys, properties)
 
 
-def files_of(found: Any) -> tuple[DataFile, ...]:
+def parse_files(records: Any) -> tuple[DataFile, ...]:
     """The files that an event or a checkpoint lists. Raises TypeError or ValueError."""
-    return tuple(DataFile(_path_of(path), count_of(size), count_of(rows)) for path, size, rows in found)
+    return tuple(DataFile(_parse_path(path), count_of(size), count_of(rows)) for path, size, rows in records)
 
 
-def _path_of(value: Any) -> str:
+def _parse_path(value: Any) -> str:
     """A path below the table: one that leaves its directory would read what its writer could not."""
     path = text_of(value)
     # Some stores decode a URL, and then see other parts in it.
@@ -264,7 +269,7 @@ def _path_of(value: Any) -> str:
     return path
 
 
-def id_of(value: Any) -> str:
+def parse_table_id(value: Any) -> str:
     """A table's id. Raises TypeError or ValueError for anything else."""
     if not text_of(value):
         raise ValueError("a table has an id")
@@ -288,10 +293,10 @@ def _batch(value: Any) -> Batch:
 
 _HEAD = {"format", "table", "position", "kind", "nonce", "at", "crc"}
 _BODIES: dict[type[Event], dict[str, Any]] = {
-    Create: {"definition": definition_of, "page": positive_of},
+    Create: {"definition": parse_definition, "page": positive_of},
     Allocate: {"write_id": _write_id, "mode": WriteMode},
-    Write: {"write_id": _write_id, "files": files_of, "deletes": files_of, "replaces": _write_ids},
-    Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
+    Write: {"write_id": _write_id, "files": parse_files, "deletes": parse_files, "replaces": _write_ids},
+    Commit: {"write_id": _write_id, "definition": parse_definition, "batch": _batch},
     Abort: {"write_id": _write_id, "reason": text_of},
     Vacuum: {"write_ids": _write_ids, "oldest": count_of},
 }

@@ -80,20 +80,22 @@ class VisibleWrites:
         return [write for write in keyed if self.end(write) >= first]
 
     @property
-    def needed(self) -> list[TableWrite]:
-        """Those whose rows are visible or that delete some, each once."""
+    def needed_writes(self) -> list[TableWrite]:
+        """The writes whose rows are visible or that delete some, each once."""
         return list({write.id: write for write in (*self.visible, *self.deleting)}.values())
 
     def rewrites(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Of the latest compactions, also those that were compacted again, the names of their files and of those they replaced."""
+        """(names of its files, names of the files that they replaced) of each of the latest compactions, also of those compacted again."""
         compactions = sorted((write for write in self.valid if write.replaces), key=self.end)
         for write in compactions[-_REWRITES_AT_MOST:]:
-            others = [self._writes[id_] for id_ in write.replaces if id_ in self._writes]
-            if len(others) == len(write.replaces) and not any(other.vacuumed for other in others):
+            replaced_writes = [self._writes[id_] for id_ in write.replaces if id_ in self._writes]
+            if len(replaced_writes) == len(write.replaces) and not any(
+                replaced_write.vacuumed for replaced_write in replaced_writes
+            ):
                 # What it deletes may be the doing of writes that are in no version any more, so that is taken as new.
-                own = tuple(file.name for file in write.files)
-                yield own, tuple(name for other in others for name in other.names)
+                file_names = tuple(file.name for file in write.files)
+                yield file_names, tuple(name for replaced_write in replaced_writes for name in replaced_write.names)
 
     def end(self, write: TableWrite) -> int:
-        """The position of its end; of an open one, whose own rows its transaction sees, that of the event to come."""
+        """The position at which a write ended; of an open one, whose rows its transaction sees, that of the next event."""
         return self._position + 1 if write.ended_at is None else write.ended_at
