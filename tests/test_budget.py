@@ -615,7 +615,7 @@ def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.M
     current.engine(plain).reader.resolver.host._unwritten["file:///t"] = {}
     scheduled = LookupOptions.parse({"path": str(tmp_path / "t"), **cache, **CACHE})
     engine = current.engine(scheduled)
-    full = engine.reader.fulls.of(engine.reader.resolver.table_of(scheduled, "DIRECTORY"), scheduled)
+    full = engine.reader.fulls.of(engine.reader.resolver.to_table(scheduled, "DIRECTORY"), scheduled)
     assert full is not None
     full.schedule.ensure()
     engines = set(current._engines)

@@ -31,7 +31,7 @@ _TAKING_TASKS = 6
 
 def managed_state(engine: Engine, options: LookupOptions) -> TableState:
     """What the log of the table says now. Raises NotSupportedError for a table without one."""
-    state = engine.reader.resolver.log_of(options)
+    state = engine.reader.resolver.read_log(options)
     if state is None:
         raise NotSupportedError(
             f"{redact('path', options.path)} is no managed table (any more): only those, written by "

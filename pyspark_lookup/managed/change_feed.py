@@ -26,7 +26,7 @@ from pyspark_lookup.scan.contract import Files, matching_rows
 from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile
 from pyspark_lookup.table.log import Change, Definition, NotificationLog, TableState, TableWrite, WriteMode
 from pyspark_lookup.table.log_source import managed_version, read_version, version_of_file
-from pyspark_lookup.table.model import Table, metadata_of
+from pyspark_lookup.table.model import Table, require_metadata
 
 CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP = "_change_type", "_log_position", "_commit_timestamp"
 CHANGE_COLUMNS = pa.schema(
@@ -172,7 +172,7 @@ def _removes(write: TableWrite) -> bool:
 
 
 def _schema(table: Table, state: TableState) -> str:
-    return metadata_of(table, managed_version(table, state)).schema
+    return require_metadata(table, managed_version(table, state)).schema
 
 
 # --- reading ----------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class OpenWrites:
                     f"write {own} of table {now.table_id} was aborted by others: begin another one"
                 )
             state = state.seeing(write)
-        table = dataclasses.replace(self._table, pinned=str(seen), own=own)
+        table = dataclasses.replace(self._table, pinned=str(seen), own_write_id=own)
         version = managed_version(table, state)
         if self._job is not None and version.metadata is not None:
             # Columns that its own writes add.
@@ -154,7 +154,7 @@ class OpenWrites:
                 raise WriteConflictError(
                     f"{redact('path', self._log.url)} was dropped and created anew since the transaction began"
                 )
-            table = dataclasses.replace(self._table, own=self._write_id)
+            table = dataclasses.replace(self._table, own_write_id=self._write_id)
             self._keyed = ByKey(self._rows, table, None, self._job.directory)
             self._new = NewKeys(self._rows, table, [], self._job.directory, self._keyed)
         self._job = self._writer.widen(self._job, schema, mode.by_key)

@@ -173,7 +173,7 @@ class TableWriter:
         if self._options.write_unique_keys:
             # Beside an overwrite stays what has a higher write id.
             own = job.write_id if job.mode is WriteMode.OVERWRITE else None
-            return NewKeys(self._rows, dataclasses.replace(self._table, own=own), files, job.directory)
+            return NewKeys(self._rows, dataclasses.replace(self._table, own_write_id=own), files, job.directory)
         return Independent()
 
     def deletion(self, keys: pa.Table) -> Effect:

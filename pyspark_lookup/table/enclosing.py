@@ -66,17 +66,17 @@ class EnclosingTables:
 
 
 def _directories_above(url: str, glob: bool) -> Iterator[str]:
-    """The directories that a path lies in, nearest first; of a local path also those that its links lead to."""
+    """The directories that a path lies in, nearest first; for a local path also those that its symbolic links lead to."""
     place = glob_root(url) if glob else url  # a glob's listing shows tables from its root on
     scheme, _, path = place.partition("://")
     paths = [path]
     if scheme == "file":
         parent, _, name = path.rpartition("/")
         paths += [os.path.realpath(path), f"{os.path.realpath(parent)}/{name}"]
-    seen: set[str] = set()
-    for one in paths:
-        while "/" in one:
-            one = one.rpartition("/")[0]
-            if one not in seen:
-                seen.add(one)
-                yield f"{scheme}://{one}"
+    yielded: set[str] = set()
+    for directory in paths:
+        while "/" in directory:
+            directory = directory.rpartition("/")[0]
+            if directory not in yielded:
+                yielded.add(directory)
+                yield f"{scheme}://{directory}"

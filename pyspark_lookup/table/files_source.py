@@ -11,7 +11,7 @@ from pyspark_lookup.io.stores import FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.file_names import format_of
+from pyspark_lookup.table.file_names import detect_format
 from pyspark_lookup.table.glob import is_glob
 from pyspark_lookup.table.listing import data_files, job_directories, refuse_inside
 from pyspark_lookup.table.model import Kind, Table, TableVersion
@@ -45,7 +45,7 @@ class FilesSource(VersionSource):
         return Kind.GLOB if is_glob(url) else None
 
     @classmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         return Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
@@ -55,8 +55,8 @@ class FilesSource(VersionSource):
             )
         self._refuse_pin(options, kind)
 
-    def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
-        return format_of([file.url for file in files])
+    def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
+        return detect_format([file.url for file in files])
 
     def current(self, question: Question) -> Answer:
         """One call, more only while it settles or a job writes."""
@@ -66,9 +66,9 @@ class FilesSource(VersionSource):
             try:
                 return Answer(self._list(table, started_s, status), started_s)
             except (TableBusyError, TableEmptyError, UfsNotFoundError) as problem:
-                kept = self._jobs.keep(table, problem, question.gone)
-                if kept is not None:
-                    return Answer(kept, started_s, kept=True)
+                last_version = self._jobs.keep(table, problem, question.gone_digest)
+                if last_version is not None:
+                    return Answer(last_version, started_s, is_kept=True)
                 if not question.patient or not self._is_worth_waiting(table, problem):
                     raise
                 busy = isinstance(problem, TableBusyError)
@@ -101,7 +101,7 @@ class FilesSource(VersionSource):
     # --- the store --------------------------------------------------------------------------------
 
     def _list(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
-        """What the store lists, once it is quiet. Raises what says that it is no version."""
+        """The version that the store lists, once it has settled. Raises NotATableError if the listing is no version."""
         for _ in range(_SETTLE_POLLS):
             status = self._get_status(table) if status is None else status
             wait_s = self._unsettled_s(table, status)
@@ -115,7 +115,7 @@ class FilesSource(VersionSource):
         )
 
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
-        """Whether a job may end soon, or begin: one that overwrites removes files before anything tells of it."""
+        """Whether to wait, because a job may end soon or may have begun: an overwrite removes files before it shows in a listing."""
         if not table.busy.keep or table.kind == Kind.FILE:
             return False
         if isinstance(problem, TableBusyError):
@@ -129,7 +129,7 @@ class FilesSource(VersionSource):
 
     def _is_another_kind(self, table: Table) -> bool:
         with contextlib.suppress(UfsNotFoundError):
-            return table.kind != Kind.GLOB and self._parts.kind_of(self._ufs.get_status(table.url)) != table.kind
+            return table.kind != Kind.GLOB and self._parts.detect_kind(self._ufs.get_status(table.url)) != table.kind
         return False
 
     def _shrank(self, table: Table, version: TableVersion, started_s: float) -> bool:
@@ -146,17 +146,17 @@ class FilesSource(VersionSource):
         return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
 
     def _confirm(self, table: Table, version: TableVersion) -> TableVersion:
-        """A version after which no more files went.
+        """The version once no more files disappear between two listings.
 
         A job that overwrites a directory removes its files one by one before anything tells of the
         job. Such a listing is half a table, and its blocks may all be cached here.
         """
         for _ in range(_SETTLE_POLLS):
             self._clock.sleep(_CONFIRM_S)
-            again = self._version(table, self._get_status(table))
-            if {file.url for file in version.files} <= {file.url for file in again.files}:
-                return again
-            version = again
+            relisted = self._version(table, self._get_status(table))
+            if {file.url for file in version.files} <= {file.url for file in relisted.files}:
+                return relisted
+            version = relisted
         raise TableBusyError(f"{table.url} keeps losing files: {_SETTLE_POLLS} listings in a row have fewer")
 
     def _get_status(self, table: Table) -> FileVersion | Listing:
@@ -175,7 +175,7 @@ class FilesSource(VersionSource):
         return min(newest + table.settle_s - now_s, table.settle_s)
 
     def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
-        """What the store's answer is a version of. `past_jobs`: whatever jobs are at it. Raises what says that it is none."""
+        """The version in the store's answer. `past_jobs`: also while jobs write. Raises NotATableError if it is no version."""
         if isinstance(status, FileVersion):
             refuse_inside(status.url)
             return TableVersion(table.id, (status,))

@@ -17,7 +17,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.deletes import DeleteFile
 from pyspark_lookup.table.log import Change, DataFile, EarlierStateError, NotificationLog, TableState, TableWrite
-from pyspark_lookup.table.model import Kind, Table, TableVersion, VersionMetadata, metadata_of
+from pyspark_lookup.table.model import Kind, Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
 _NAMES_LOOKED_AT = 1000
@@ -42,7 +42,7 @@ class LogSource(VersionSource):
         return any(is_own(file.url) for file in ufs.list_files(f"{marker_url}/log", "/", _NAMES_LOOKED_AT))
 
     @classmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         return Kind.MANAGED if isinstance(status, Listing) and LOG_DIRECTORY in status.directories else None
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
@@ -134,7 +134,7 @@ class LogSource(VersionSource):
         return None if version.metadata is None else ValidWriteIdList.parse(version.metadata.state)
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
-        metadata, state = metadata_of(table, version), self.log(table.url).cached_state()
+        metadata, state = require_metadata(table, version), self.log(table.url).cached_state()
         return {
             "table_id": metadata.table_id,
             "position": metadata.position,
@@ -225,10 +225,10 @@ def _managed_version(table: Table, state: TableState, position: int | None) -> T
     try:
         if position is None and isinstance(table.pinned, str):
             write_ids = ValidWriteIdList.parse(table.pinned)
-            metadata = state.resolve_version(write_ids, table.own)
-        elif position is None and table.own is not None:
-            write_ids = state.valid_write_ids().commit(table.own)
-            metadata = state.resolve_version(write_ids, table.own)
+            metadata = state.resolve_version(write_ids, table.own_write_id)
+        elif position is None and table.own_write_id is not None:
+            write_ids = state.valid_write_ids().commit(table.own_write_id)
+            metadata = state.resolve_version(write_ids, table.own_write_id)
         else:
             at = position if position is not None else cast("int | None", table.pinned)
             metadata = state.version(at)

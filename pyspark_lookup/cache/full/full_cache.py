@@ -76,7 +76,7 @@ class FullCache:
 
     def __post_init__(self) -> None:
         self._reloads = self.options.reloads or self.trigger is not None
-        known = functools.partial(self.resolver.version_of, self.table)
+        known = functools.partial(self.resolver.find_recorded, self.table)
         self._stored = StoredSnapshots(self.key, self.table, self.disk, self.context, self.options.retained_s, known)
         self._told = LoadLog(self.key, self._url, self.disk, self.context)
         self._jobs = Jobs(f"lookupcache-load-{self.key[:8]}", self.context.start, self._do)

@@ -34,7 +34,7 @@ from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, decode_path
 from pyspark_lookup.table.delta.log import DeltaLog
 from pyspark_lookup.table.delta.schema import arrow_schema, stored_columns
 from pyspark_lookup.table.delta.vectors import DeletionVector, vector_url
-from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, metadata_of
+from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.table.restarts import read_again
 from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
@@ -69,7 +69,7 @@ class DeltaSource(VersionSource):
         return any(_OF_LOG.fullmatch(file.url.rpartition("/")[2]) for file in files)
 
     @classmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         return cls.kinds[0] if isinstance(status, Listing) and DELTA_LOG_DIRECTORY in status.directories else None
 
     def log(self, url: str) -> DeltaLog:
@@ -153,7 +153,7 @@ class DeltaSource(VersionSource):
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
         state = self.log(table.url).cached_state()
-        metadata = metadata_of(table, version)
+        metadata = require_metadata(table, version)
         if state is None:
             return {}
         protocol = {name: state.protocol.get(name) for name in ("minReaderVersion", "readerFeatures")}

@@ -121,14 +121,14 @@ def _truncated(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnSt
     return ColumnStats(value, value + width - 1, 0, rows) if isinstance(value, int) else None
 
 
-def narrow(left: ColumnStats | None, right: ColumnStats | None) -> ColumnStats | None:
+def narrow(first: ColumnStats | None, second: ColumnStats | None) -> ColumnStats | None:
     """The narrowest bounds that follow from two bounds of one column, each of which holds."""
-    if left is None or right is None:
-        return left if right is None else right
-    lows = [low for low in (left.low, right.low) if low is not None]
-    highs = [high for high in (left.high, right.high) if high is not None]
-    nulls = left.null_count if left.null_count is not None else right.null_count
-    if left.all_null or right.all_null:
-        nulls = left.rows
+    if first is None or second is None:
+        return first if second is None else second
+    lows = [low for low in (first.low, second.low) if low is not None]
+    highs = [high for high in (first.high, second.high) if high is not None]
+    nulls = first.null_count if first.null_count is not None else second.null_count
+    if first.all_null or second.all_null:
+        nulls = first.rows
     low, high = max(lows, default=None), min(highs, default=None)
-    return ColumnStats(low, high, nulls, left.rows, left.bucket or right.bucket)
+    return ColumnStats(low, high, nulls, first.rows, first.bucket or second.bucket)

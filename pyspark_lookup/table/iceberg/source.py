@@ -41,7 +41,7 @@ from pyspark_lookup.table.iceberg.pointer import (
     Pointer,
     read_pointer,
 )
-from pyspark_lookup.table.model import Rewrites, Table, TableVersion, VersionMetadata, metadata_of, names_of_rows
+from pyspark_lookup.table.model import Rewrites, Table, TableVersion, VersionMetadata, names_of_rows, require_metadata
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
 
 _READER = "pyspark_lookup.table.iceberg.manifests"
@@ -100,7 +100,7 @@ class IcebergSource(VersionSource):
         return any(file.url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")) for file in files)
 
     @classmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         if not isinstance(status, Listing) or METADATA_DIRECTORY not in status.directories:
             return None
         names = {file.url for file in status.files}
@@ -117,7 +117,11 @@ class IcebergSource(VersionSource):
         table = question.table
         pointer_record = self._read_record(table)
         pointer, sent_metadata = self._point(table, None if pointer_record is None else pointer_record.pointer)
-        if pointer_record is not None and pointer_record.pointer == pointer and question.gone != pointer_record.digest:
+        if (
+            pointer_record is not None
+            and pointer_record.pointer == pointer
+            and question.gone_digest != pointer_record.digest
+        ):
             cached_version = self._find_cached(table, pointer_record.digest)
             if cached_version is not None:
                 if pointer.settled and not pointer_record.pointer.settled:  # so that the next look will do
@@ -135,7 +139,7 @@ class IcebergSource(VersionSource):
                 before, (pointer, sent_metadata) = pointer, self._point(table, None)
                 if pointer == before:
                     raise
-        if question.gone in (version.digest, _resized(version.digest)):
+        if question.gone_digest in (version.digest, _resized(version.digest)):
             version = self._keep(table, self._with_true_sizes(version))
         self._remember(table, _PointerRecord(pointer, version.digest))
         return Answer(version, question.started_s)
@@ -390,7 +394,7 @@ class IcebergSource(VersionSource):
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
         _, metadata = self._metadata.get(table.url, (None, None))
-        version_metadata = metadata_of(table, version)
+        version_metadata = require_metadata(table, version)
         details: dict[str, Any] = {"table_id": version_metadata.table_id, "snapshot_id": version_metadata.number}
         if metadata is not None:
             details |= {"format_version": metadata.format, "properties": metadata.properties}
