@@ -54,7 +54,7 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
                 f"option lookup.changes-{key} = {bound}: the log of {redact('path', options.path)} goes from 1 to {state.position}"
             )
     resolver = engine.reader.resolver
-    table = resolver.managed(options)
+    table = resolver.to_managed_table(options)
     return list(shares(list(changes_between(table, resolver.log(table.url), state, first - 1, last, False))))
 
 

@@ -170,7 +170,7 @@ class Engine:
         return f"{self._context.rng.getrandbits(64):016x}"
 
     def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
-        table = self.reader.resolver.managed(options)
+        table = self.reader.resolver.to_managed_table(options)
         return (
             self.reader.resolver.log(url),
             table,

@@ -81,7 +81,7 @@ class OpenWrites:
                 raise WriteConflictError(
                     f"write {own} of table {now.table_id} was aborted by others: begin another one"
                 )
-            state = state.seeing(write)
+            state = state.with_open_write(write)
         table = dataclasses.replace(self._table, pinned=str(seen), own_write_id=own)
         version = managed_version(table, state)
         if self._job is not None and version.metadata is not None:

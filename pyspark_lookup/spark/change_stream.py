@@ -148,7 +148,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The log now, which must be the one that the offsets are of."""
         engine = runtime().engine(self._options)
         state = managed_state(engine, self._options)
-        self._table = engine.reader.resolver.managed(self._options)
+        self._table = engine.reader.resolver.to_managed_table(self._options)
         for table_id, position in map(_position_of, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(

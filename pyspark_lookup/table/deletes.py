@@ -32,15 +32,15 @@ def place_fields() -> list[pa.Field]:
 
 def distinct_places(rows: pa.Table) -> pa.Table:
     """The rows in the order of `PATH` and `ROW`, each place once: two writes that overlapped may both have deleted a row."""
-    ordered = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
-    if ordered.num_rows < 2:
-        return ordered
+    sorted_rows = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
+    if sorted_rows.num_rows < 2:
+        return sorted_rows
     differs = (
         pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
-        for column in (one_array(ordered.column(name)) for name in (PATH, ROW))
+        for column in (one_array(sorted_rows.column(name)) for name in (PATH, ROW))
     )
-    first = pa.concat_arrays([pa.array([True]), pc.or_(*differs)])
-    return ordered.filter(first)
+    is_first = pa.concat_arrays([pa.array([True]), pc.or_(*differs)])
+    return sorted_rows.filter(is_first)
 
 
 def delete_file_bytes(rows: pa.Table) -> bytes:

@@ -74,29 +74,29 @@ class Executions:
     ) -> Resolution:
         """The version that is on record for an execution; else the `current` one, which is recorded. `one_asks`: others wait for the one that asks."""
         key = self._key(table, execution)
-        recorded = self._find_recorded(table, key)
-        if recorded is None:
+        recorded_version = self._find_recorded(table, key)
+        if recorded_version is None:
             with self._host.lock("resolve", key, one_asks):
                 key = self._key(table, execution)
-                recorded = self._find_recorded(table, key)
-                if recorded is None:
+                recorded_version = self._find_recorded(table, key)
+                if recorded_version is None:
                     # Never before it was built, by whichever host's clock: else the next action would resolve anew.
                     at_s = max(self._context.clock.wall_s(), execution.built_at_s or 0.0)
                     return self._record(table, key, current(), at_s)
         self._context.metrics.inc("resolutionReuseCount")
-        return Resolution(recorded, False)
+        return Resolution(recorded_version, False)
 
     def replace(
         self, table: Table, execution: Execution, gone_digest: str, newer: Callable[[], TableVersion]
     ) -> TableVersion:
         """The version that has replaced the one of `gone_digest` on record; else a `newer` one, which is recorded in its place."""
         key = self._key(table, execution)
-        recorded = self._find_recorded(table, key)
-        if recorded is not None and recorded.digest != gone_digest:
-            return recorded  # another task noticed first
-        first = self._disk.get_record("execution", key, _parse_decision)
+        recorded_version = self._find_recorded(table, key)
+        if recorded_version is not None and recorded_version.digest != gone_digest:
+            return recorded_version  # another task noticed first
+        decision = self._disk.get_record("execution", key, _parse_decision)
         at_s = (
-            self._context.clock.wall_s() if first is None else first.at_s
+            self._context.clock.wall_s() if decision is None else decision.at_s
         )  # readers that used the record before still find it
         version = newer()
         self._host.remember(table, version)
@@ -107,10 +107,10 @@ class Executions:
         """The key of an execution's record: of the first of its versions that was resolved no earlier than the reader was built."""
         for number in itertools.count():
             key = key_of(execution.application, execution.id, table.id, number)
-            decided = (
+            decision = (
                 self._disk.get_record("execution", key, _parse_decision) if execution.built_at_s is not None else None
             )
-            if decided is None or execution.built_at_s is None or execution.built_at_s <= decided.at_s:
+            if decision is None or execution.built_at_s is None or execution.built_at_s <= decision.at_s:
                 return key
         raise AssertionError("there is no end to it")
 
@@ -126,8 +126,8 @@ class Executions:
         return Resolution(winning_version or version, winning_version is None)
 
     def _find_recorded(self, table: Table, key: str) -> TableVersion | None:
-        decided = self._disk.get_record("execution", key, _parse_decision)
-        return None if decided is None else self._host.files(table, decided.digest)
+        decision = self._disk.get_record("execution", key, _parse_decision)
+        return None if decision is None else self._host.files(table, decision.digest)
 
 
 def _parse_decision(record: Any) -> _Decision:

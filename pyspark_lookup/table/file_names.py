@@ -22,14 +22,14 @@ _PART = 1024 * 1024
 _DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50  # what may be a bomb is first counted
 
 
-def _decompress(opened: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
+def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
     """The decompressed content. Raises NotSupportedError if it is too large to be read, before it is in memory."""
     if not content:  # a file for which there was no row
         return b""
     doubtful = max(_DOUBTFUL_BYTES, _DOUBTFUL_RATIO * len(content))
     parts: list[bytes] = []
     size = 0
-    with opened(io.BytesIO(content)) as file:
+    with open_file(io.BytesIO(content)) as file:
         while part := file.read(_PART):
             size += len(part)
             if size > TEXT_AT_MOST:
@@ -42,7 +42,7 @@ def _decompress(opened: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], con
                 parts.clear()
     if size <= doubtful:
         return b"".join(parts)
-    with opened(io.BytesIO(content)) as file:
+    with open_file(io.BytesIO(content)) as file:
         return file.read()
 
 

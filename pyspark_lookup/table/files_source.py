@@ -107,7 +107,7 @@ class FilesSource(VersionSource):
             wait_s = self._unsettled_s(table, status)
             if wait_s <= 0:
                 version = self._version(table, status)
-                return self._confirm(table, version) if self._shrank(table, version, started_s) else version
+                return self._confirm(table, version) if self._has_shrunk(table, version, started_s) else version
             self._clock.sleep(wait_s)
             status = None
         raise TableBusyError(
@@ -132,7 +132,7 @@ class FilesSource(VersionSource):
             return table.kind != Kind.GLOB and self._parts.detect_kind(self._ufs.get_status(table.url)) != table.kind
         return False
 
-    def _shrank(self, table: Table, version: TableVersion, started_s: float) -> bool:
+    def _has_shrunk(self, table: Table, version: TableVersion, started_s: float) -> bool:
         """Whether files are gone since the last known version and none came: removal, or a job that has just begun.
 
         What another process has learned since this listing was asked for says nothing of it.
@@ -153,10 +153,10 @@ class FilesSource(VersionSource):
         """
         for _ in range(_SETTLE_POLLS):
             self._clock.sleep(_CONFIRM_S)
-            relisted = self._version(table, self._get_status(table))
-            if {file.url for file in version.files} <= {file.url for file in relisted.files}:
-                return relisted
-            version = relisted
+            newer_version = self._version(table, self._get_status(table))
+            if {file.url for file in version.files} <= {file.url for file in newer_version.files}:
+                return newer_version
+            version = newer_version
         raise TableBusyError(f"{table.url} keeps losing files: {_SETTLE_POLLS} listings in a row have fewer")
 
     def _get_status(self, table: Table) -> FileVersion | Listing:
@@ -181,18 +181,20 @@ class FilesSource(VersionSource):
             return TableVersion(table.id, (status,))
         if self._latest is not None and self._latest[0] is status and self._latest[1] == (table, past_jobs):
             return self._latest[2]
-        ignored = job_directories(table.url, table.kind, status) if past_jobs else self._jobs.dead(table, status)
+        ignored_directories = (
+            job_directories(table.url, table.kind, status) if past_jobs else self._jobs.find_dead(table, status)
+        )
         try:
-            files = data_files(table.url, table.kind, status, table.success_file and not past_jobs, ignored)
+            files = data_files(table.url, table.kind, status, table.success_file and not past_jobs, ignored_directories)
         except TableBusyError as problem:
             problem.listing = status
             raise
         except TableEmptyError:
-            if not ignored:
+            if not ignored_directories:
                 raise
             # A job that overwrites has removed the files, and put none: that says nothing of what the table is.
             busy = TableBusyError(
-                f"{status.url} holds no data file but {ignored[0]}, of a job that overwrites it or has died: wait for the job, or "
+                f"{status.url} holds no data file but {ignored_directories[0]}, of a job that overwrites it or has died: wait for the job, or "
                 "write the table anew"
             )
             busy.listing = status
@@ -204,6 +206,6 @@ class FilesSource(VersionSource):
                     f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"
                 )
         version = TableVersion(table.id, files)
-        if not ignored:  # whether a job is dead, only time tells
+        if not ignored_directories:  # whether a job is dead, only time tells
             self._latest = status, (table, past_jobs), version
         return version

@@ -43,8 +43,8 @@ class HostVersions:
     ) -> None:
         self._ufs = ufs
         self._context = context
-        self._unwritten: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
-        self._readable: set[str] = set()  # digests whose files are on record, as this process has seen
+        self._unwritten_floors: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
+        self._readable_digests: set[str] = set()  # digests whose files are on record, as this process has seen
         self._seen_s: dict[str, float] = {}
         self._last: dict[str, Held[tuple[int, Any | None]]] = {}
         self._floors: dict[str, Held[Any | None]] = {}
@@ -94,8 +94,8 @@ class HostVersions:
                 if record and not renew and self._is_known(record, table, version, started_s):
                     self._check_floor(self._context.disk, table, version, started_s)
                     return version
-                if self._succeeds(self._context.disk, table, version, started_s, number):
-                    self._note(self._context.disk, table, version, started_s, record)
+                if self._record_successor(self._context.disk, table, version, started_s, number):
+                    self._update_records(self._context.disk, table, version, started_s, record)
                     return version
         except OSError:
             pass
@@ -141,7 +141,7 @@ class HostVersions:
         """Forget that a table was missing."""
         self.attempt(lambda disk: disk.remove_record("missing", table.id))
 
-    def _succeeds(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
+    def _record_successor(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
         """Record a version as the one after record `number`; False if another process has created that record first."""
         self._remember_files(table, version)
         value = {
@@ -153,12 +153,12 @@ class HostVersions:
         }
         return disk.succeed_record("table", table.id, number, value)
 
-    def _note(
-        self, disk: Disk, table: Table, version: TableVersion, started_s: float, before: Mapping[str, Any] | None
+    def _update_records(
+        self, disk: Disk, table: Table, version: TableVersion, started_s: float, last_record: Mapping[str, Any] | None
     ) -> None:
         """Update the records that depend on the last version, which was `before` until now."""
         self._check_floor(disk, table, version, started_s)
-        if before is None or before["digest"] != version.digest:
+        if last_record is None or last_record["digest"] != version.digest:
             row = {
                 "digest": version.digest,
                 "resolved_at": self._context.clock.wall_s(),
@@ -175,7 +175,7 @@ class HostVersions:
             with self.lock("floor", table.url):
                 floor = self._get_floor(table.url)  # another commit may have raised it since
                 if floor is not None and self._is_obsolete(table.url, floor, started_s):
-                    self._unwritten.pop(table.url, None)
+                    self._unwritten_floors.pop(table.url, None)
                     disk.remove_record("floor", self._floor_key(table.url))
 
     # --- floors: what this host has committed, it reads ----------------------------------------
@@ -198,28 +198,28 @@ class HostVersions:
                 }
                 try:
                     self._context.disk.replace_record("floor", self._floor_key(url), value)
-                    self._unwritten.pop(url, None)
+                    self._unwritten_floors.pop(url, None)
                 except OSError:
                     self._context.metrics.inc("cacheFailureCount")
-                    self._unwritten[url] = {**value, "commit": (table_id, position)}
+                    self._unwritten_floors[url] = {**value, "commit": (table_id, position)}
                     self.forget(table)
 
     @property
     def has_unwritten(self) -> bool:
         """Whether this process has made a commit that it could not record on the disk, so that other processes do not know of it."""
-        return bool(self._unwritten)
+        return bool(self._unwritten_floors)
 
     def floor(self, url: str) -> tuple[str, int] | None:
         """(table id, log position) of the newest commit that this host has made to the table at `url`."""
-        raised = self._get_floor(url)
-        return raised["commit"] if raised is not None else None
+        floor_record = self._get_floor(url)
+        return floor_record["commit"] if floor_record is not None else None
 
     def _get_floor(self, url: str) -> dict[str, Any] | None:
         if self._context.disk is None:
             return None
         if url not in self._floors:
             self._floors[url] = self._context.disk.hold_record("floor", self._floor_key(url), _parse_floor)
-        return self._unwritten.get(url) or self._floors[url].get()
+        return self._unwritten_floors.get(url) or self._floors[url].get()
 
     def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
         """Whether the log lacks a commit of this host's: its table was dropped, or restored from a copy.
@@ -276,16 +276,16 @@ class HostVersions:
         if self._context.disk is None:
             return []
         prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
-        issued = dict(self._context.disk.records("token", prefix, lambda row: number_of(row["token_at"])))
+        token_times = dict(self._context.disk.records("token", prefix, lambda row: number_of(row["token_at"])))
         records = self._context.disk.records("version", prefix, _parse_version_row)
-        rows = [{**row, "token_at": issued.get(key)} for key, row in records]
+        rows = [{**row, "token_at": token_times.get(key)} for key, row in records]
         return sorted(rows, key=lambda row: row["resolved_at"])
 
     def _remember_files(self, table: Table, version: TableVersion) -> None:
         if self._context.disk is None or self._is_remembered(self._context.disk, table, version.digest):
             return
-        restored = None if version.metadata is None else self._restore(table, version.metadata)
-        if restored is not None and restored.digest == version.digest:
+        restored_version = None if version.metadata is None else self._restore(table, version.metadata)
+        if restored_version is not None and restored_version.digest == version.digest:
             # Its files follow from its metadata, and that is on record.
             record = dataclasses.replace(version, files=()).to_json() | {"files": None}
         else:
@@ -304,10 +304,10 @@ class HostVersions:
         """Whether a version's files are on record. The record is read once in a process, for another release may have written it."""
         if not disk.has_record("files", digest):
             return False
-        if digest not in self._readable:
+        if digest not in self._readable_digests:
             if disk.get_record("files", digest, functools.partial(self._parse_version, table)) is None:
                 return False
-            self._readable = {*list(self._readable)[-_READABLE_AT_MOST:], digest}
+            self._readable_digests = {*list(self._readable_digests)[-_READABLE_AT_MOST:], digest}
         return True
 
     def files(self, table: Table, digest: str) -> TableVersion | None:

@@ -42,7 +42,7 @@ def data_files(
         file
         for file in listing.files
         if file.size > 0
-        and not any(_skipped(part) for part in names[file.url].split("/"))
+        and not any(_is_skipped(part) for part in names[file.url].split("/"))
         and (not pattern or glob_matches(file.url, pattern))
     )
     for file in files:
@@ -70,7 +70,7 @@ def refuse_inside(url: str) -> None:
         )
 
 
-def _skipped(name: str) -> bool:
+def _is_skipped(name: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 

@@ -132,7 +132,9 @@ class VersionMetadata:
     def from_json(cls, record: Any) -> VersionMetadata:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
         table_id, position, state, digest, keys, schema, partitions, rewrites, number = record
-        rewritten = tuple((texts_of(file_names), texts_of(replaced_names)) for file_names, replaced_names in rewrites)
+        parsed_rewrites = tuple(
+            (texts_of(file_names), texts_of(replaced_names)) for file_names, replaced_names in rewrites
+        )
         if not set(texts_of(partitions)) <= set(schema_of_text(text_of(schema)).names):
             raise ValueError("partition columns are among the columns")
         return cls(
@@ -143,7 +145,7 @@ class VersionMetadata:
             texts_of(keys),
             schema,
             texts_of(partitions),
-            rewritten,
+            parsed_rewrites,
             None if number is None else count_of(number),
         )
 
@@ -224,20 +226,25 @@ class TableVersion:
         )
         numbers = {id(columns): number for number, columns in enumerate(distinct_columns)}
         for file in self.files:
-            more: dict[str, Any] = {"partition": file.partition, "deletes": [deletes.name for deletes in file.deletes]}
+            extras: dict[str, Any] = {
+                "partition": file.partition,
+                "deletes": [deletes.name for deletes in file.deletes],
+            }
             if file.columns is not None:
-                more["columns"] = numbers[id(file.columns)]
+                extras["columns"] = numbers[id(file.columns)]
             if file.format is not None:
-                more["format"] = file.format.value
-            rows.append([*file.to_json(), more] if file.columns is not None or any(more.values()) else file.to_json())
+                extras["format"] = file.format.value
+            rows.append(
+                [*file.to_json(), extras] if file.columns is not None or any(extras.values()) else file.to_json()
+            )
         columns = [[column.to_json() for column in stored_columns] for stored_columns in distinct_columns]
         document: dict[str, Any] = {
             "files": rows,
             "deletes": [deletes.to_json() for deletes in self.deletes],
             "metadata": self.metadata.to_json() if self.metadata else None,
         }
-        described = self.metadata if statistics else None
-        statistics_text = None if described is None else statistics_to_text(self.files, described.all_columns)
+        metadata = self.metadata if statistics else None
+        statistics_text = None if metadata is None else statistics_to_text(self.files, metadata.all_columns)
         if statistics_text is not None:
             document["statistics"] = statistics_text
         return {**document, "columns": columns} if columns else document
@@ -248,19 +255,19 @@ class TableVersion:
         parsed_deletes = (DELETES[kind](fields) for kind, *fields in record["deletes"])
         deletes_by_name = {deletes.name: deletes for deletes in parsed_deletes}
         distinct_columns = [tuple(map(StoredColumn.from_json, columns)) for columns in record.get("columns", ())]
-        shared: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
+        shared_deletes: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
         files = []
         for row in record["files"]:
             file = FileVersion.from_json(row[:5])
             if len(row) > 5:
                 names = texts_of(row[5]["deletes"])
-                if names not in shared:
-                    shared[names] = tuple(deletes_by_name[name] for name in names)
+                if names not in shared_deletes:
+                    shared_deletes[names] = tuple(deletes_by_name[name] for name in names)
                 columns = distinct_columns[count_of(row[5]["columns"])] if "columns" in row[5] else None
                 partition = _parse_partition(row[5]["partition"])
                 form = FileFormatName(row[5]["format"]) if "format" in row[5] else None
                 file = dataclasses.replace(
-                    file, partition=partition, deletes=shared[names], columns=columns, format=form
+                    file, partition=partition, deletes=shared_deletes[names], columns=columns, format=form
                 )
             files.append(file)
         metadata = None if record["metadata"] is None else VersionMetadata.from_json(record["metadata"])
@@ -302,8 +309,8 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
 
 def names_of_rows(version: TableVersion) -> set[str]:
     """Names for the rows of a version's files, and for the rows that its deletes by key hold."""
-    keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
-    return {name_of_rows(file) for file in (*version.files, *keyed)}
+    key_files = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
+    return {name_of_rows(file) for file in (*version.files, *key_files)}
 
 
 def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:

@@ -32,10 +32,10 @@ def partition_values(root: str, url: str) -> PartitionValues:
     """(column, raw value) of the `k=v` directories between the root and a file."""
     parts = url[len(root) :].strip("/").split("/")[:-1]
     pairs = (part.partition("=") for part in parts if "=" in part)
-    return tuple((_unescaped(k), None if v == _NULL_PARTITION else _unescaped(v)) for k, _, v in pairs if k)
+    return tuple((_unescape(k), None if v == _NULL_PARTITION else _unescape(v)) for k, _, v in pairs if k)
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     """The decoded text of a directory's name. If it is not UTF-8, each byte is one character, as in Spark, so that names stay distinct."""
     try:
         return unquote(text, errors="strict")
@@ -73,10 +73,10 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
             )
         for name, value in pairs:
             columns.setdefault(name, []).append(value)
-    declared = {field.name.lower(): field for field in table.declared or ()}
+    declared_fields = {field.name.lower(): field for field in table.declared or ()}
     fields = []
     for name, values in columns.items():
-        field = declared.get(name.lower())
+        field = declared_fields.get(name.lower())
         if field is not None and field.name != name:
             raise SchemaError(
                 f"column {field.name!r} of lookup.schema is spelled {name!r} in the directories: spell it so"
@@ -147,25 +147,27 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
     fields = partition_fields(table, files) if version.metadata is None else version.metadata.columns[1]
     if not fields.names:
         raise OptionError(f"option lookup.partition = {options.partition!r}: {table.url} has no k=v directories")
-    typed = {file: typed_partition_values(table, file, fields) for file in files}
+    typed_values = {file: typed_partition_values(table, file, fields) for file in files}
     if options.partition.replace(" ", "").lower() == "max_pt()":
         selected_files = list(files)
         for name in fields.names:
-            ordered_values = [_ordered(value) for file in selected_files if (value := typed[file][name]) is not None]
+            ordered_values = [
+                _order_key(value) for file in selected_files if (value := typed_values[file][name]) is not None
+            ]
             latest = max(ordered_values) if ordered_values else None
-            selected_files = [file for file in selected_files if _ordered(typed[file][name]) == latest]
+            selected_files = [file for file in selected_files if _order_key(typed_values[file][name]) == latest]
         return tuple(selected_files)
     selected_values: dict[str, object] = {}
-    spelled = {name.lower(): name for name in fields.names}
+    name_by_lowercase = {name.lower(): name for name in fields.names}
     for pair in options.partition.split(","):
         column, separator, value = (part.strip() for part in pair.partition("="))
-        name = spelled.get(column.lower(), "")
+        name = name_by_lowercase.get(column.lower(), "")
         if not separator or not name:
             raise OptionError(
                 f"option lookup.partition = {options.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
             )
         try:
-            raw = None if value == _NULL_PARTITION else _unescaped(value)
+            raw = None if value == _NULL_PARTITION else _unescape(value)
             selected_values[name] = partition_value(raw, fields.field(name).type)
         except ValueError:
             raise OptionError(
@@ -174,21 +176,21 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
     return tuple(
         file
         for file in files
-        if all(_ordered(typed[file][name]) == _ordered(value) for name, value in selected_values.items())
+        if all(_order_key(typed_values[file][name]) == _order_key(value) for name, value in selected_values.items())
     )
 
 
 def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
     """Column -> value of a file's partition columns. Raises SchemaError if one is missing, or a value is not of its column's type."""
     values = dict(raw_partition_values(table, file))
-    typed: dict[str, object] = {}
+    typed_values: dict[str, object] = {}
     for field in fields:
         if field.name not in values:
             raise SchemaError(
                 f"{file.url} lies in no {field.name}=… directory, which the table was planned with: plan again"
             )
         try:
-            typed[field.name] = partition_value(values[field.name], field.type)
+            typed_values[field.name] = partition_value(values[field.name], field.type)
         except ValueError:
             if table.declared is not None:
                 raise SchemaError(
@@ -200,9 +202,9 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
                 f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "
                 "not: plan again"
             ) from None
-    return typed
+    return typed_values
 
 
-def _ordered(value: Any) -> Any:
+def _order_key(value: Any) -> Any:
     """A key that sorts and compares values as Spark does: NaN equals NaN, and is above all numbers."""
     return None if value is None else (value != value, 0 if value != value else value)  # noqa: PLR0124

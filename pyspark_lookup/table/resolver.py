@@ -59,7 +59,7 @@ class Resolver:
     ) -> None:
         self._ufs = ufs
         self._context = context
-        self._served: dict[str, str] = {}
+        self._served_digests: dict[str, str] = {}
         self._literal: dict[str, bool] = {}
         self.host = HostVersions(ufs, context, self._restore, self._has_commit)
         parts = SourceParts(ufs, blocks, self.host, context, self._detect_kind, catalog)
@@ -119,8 +119,8 @@ class Resolver:
                 if kind is None:
                     raise
         probe = self.to_table(options, kind)
-        cached = self._read_cached(probe, options) if status is None else None
-        version = cached or self._ask(probe, started_s, status, patient=patient, renew=renew)
+        cached_version = self._read_cached(probe, options) if status is None else None
+        version = cached_version or self._ask(probe, started_s, status, patient=patient, renew=renew)
         return self.to_table(options, kind, version), version
 
     def _kind_of_url(self, url: str) -> str | None:
@@ -152,7 +152,7 @@ class Resolver:
         self._by_kind[kind].check_options(options, kind)
         return self._table(options, kind, version)
 
-    def managed(self, options: LookupOptions) -> Table:
+    def to_managed_table(self, options: LookupOptions) -> Table:
         """The managed table at `options.path`, whether or not it exists. Raises OptionError as `to_table`, NotSupportedError."""
         if self._logs is None:
             raise NotSupportedError(f"{self._ufs.url_of(options.path)}: a provider's table is not written here")
@@ -194,7 +194,7 @@ class Resolver:
         return last if options.metadata_source is MetadataSource.CACHE or retained else None
 
     def _last_kind(self, url: str, options: LookupOptions) -> str | None:
-        learned: dict[tuple[bool, float], str] = {}
+        kind_by_time: dict[tuple[bool, float], str] = {}
         for kind, source in self._by_kind.items():
             if kind == Kind.GLOB or (kind == Kind.FILE and options.names_directory):
                 continue
@@ -203,10 +203,10 @@ class Resolver:
             if record is not None:
                 # The wall clock may have been set back in between.
                 is_same_boot = record["boot"] == self._context.clock.boot
-                learned[is_same_boot, record["started_s" if is_same_boot else "wall_s"]] = kind
-        if {Kind.DIRECTORY, Kind.FILE} <= set(learned.values()) and not url.startswith("file://"):
+                kind_by_time[is_same_boot, record["started_s" if is_same_boot else "wall_s"]] = kind
+        if {Kind.DIRECTORY, Kind.FILE} <= set(kind_by_time.values()) and not url.startswith("file://"):
             return None  # an object store can have both; one may be what the other spelling of the path names, with a slash
-        return learned[max(learned)] if learned else None
+        return kind_by_time[max(kind_by_time)] if kind_by_time else None
 
     # --- reading: which version does this execution see? ------------------------------------------
 
@@ -231,8 +231,8 @@ class Resolver:
 
     def count_served(self, table: Table, version: TableVersion) -> None:
         """Count that rows of a version are about to be read."""
-        if self._served.get(table.id) != version.digest:
-            self._served[table.id] = version.digest
+        if self._served_digests.get(table.id) != version.digest:
+            self._served_digests[table.id] = version.digest
             self._context.metrics.inc("versionServedCount")
         self._context.metrics.set_gauge("tableVersion", UNSET if version.number is None else version.number)
 
@@ -285,9 +285,9 @@ class Resolver:
     def learn_newer(self, table: Table, since_s: float) -> TableVersion:
         """The version that this host has learned since `since_s`; if it has learned none, the store's current one."""
         record = self.host.last(table)
-        recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
-        learned = self.host.files(table, record["digest"]) if record is not None and recent else None
-        return self.ask(table) if learned is None else learned
+        is_recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
+        learned_version = self.host.files(table, record["digest"]) if record is not None and is_recent else None
+        return self.ask(table) if learned_version is None else learned_version
 
     def find_recorded(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has it on record; else None. No store call."""
@@ -345,16 +345,16 @@ class Resolver:
             return None
         if options.sync_interval_s == 0:
             return self.refresh(table)
-        fresh = self._fresh(table, options)
+        fresh = self._find_fresh(table, options)
         if fresh is None:
             with self.host.lock("refresh", table.id, self.source(table).one_asks):
-                fresh = self._fresh(table, options)  # whoever held the lock before us may have learned it
+                fresh = self._find_fresh(table, options)  # whoever held the lock before us may have learned it
                 if fresh is None:
                     return self.refresh(table)
         self._context.metrics.inc("metadataCacheCount")
         return fresh
 
-    def _fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
+    def _find_fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
         """The host's last version, if it is within the sync interval; else None. Its age counts from when its resolution began."""
         record = self.host.last(table)
         # With a full cache it is the reload trigger that asks the store; in between the host's last version counts, whatever its age.
@@ -442,9 +442,9 @@ class Resolver:
             answer = source.current(Question(table, self._context.clock.steady_s(), patient=False))
             if answer.is_kept:
                 break
-            learned = self.host.learn(table, answer.version, answer.started_s, trust_store=last)
-            if learned is not None:
-                return learned
+            learned_version = self.host.learn(table, answer.version, answer.started_s, trust_store=last)
+            if learned_version is not None:
+                return learned_version
         return answer.version
 
     # --- managed tables ---------------------------------------------------------------------------

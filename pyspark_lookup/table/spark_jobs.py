@@ -27,7 +27,7 @@ class WritingJobs:
         self._metrics = metrics
         self._clock = clock
         self._logged_reasons: set[str] = set()
-        self._lacking: str | None = None
+        self._lacking_digest: str | None = None
         self._seen_s: dict[str, float] = {}  # when a version of a table was kept, by its id
         self._alive_until_s: dict[str, float] = {}  # a job's directory cannot be that of a dead one before, by URL
 
@@ -45,14 +45,14 @@ class WritingJobs:
         self._seen_s[table.id] = self._clock.steady_s()
         self._host.forget_missing(table)
         lacks = problem.listing is not None and set(last_version.files).difference(problem.listing.files)
-        self._lacking = last_version.digest if lacks else None
+        self._lacking_digest = last_version.digest if lacks else None
         self._metrics.inc("busyServedCount")
         self._tell_once(table, str(problem), f"going on with version {last_version.digest}")
         return last_version
 
     def lacks_files(self, version: TableVersion) -> bool:
         """Whether a version that was kept while a job writes has files that the job has removed."""
-        return version.digest == self._lacking
+        return version.digest == self._lacking_digest
 
     def was_here_lately(self, table: Table) -> bool:
         """Whether this host has seen the table within `lookup.busy-timeout`."""
@@ -73,7 +73,7 @@ class WritingJobs:
             return None
         return max(float(record["started_s"]), self._host.seen_s(table), self._seen_s.get(table.id, 0.0))
 
-    def dead(self, table: Table, listing: Listing) -> list[str]:
+    def find_dead(self, table: Table, listing: Listing) -> list[str]:
         """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""
         dead = []
         for directory in job_directories(table.url, table.kind, listing):

@@ -865,7 +865,7 @@ FAULTS = [
         "a-commit-of-unknown-end-is-made-again",
         "A commit of which nobody knows whether it is in the log is put there once more.",
         "table/log/log.py",
-        "        except PutUnknownError as problem:\n            raise_ours(self._unknown(event, problem), problem)\n",
+        "        except PutUnknownError as problem:\n            raise_ours(self._unknown_error(event, problem), problem)\n",
         "        except PutUnknownError:\n            return None\n",
         ("tests/test_notifications.py::test_commits_of_which_nothing_is_known",),
     ),
@@ -897,8 +897,8 @@ FAULTS = [
         "aborted-writes-are-valid",
         "Writes that were aborted count as committed.",
         "table/log/state.py",
-        "return ValidWriteIdList(self.table_id, allocated, opened, aborted)",
-        "return ValidWriteIdList(self.table_id, allocated, opened, {*aborted} & {0})",
+        "return ValidWriteIdList(self.table_id, highest_id, open_ids, aborted_ids)",
+        "return ValidWriteIdList(self.table_id, highest_id, open_ids, {*aborted_ids} & {0})",
         ("tests/test_notifications.py::test_states_follow_the_model",),
     ),
     Fault(
@@ -1333,8 +1333,8 @@ FAULTS = [
         "a-recreated-delta-table-is-the-old-one",
         "A Delta table that was created again at its path is taken for the one that was there.",
         "table/delta/log.py",
-        "return newer if self._ufs.get_meta(cached_log.last.url) == cached_log.last else None",
-        "return newer if self._ufs.get_meta(cached_log.last.url) else None",
+        "return newer if self._ufs.get_meta(cached_log.last_file.url) == cached_log.last_file else None",
+        "return newer if self._ufs.get_meta(cached_log.last_file.url) else None",
         ("tests/delta/test_damage.py::test_a_table_that_was_made_anew",),
     ),
     Fault(
@@ -1349,10 +1349,10 @@ FAULTS = [
         "a-commit-is-removed-from-after-its-adds",
         "A commit that gives a file another deletion vector loses the file.",
         "table/delta/actions.py",
-        "        for key in removed:  # first: a file's vector may be replaced by another\n            self.files.pop(key, None)\n"
-        "        self.files.update((add.key, add) for add in added)\n",
-        "        self.files.update((add.key, add) for add in added)\n"
-        "        for path, _ in removed:\n            for key in [key for key in self.files if key[0] == path]:\n"
+        "        for key in removed_keys:  # first: a file's vector may be replaced by another\n            self.files.pop(key, None)\n"
+        "        self.files.update((add.key, add) for add in added_files)\n",
+        "        self.files.update((add.key, add) for add in added_files)\n"
+        "        for path, _ in removed_keys:\n            for key in [key for key in self.files if key[0] == path]:\n"
         "                self.files.pop(key)\n",
         ("tests/delta/test_calls.py::test_vectors_and_rewritten_files",),
     ),
@@ -1408,16 +1408,16 @@ FAULTS = [
         "columns-are-by-name-where-ids-count",
         "Under a column mapping by id, columns are found by their names.",
         "table/delta/schema.py",
-        'return StoredColumn(text_of(field["name"]), stored, number if mode == "id" else None,',
-        'return StoredColumn(text_of(field["name"]), text_of(field["name"]), None,',
+        'text_of(field["name"]), stored_name, number if mode == "id" else None,',
+        'text_of(field["name"]), text_of(field["name"]), None,',
         ("tests/delta/test_tables_of_others.py",),
     ),
     Fault(
         "what-changed-is-a-compaction",
         "A commit that replaces rows is taken for one that changes none, so that answers from before it stay.",
         "table/delta/actions.py",
-        "        if added and removed and not changes and not checkpoint:\n",
-        "        if added and removed and not checkpoint:\n",
+        "        if added_files and removed_keys and not changes_data and not checkpoint:\n",
+        "        if added_files and removed_keys and not checkpoint:\n",
         ("tests/delta/test_histories.py",),
     ),
     Fault(

@@ -244,27 +244,27 @@ class Replay:
 
         Raises one of `decoding.UNREADABLE` for anything else.
         """
-        added: list[Add] = []
-        removed: list[Key] = []
-        changes = False
+        added_files: list[Add] = []
+        removed_keys: list[Key] = []
+        changes_data = False
         for action in actions:
             add, remove = action.get("add"), action.get("remove")
             if add is not None:
-                added.append(Add.from_action(add))
-                changes |= add.get("dataChange") is not False
+                added_files.append(Add.from_action(add))
+                changes_data |= add.get("dataChange") is not False
             if remove is not None:
-                removed.append(
+                removed_keys.append(
                     key_of_file(text_of(remove["path"]), Vector.from_descriptor(remove.get("deletionVector")))
                 )
-                changes |= remove.get("dataChange") is not False
+                changes_data |= remove.get("dataChange") is not False
             metadata, protocol = action.get("metaData"), action.get("protocol")
             self.metadata = self.metadata if metadata is None else metadata
             self.protocol = self.protocol if protocol is None else protocol
-        for key in removed:  # first: a file's vector may be replaced by another
+        for key in removed_keys:  # first: a file's vector may be replaced by another
             self.files.pop(key, None)
-        self.files.update((add.key, add) for add in added)
-        if added and removed and not changes and not checkpoint:
-            self.rewrites = (*self.rewrites[-7:], (tuple(add.key for add in added), tuple(removed)))
+        self.files.update((add.key, add) for add in added_files)
+        if added_files and removed_keys and not changes_data and not checkpoint:
+            self.rewrites = (*self.rewrites[-7:], (tuple(add.key for add in added_files), tuple(removed_keys)))
 
     def state(self) -> DeltaState:
         """The state so far, unchecked. Raises ValueError if the table's metadata or protocol is missing."""
@@ -273,8 +273,8 @@ class Replay:
         for name in ("id", "schemaString"):
             if not isinstance(self.metadata.get(name), str):
                 raise ValueError(f"its metadata has no {name}")
-        vectored = [path for path, vector in self.files if vector]
-        if len({*vectored}) < len(vectored) or any((path, "") in self.files for path in vectored):
+        vector_paths = [path for path, vector in self.files if vector]
+        if len({*vector_paths}) < len(vector_paths) or any((path, "") in self.files for path in vector_paths):
             raise ValueError("it has a data file twice, with other deleted rows")
         return DeltaState(self.version, self.metadata, self.protocol, self.files, self.rewrites)
 

@@ -47,7 +47,7 @@ class _CachedLog:
     """The latest state, the file of its last commit, and how the host's records hold it: an earlier state, and the commits since."""
 
     state: DeltaState
-    last: FileVersion
+    last_file: FileVersion
     base: DeltaState
     tail: tuple[bytes, ...] = ()
 
@@ -92,7 +92,7 @@ class DeltaLog:
         self.cached_state()
         with self._lock:
             cached_log = self._cached_log
-        newer = None if cached_log is None else self._newer(cached_log)
+        newer = None if cached_log is None else self._list_newer(cached_log)
         if cached_log is None or newer is None:
             return self._read_all()
         if not newer:
@@ -105,7 +105,7 @@ class DeltaLog:
         self._keep(_CachedLog(state, newer[-1], cached_log.base, (*cached_log.tail, *texts)))
         return state
 
-    def _newer(self, cached_log: _CachedLog) -> list[FileVersion] | None:
+    def _list_newer(self, cached_log: _CachedLog) -> list[FileVersion] | None:
         """The commits after the cached ones; None if the file of the last of these has changed or is gone: the log is another table's."""
         version = cached_log.state.version
         if not self._ufs.lists_after:
@@ -115,11 +115,11 @@ class DeltaLog:
                     newer.append(self._ufs.get_meta(self._path(version + len(newer) + 1)))
             # Asked last: if the cached commit is still there after the next ones were seen, these are of the same table.
             try:
-                return newer if self._ufs.get_meta(cached_log.last.url) == cached_log.last else None
+                return newer if self._ufs.get_meta(cached_log.last_file.url) == cached_log.last_file else None
             except UfsNotFoundError:
                 return None
         commits = _find_commits(self._ufs.list_files(self._directory, f"{version:020}"))
-        if commits.pop(version, None) != cached_log.last:
+        if commits.pop(version, None) != cached_log.last_file:
             return None
         return self._in_order(commits, version)
 
@@ -164,8 +164,8 @@ class DeltaLog:
     def _read_all(self) -> DeltaState:
         with self._lock:
             self._cached_log, self._earlier = None, {}
-        state, last = self._replay(None)
-        self._keep(_CachedLog(state, last, state))
+        state, last_file = self._replay(None)
+        self._keep(_CachedLog(state, last_file, state))
         return state
 
     def _replay(self, version: int | None) -> tuple[DeltaState, FileVersion]:
@@ -175,25 +175,25 @@ class DeltaLog:
 
         Raises VersionGoneError for a version that is not there, UfsNotFoundError without a log.
         """
-        hint = self._hint() if version is None else None
+        hint = self._read_hint() if version is None else None
         if hint is not None:
-            listed = self._ufs.list_files(self._directory, f"{hint:020}")
+            files = self._ufs.list_files(self._directory, f"{hint:020}")
             with contextlib.suppress(DamagedFileError, SourceChangedError, UfsNotFoundError):
-                return self._replay_listing(listed, None)
+                return self._replay_listing(files, None)
         return read_again(
             lambda: self._replay_listing(self._ufs.list_files(self._directory), version),
             DamagedFileError,
             SourceChangedError,
         )
 
-    def _replay_listing(self, listed: Sequence[FileVersion], version: int | None) -> tuple[DeltaState, FileVersion]:
-        commits = _find_commits(listed)
+    def _replay_listing(self, listing: Sequence[FileVersion], version: int | None) -> tuple[DeltaState, FileVersion]:
+        commits = _find_commits(listing)
         if not commits:
-            last = max((checkpoint.version for checkpoint in find_checkpoints(listed)), default=None)
+            checkpoint_version = max((checkpoint.version for checkpoint in find_checkpoints(listing)), default=None)
             instead = (
                 f"so it is no Delta table. To read all its files as they are (deleted rows, too), move {DELTA_LOG_DIRECTORY} away"
-                if last is None
-                else f"but a checkpoint of version {last}, which may not be the newest: restore {last:020}.json and the commits after it"
+                if checkpoint_version is None
+                else f"but a checkpoint of version {checkpoint_version}, which may not be the newest: restore {checkpoint_version:020}.json and the commits after it"
             )
             raise UfsNotFoundError(f"{self._redacted_path}: {DELTA_LOG_DIRECTORY} holds no commit, {instead}")
         if version is not None and not min(commits) <= version <= max(commits):
@@ -201,12 +201,12 @@ class DeltaLog:
                 f"{self._redacted_path} has no version {version}: the log has {min(commits)} to {max(commits)}"
             )
         newest = (
-            max({*commits, *(checkpoint.version for checkpoint in find_checkpoints(listed))})
+            max({*commits, *(checkpoint.version for checkpoint in find_checkpoints(listing))})
             if version is None
             else version
         )
-        damaged: DamagedFileError | None = None
-        for checkpoint in find_checkpoints(listed):
+        first_damage: DamagedFileError | None = None
+        for checkpoint in find_checkpoints(listing):
             if checkpoint.version > newest:
                 continue
             try:
@@ -216,18 +216,18 @@ class DeltaLog:
                 with contextlib.suppress(NotSupportedError):  # of what a later commit may have dropped
                     state.check()
             except (DamagedFileError, SourceChangedError, *UNREADABLE) as problem:  # also if a sidecar is missing
-                damaged = damaged or DamagedFileError(f"{self._redacted_path}: {problem}")
+                first_damage = first_damage or DamagedFileError(f"{self._redacted_path}: {problem}")
                 continue
             return self._follow(state, checkpoint.version, commits, newest)
         if min(commits) == 0:
             return self._follow(None, -1, commits, newest)
-        if version is not None and damaged is None:
-            oldest = min((checkpoint.version for checkpoint in find_checkpoints(listed)), default=None)
+        if version is not None and first_damage is None:
+            oldest = min((checkpoint.version for checkpoint in find_checkpoints(listing)), default=None)
             since = "" if oldest is None else f", which is made of {oldest} on"
             raise VersionGoneError(
                 f"{self._redacted_path} has no version {version} any more: what came before it was removed from the log{since}"
             )
-        raise damaged or DamagedFileError(
+        raise first_damage or DamagedFileError(
             f"{self._redacted_path}: the Delta log begins with version {min(commits)}, and has no whole checkpoint to begin with"
         )
 
@@ -243,7 +243,7 @@ class DeltaLog:
             )
         return state, commits[newest]
 
-    def _hint(self) -> int | None:
+    def _read_hint(self) -> int | None:
         """The version of the newest checkpoint, as `_last_checkpoint` has it; None if that file is missing or damaged. It may be out of date."""
         with contextlib.suppress(UfsNotFoundError, SourceChangedError, *UNREADABLE):  # a checkpoint replaces it
             file = self._ufs.get_meta(f"{self._directory}/_last_checkpoint")
@@ -278,7 +278,7 @@ class DeltaLog:
             return cached_log.state
         with contextlib.suppress(NotSupportedError, *UNREADABLE):
             earlier_state = self._build_state(
-                _replayed(cached_log.base, cached_log.tail[: version - cached_log.base.version])
+                _replay_texts(cached_log.base, cached_log.tail[: version - cached_log.base.version])
             )
             self._keep_earlier(earlier_state)
             return earlier_state
@@ -373,16 +373,16 @@ class DeltaLog:
         def add_tail(record: Any) -> _CachedLog:
             if record["table"] != base.table_id:
                 raise ValueError("of another table")
-            texts, last = (
+            texts, last_file = (
                 tuple(text.encode() for text in texts_of(record["commits"])),
                 FileVersion.from_json(record["last"]),
             )
-            if _parse_version(last) != base.version + len(texts):
+            if _parse_version(last_file) != base.version + len(texts):
                 raise ValueError("a commit is missing")
-            state = _replayed(base, texts).state() if texts else base
+            state = _replay_texts(base, texts).state() if texts else base
             with contextlib.suppress(NotSupportedError):
                 state.check()
-                return _CachedLog(state, last, base, texts)
+                return _CachedLog(state, last_file, base, texts)
             raise ValueError("of another release, which knows more")
 
         return disk.get_record("delta-tail", f"{self._key}-{base.version}", add_tail)
@@ -390,12 +390,12 @@ class DeltaLog:
     def _keep(self, log: _CachedLog) -> None:
         """Cache a state, in this process and on the host, unless a newer one of the same table is cached."""
         with self._lock:
-            before = self._cached_log
-            is_same_table = before is not None and before.state.table_id == log.state.table_id
-            if before is not None and is_same_table and before.state.version > log.state.version:
+            previous_log = self._cached_log
+            is_same_table = previous_log is not None and previous_log.state.table_id == log.state.table_id
+            if previous_log is not None and is_same_table and previous_log.state.version > log.state.version:
                 return
             if len(log.tail) > _TAIL_AT_MOST:
-                log = _CachedLog(log.state, log.last, log.state)
+                log = _CachedLog(log.state, log.last_file, log.state)
             self._cached_log = log
         disk = self._context.disk
         if disk is None:
@@ -406,11 +406,11 @@ class DeltaLog:
             value = {
                 "table": log.state.table_id,
                 "commits": [text.decode() for text in log.tail],
-                "last": log.last.to_json(),
+                "last": log.last_file.to_json(),
             }
             disk.replace_record("delta-tail", f"{self._key}-{log.base.version}", value)
-            if before is not None and before.base.version != log.base.version:
-                disk.remove_record("delta-tail", f"{self._key}-{before.base.version}")
+            if previous_log is not None and previous_log.base.version != log.base.version:
+                disk.remove_record("delta-tail", f"{self._key}-{previous_log.base.version}")
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
 
@@ -440,7 +440,7 @@ def _state_to_json(state: DeltaState) -> dict[str, Any]:
     }
 
 
-def _replayed(base: DeltaState, texts: Sequence[bytes]) -> Replay:
+def _replay_texts(base: DeltaState, texts: Sequence[bytes]) -> Replay:
     """A state after the commits of the given texts."""
     replay = Replay.from_state(base)
     for text in texts:

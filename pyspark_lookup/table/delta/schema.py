@@ -69,23 +69,25 @@ def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
 
 def stored_columns(schema: Any, mode: str) -> tuple[StoredColumn, ...]:
     """How files name the columns, under a column mapping (`name` or `id`), or without one (`none`)."""
-    return tuple(_stored(field, mode) for field in schema["fields"])
+    return tuple(_to_stored_column(field, mode) for field in schema["fields"])
 
 
-def _stored(field: Any, mode: str) -> StoredColumn:
+def _to_stored_column(field: Any, mode: str) -> StoredColumn:
     metadata = field.get("metadata") or {}
     number = metadata.get(_ID)
     if mode == "id" and not isinstance(number, int):
         raise ValueError(f"column {show(field['name'])} has no {_ID}")
-    stored = text_of(field["name"] if mode == "none" else metadata[_PHYSICAL])
-    return StoredColumn(text_of(field["name"]), stored, number if mode == "id" else None, _parts(field["type"], mode))
+    stored_name = text_of(field["name"] if mode == "none" else metadata[_PHYSICAL])
+    return StoredColumn(
+        text_of(field["name"]), stored_name, number if mode == "id" else None, _parts(field["type"], mode)
+    )
 
 
 def _parts(definition: Any, mode: str) -> tuple[StoredColumn, ...]:
     """The fields of a struct; what a list or a map has, by the names that Arrow gives them."""
     kind = definition.get("type") if isinstance(definition, dict) else None
     if kind == "struct":
-        return tuple(_stored(field, mode) for field in definition["fields"])
+        return tuple(_to_stored_column(field, mode) for field in definition["fields"])
     if kind == "array":
         return (StoredColumn("element", "element", None, _parts(definition["elementType"], mode)),)
     if kind == "map":

@@ -229,7 +229,7 @@ class DeltaFiles:
             self._identity,
             modified_at_s=add.modified_ms / 1000,
             partition=tuple(
-                (name, _zoned(values.get(stored_name), self._schema.field(name).type))
+                (name, _add_zone(values.get(stored_name), self._schema.field(name).type))
                 for stored_name, name in self._partitions.items()
             ),
             deletes=_to_deletes(self._table, add, url, self._url_of),
@@ -269,7 +269,7 @@ def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str
     return url_of("file:///" + location.removeprefix("//localhost").lstrip("/") if path_scheme == "file" else path)
 
 
-def _zoned(value: str | None, kind: pa.DataType) -> str | None:
+def _add_zone(value: str | None, kind: pa.DataType) -> str | None:
     """A partition value as the log has it; an instant without a zone, which is one of UTC, says so."""
     instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
     return f"{value}Z" if value is not None and instant and not _ZONE.search(value) else value
@@ -335,9 +335,9 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
                 return exact
             if exact in _ENDS:
                 return None
-            more = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes doubles
-            away = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
-            return EXACT.add(exact, more).quantize(decimal.Decimal(1).scaleb(-kind.scale), away, EXACT)
+            margin = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes doubles
+            rounding = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
+            return EXACT.add(exact, margin).quantize(decimal.Decimal(1).scaleb(-kind.scale), rounding, EXACT)
         if pa.types.is_floating(kind):
             if not is_number and value not in _FLOATS_AS_TEXTS:
                 return None

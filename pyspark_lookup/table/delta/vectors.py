@@ -31,15 +31,15 @@ def decode_z85(text: str) -> bytes:
     """
     if len(text) % 5 or not set(text) <= set(_Z85):
         raise ValueError(f"no Z85: {text[:40]!r}")
-    last = text[-5:].lstrip("#")
-    less = len(text[-5:]) - len(last)
-    if not 1 <= less <= 3:
+    last_digits = text[-5:].lstrip("#")
+    missing = len(text[-5:]) - len(last_digits)
+    if not 1 <= missing <= 3:
         return base64.b85decode(text.translate(_DIGITS))
-    digits = text[:-5] + _Z85[0] * less + last
-    decoded = base64.b85decode(digits.translate(_DIGITS))
-    if any(decoded[-4 : less - 4]):
+    digits = text[:-5] + _Z85[0] * missing + last_digits
+    content = base64.b85decode(digits.translate(_DIGITS))
+    if any(content[-4 : missing - 4]):
         raise ValueError(f"no Z85: {text[-5:]!r} at its end")
-    return decoded[:-4] + decoded[less - 4 :]
+    return content[:-4] + content[missing - 4 :]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,7 +63,9 @@ class _AvroFile(AvroFile[Any]):
         with self.input_file.open() as stream:
             self.decoder = StreamingBinaryDecoder(stream.read())
         self.header = self._read_header()
-        self.schema = AvroSchemaConversion().avro_to_iceberg(_expanded(json.loads(self.header.meta["avro.schema"]), {}))
+        self.schema = AvroSchemaConversion().avro_to_iceberg(
+            _expand_schema(json.loads(self.header.meta["avro.schema"]), {})
+        )
         read_schema = self.read_schema or self.schema
         self.reader = resolve_reader(self.schema, read_schema, self.read_types, self.read_enums)
         self._block_bytes = self._read_bytes = self._records = 0
@@ -136,23 +138,25 @@ class _AvroFile(AvroFile[Any]):
             raise ValueError("a block is cut off") from None
 
 
-def _expanded(schema: Any, named_types: dict[str, Any]) -> Any:
+def _expand_schema(schema: Any, named_types: dict[str, Any]) -> Any:
     """An Avro schema as PyIceberg takes it: names of types are replaced by the types, and unknown logical types are left out."""
     if isinstance(schema, list):
-        return [_expanded(part, named_types) for part in schema]
+        return [_expand_schema(part, named_types) for part in schema]
     if not isinstance(schema, dict):
         return named_types.get(schema, schema)
-    expanded = {key: _expanded(value, named_types) if key in _NESTED else value for key, value in schema.items()}
-    logical = expanded.get("logicalType")
+    expanded_schema = {
+        key: _expand_schema(value, named_types) if key in _NESTED else value for key, value in schema.items()
+    }
+    logical = expanded_schema.get("logicalType")
     if (
         logical is not None
         and logical not in _LOGICAL_TYPES
-        and (logical, expanded["type"]) not in LOGICAL_FIELD_TYPE_MAPPING
+        and (logical, expanded_schema["type"]) not in LOGICAL_FIELD_TYPE_MAPPING
     ):
-        del expanded["logicalType"]
-    if expanded["type"] in ("record", "fixed", "enum"):
-        named_types[schema["name"]] = expanded
-    return expanded
+        del expanded_schema["logicalType"]
+    if expanded_schema["type"] in ("record", "fixed", "enum"):
+        named_types[schema["name"]] = expanded_schema
+    return expanded_schema
 
 
 class _Bytes(InputFile):
@@ -187,7 +191,7 @@ def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
     except NotSupportedError:
         raise
     except Exception as problem:
-        raise_ours(_damaged(location, "manifest list", problem), problem)
+        raise_ours(_damaged_file_error(location, "manifest list", problem), problem)
 
 
 def _manifest(row: dict[str, Any]) -> Manifest:
@@ -204,7 +208,7 @@ def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
     except NotSupportedError:
         raise
     except Exception as problem:
-        raise_ours(_damaged(manifest.location, "manifest", problem), problem)
+        raise_ours(_damaged_file_error(manifest.location, "manifest", problem), problem)
 
 
 def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
@@ -258,6 +262,6 @@ def _entry(row: list[Any], spec_id: int, partition_ids: tuple[int, ...], sequenc
     )
 
 
-def _damaged(location: str, file_kind: str, problem: Exception) -> DamagedFileError:
+def _damaged_file_error(location: str, file_kind: str, problem: Exception) -> DamagedFileError:
     redacted_path = redact("path", location)
     return DamagedFileError(f"{redacted_path} is no Iceberg {file_kind}: {type(problem).__name__}: {problem}")

@@ -49,17 +49,17 @@ class Snapshot:
     def parse(cls, document: Any) -> Snapshot:
         """The snapshot that an object of a metadata file describes. Raises one of `decoding.UNREADABLE` for anything else."""
         summary = document.get("summary") or {}
-        listed, parent, schema_id = (
+        manifest_list, parent, schema_id = (
             document.get("manifest-list"),
             document.get("parent-snapshot-id"),
             document.get("schema-id"),
         )
-        manifests = texts_of(document["manifests"]) if not listed else ()
+        manifests = texts_of(document["manifests"]) if not manifest_list else ()
         return cls(
             int(document["snapshot-id"]),
             None if parent is None else int(parent),
             count_of(document["timestamp-ms"]),
-            text_of(listed) if listed else None,
+            text_of(manifest_list) if manifest_list else None,
             manifests,
             None if schema_id is None else int(schema_id),
             str(summary.get("operation", "unknown")),
@@ -151,7 +151,7 @@ class IcebergMetadata:
             return self._with_own_schema(self._snapshot(pin, redacted_path))
         raise OptionError(f"option lookup.valid-write-ids is for managed tables, not for {redacted_path}")
 
-    def named(self, digest: str) -> Selection | None:
+    def find_selection(self, digest: str) -> Selection | None:
         """The snapshot and schema with that digest; None if there are none."""
         snapshots = [*self.snapshots.values(), None]
         selections = (
@@ -214,7 +214,7 @@ def _partition_field(document: Any, number: int) -> PartitionField:
     return PartitionField(id_, None if source is None else int(source), text_of(document["transform"]))
 
 
-def _decompressed(data: bytes) -> bytes:
+def _decompress(data: bytes) -> bytes:
     """The content of a gzip file. Raises ValueError if it is larger than metadata may be, before it is in memory."""
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
         text = file.read(_TEXT_AT_MOST + 1)
@@ -226,7 +226,7 @@ def _decompressed(data: bytes) -> bytes:
 def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
     """The metadata in a file. Raises DamagedFileError that names it, NotSupportedError for what is not known here."""
     try:
-        text = _decompressed(data) if data[:2] == _GZIP else data
+        text = _decompress(data) if data[:2] == _GZIP else data
         redacted_path = redact("path", location)
         check_room(len(text) * _COPIES, f"{redacted_path}: {len(text)} bytes of Iceberg metadata")
         return parse_metadata_json(location, json.loads(text), place)

@@ -78,10 +78,10 @@ def partition_stats(
                 return None
             return ColumnStats(native_value, native_value, 0, rows)
         if width_match and width_match[1] == "bucket":
-            hashed = iceberg_type != "uuid" and not pa.types.is_decimal(kind)
-            return ColumnStats(None, None, 0, rows, (int(width_match[2]), int(value))) if hashed else None
+            is_hashed = iceberg_type != "uuid" and not pa.types.is_decimal(kind)
+            return ColumnStats(None, None, 0, rows, (int(width_match[2]), int(value))) if is_hashed else None
         if width_match:
-            return _truncated(value, int(width_match[2]), kind, rows)
+            return _truncated_stats(value, int(width_match[2]), kind, rows)
         low, high = widened(*_span(transform, value))  # of files that were added by what their footers say
         if iceberg_type == "date":
             return ColumnStats(low.date(), high.date(), 0, rows)
@@ -106,7 +106,7 @@ def _start(transform: str, number: int) -> datetime.datetime:
     return EPOCH + (datetime.timedelta(days=number) if transform == "day" else datetime.timedelta(hours=number))
 
 
-def _truncated(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnStats | None:
+def _truncated_stats(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnStats | None:
     if isinstance(value, str):
         if len(value) < width:
             return ColumnStats(value, value, 0, rows)

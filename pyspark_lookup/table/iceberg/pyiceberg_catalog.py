@@ -57,7 +57,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
         catalog = load_catalog(name, **properties, **_CATALOG_PROPERTIES)
     except (ValueError, NotInstalledError, ImportError) as problem:
         if isinstance(problem, pydantic.ValidationError):
-            raise_ours(_unavailable(name, problem), problem)
+            raise_ours(_unavailable_error(name, problem), problem)
         raise_ours(
             OptionError(
                 f"option lookup.catalog = {name!r}: {problem}. Configure it in .pyiceberg.yaml, in the environment, or by "
@@ -66,7 +66,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
             problem,
         )
     except Exception as problem:
-        raise_ours(_unavailable(name, problem), problem)
+        raise_ours(_unavailable_error(name, problem), problem)
     session = getattr(catalog, "_session", None)
     if session is not None:  # of a REST catalog
         session.hooks["response"].append(_take_table)
@@ -97,9 +97,9 @@ def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, 
     except NotInstalledError as problem:
         raise_ours(OptionError(f"option lookup.catalog = {name!r}: {problem}"), problem)
     except Exception as problem:
-        raise_ours(_unavailable(name, problem), problem)
-    raise _unavailable(name, ValueError("it sends no metadata"))
+        raise_ours(_unavailable_error(name, problem), problem)
+    raise _unavailable_error(name, ValueError("it sends no metadata"))
 
 
-def _unavailable(name: str, problem: Exception) -> CatalogUnavailableError:
+def _unavailable_error(name: str, problem: Exception) -> CatalogUnavailableError:
     return CatalogUnavailableError(f"the Iceberg catalog {name!r} gave no answer: {type(problem).__name__}: {problem}")

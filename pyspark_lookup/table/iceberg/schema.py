@@ -83,10 +83,14 @@ def stored_columns(schema: Mapping[str, Any], name_mapping: Sequence[Any] | None
 
 
 def stored_column(field: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> StoredColumn:
-    return _stored(text_of(field["name"]), int(field["id"]), field["type"], field.get("initial-default"), name_mapping)
+    return _make_stored_column(
+        text_of(field["name"]), int(field["id"]), field["type"], field.get("initial-default"), name_mapping
+    )
 
 
-def _stored(name: str, field_id: int, kind: Any, default: Any, mapping: Sequence[Any] | None) -> StoredColumn:
+def _make_stored_column(
+    name: str, field_id: int, kind: Any, default: Any, mapping: Sequence[Any] | None
+) -> StoredColumn:
     mapped_field: Mapping[str, Any] = next((entry for entry in mapping or () if entry.get("field-id") == field_id), {})
     inner = None if mapping is None else mapped_field.get("fields") or []
     text = None if default is None else default if isinstance(default, str) else json.dumps(default)
@@ -100,10 +104,10 @@ def _parts(kind: Any, mapping: Sequence[Any] | None) -> Iterator[StoredColumn]:
     if shape == "struct":
         yield from (stored_column(field, mapping) for field in kind["fields"])
     elif shape == "list":
-        yield _stored("element", int(kind["element-id"]), kind["element"], None, mapping)
+        yield _make_stored_column("element", int(kind["element-id"]), kind["element"], None, mapping)
     elif shape == "map":
-        yield _stored("key", int(kind["key-id"]), kind["key"], None, mapping)
-        yield _stored("value", int(kind["value-id"]), kind["value"], None, mapping)
+        yield _make_stored_column("key", int(kind["key-id"]), kind["key"], None, mapping)
+        yield _make_stored_column("value", int(kind["value-id"]), kind["value"], None, mapping)
 
 
 def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Column]:

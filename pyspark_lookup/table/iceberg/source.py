@@ -89,8 +89,8 @@ class IcebergSource(VersionSource):
 
     @classmethod
     def kind_of_url(cls, url: str) -> str | None:
-        named = url.startswith(CATALOG_SCHEME) or url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz"))
-        return cls.kinds[0] if named else None
+        is_iceberg = url.startswith(CATALOG_SCHEME) or url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz"))
+        return cls.kinds[0] if is_iceberg else None
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
@@ -116,7 +116,7 @@ class IcebergSource(VersionSource):
     def current(self, question: Question) -> Answer:
         table = question.table
         pointer_record = self._read_record(table)
-        pointer, sent_metadata = self._point(table, None if pointer_record is None else pointer_record.pointer)
+        pointer, sent_metadata = self._find_pointer(table, None if pointer_record is None else pointer_record.pointer)
         if (
             pointer_record is not None
             and pointer_record.pointer == pointer
@@ -136,10 +136,10 @@ class IcebergSource(VersionSource):
                 # It may have been expired since the pointer was read; then another one is the current one.
                 if last or not isinstance(problem.__cause__, (UfsNotFoundError, SourceChangedError)):
                     raise
-                before, (pointer, sent_metadata) = pointer, self._point(table, None)
-                if pointer == before:
+                last_pointer, (pointer, sent_metadata) = pointer, self._find_pointer(table, None)
+                if pointer == last_pointer:
                     raise
-        if question.gone_digest in (version.digest, _resized(version.digest)):
+        if question.gone_digest in (version.digest, _resized_digest(version.digest)):
             version = self._keep(table, self._with_true_sizes(version))
         self._remember(table, _PointerRecord(pointer, version.digest))
         return Answer(version, question.started_s)
@@ -147,8 +147,8 @@ class IcebergSource(VersionSource):
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        metadata = self._read_metadata(table, *self._point(table, self._pointers.get(table.url)))
-        selection = metadata.named(digest)
+        metadata = self._read_metadata(table, *self._find_pointer(table, self._pointers.get(table.url)))
+        selection = metadata.find_selection(digest)
         return [] if selection is None else [self._version(table, metadata, selection)]
 
     def _with_true_sizes(self, version: TableVersion) -> TableVersion:
@@ -161,20 +161,20 @@ class IcebergSource(VersionSource):
             sizes = {file.url: self._ufs.get_meta(file.url).size for file in (*version.files, *_delete_files(version))}
         except UfsNotFoundError:
             return version
-        resized = {
+        resized_deletes = {
             deletes.name: dataclasses.replace(deletes, size=sizes[deletes.url]) for deletes in _delete_files(version)
         }
         files = tuple(
             dataclasses.replace(
                 file,
                 size=sizes[file.url],
-                deletes=tuple(resized.get(deletes.name, deletes) for deletes in file.deletes),
+                deletes=tuple(resized_deletes.get(deletes.name, deletes) for deletes in file.deletes),
             )
             for file in version.files
         )
-        if files == version.files and [*resized.values()] == _delete_files(version):
+        if files == version.files and [*resized_deletes.values()] == _delete_files(version):
             return version
-        digest = _resized(version.metadata.digest)
+        digest = _resized_digest(version.metadata.digest)
         return dataclasses.replace(version, files=files, metadata=dataclasses.replace(version.metadata, digest=digest))
 
     def _redact_path(self, table: Table) -> str:
@@ -223,14 +223,18 @@ class IcebergSource(VersionSource):
     ) -> Rewrites:
         """The compactions in a version: those of the version that this host knew before it, and those since."""
         record = self._parts.host.last(table)
-        before = None if record is None else self._find_cached(table, record["digest"])
-        if before is None or before.metadata is None or before.metadata.table_id != metadata.table_id:
+        earlier_version = None if record is None else self._find_cached(table, record["digest"])
+        if (
+            earlier_version is None
+            or earlier_version.metadata is None
+            or earlier_version.metadata.table_id != metadata.table_id
+        ):
             return ()
-        rewrites, at = before.metadata.rewrites, snapshot
-        while at is not None and at.id != before.number and at.operation == _REPLACE:
+        rewrites, at = earlier_version.metadata.rewrites, snapshot
+        while at is not None and at.id != earlier_version.number and at.operation == _REPLACE:
             at = None if at.parent is None else metadata.snapshots.get(at.parent)
-        if at is not None and at is not snapshot and at.id == before.number:
-            current_names, earlier_names = names_of_rows(version), names_of_rows(before)
+        if at is not None and at is not snapshot and at.id == earlier_version.number:
+            current_names, earlier_names = names_of_rows(version), names_of_rows(earlier_version)
             rewrites = (
                 (
                     *rewrites,
@@ -243,7 +247,7 @@ class IcebergSource(VersionSource):
 
     # --- files ------------------------------------------------------------------------------------
 
-    def _point(self, table: Table, last_pointer: Pointer | None) -> tuple[Pointer, dict[str, Any] | None]:
+    def _find_pointer(self, table: Table, last_pointer: Pointer | None) -> tuple[Pointer, dict[str, Any] | None]:
         """(where the table's metadata lies now, the metadata itself if a catalog has sent it). One call."""
         if table.url.startswith(CATALOG_SCHEME):
             if self._parts.catalog is None:
@@ -272,9 +276,13 @@ class IcebergSource(VersionSource):
 
         Writers replace the hint, so that of a table that was there before it may be missing for an instant.
         """
-        passing = (SourceChangedError, DamagedFileError, *(() if last_pointer is None else (UfsNotFoundError,)))
+        transient_errors = (
+            SourceChangedError,
+            DamagedFileError,
+            *(() if last_pointer is None else (UfsNotFoundError,)),
+        )
         for wait_s in _HINT_WAITS_S:
-            with contextlib.suppress(*passing):
+            with contextlib.suppress(*transient_errors):
                 return read_pointer(self._ufs, url, last_pointer)
             self._parts.context.clock.sleep(wait_s)
         return read_pointer(self._ufs, url, last_pointer)
@@ -379,7 +387,7 @@ class IcebergSource(VersionSource):
     # --- what views show --------------------------------------------------------------------------
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
-        metadata = self._read_metadata(table, *self._point(table, self._pointers.get(table.url)))
+        metadata = self._read_metadata(table, *self._find_pointer(table, self._pointers.get(table.url)))
         return [
             {
                 "version": snapshot.id,
@@ -401,7 +409,7 @@ class IcebergSource(VersionSource):
         return details
 
 
-def _resized(digest: str) -> str:
+def _resized_digest(digest: str) -> str:
     return key_of("resized", digest)
 
 

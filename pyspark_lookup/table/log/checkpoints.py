@@ -46,16 +46,16 @@ class Checkpoints:
         """The checkpoints' states, the newest first; a checkpoint that is damaged or gone is left out, with a warning in the log."""
         for at_most in (_CHECKPOINTS_KEPT, None):
             try:
-                listed = self._ufs.list_files(self._directory, after="", at_most=at_most)
+                files = self._ufs.list_files(self._directory, after="", at_most=at_most)
             except UfsNotFoundError:
                 return
-            for file in listed[0 if at_most else _CHECKPOINTS_KEPT :]:
+            for file in files[0 if at_most else _CHECKPOINTS_KEPT :]:
                 try:
                     (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
                     yield parse_state(data, redact("path", file.url))
                 except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
                     _log.warning("reading an older checkpoint of the log, or from its beginning: %s", problem)
-            if len(listed) < _CHECKPOINTS_KEPT:
+            if len(files) < _CHECKPOINTS_KEPT:
                 break
 
     def read(self, position: int) -> TableState:
@@ -67,10 +67,10 @@ class Checkpoints:
     def page_ends(self, page: int) -> list[int]:
         """The positions of the checkpoints that end a page, ascending. One LIST. `page`: the number of events in a page."""
         try:
-            listed = self._ufs.list_files(self._directory)
+            files = self._ufs.list_files(self._directory)
         except UfsNotFoundError:
             return []
-        names = (file.url.rsplit("/", 1)[-1].removesuffix(".json") for file in listed)
+        names = (file.url.rsplit("/", 1)[-1].removesuffix(".json") for file in files)
         positions = (10**DIGITS - int(name) for name in names if name.isdecimal())
         return sorted(position for position in positions if position % page == 0)
 
@@ -181,8 +181,8 @@ def _parse_write(row: Any) -> TableWrite:
 def _check(state: TableState, rows: int) -> None:
     """Raise ValueError where the parts of a state that was read contradict each other."""
     changes = [change.position for change in state.changes]
-    defined = [position for position, _ in state.definitions]
-    for positions in (changes, defined):
+    definition_positions = [position for position, _ in state.definitions]
+    for positions in (changes, definition_positions):
         begins = positions and (positions[0] == 1 if not state.since else 1 <= positions[0] <= state.since)
         if not begins or positions != sorted(set(positions)) or positions[-1] > state.position:
             raise ValueError("a table is created by its first event, and nothing comes after its last")

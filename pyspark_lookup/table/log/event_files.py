@@ -35,9 +35,9 @@ class EventFiles:
 
     def list_following(self, position: int, at_most: int | None = None) -> list[tuple[int, FileVersion]]:
         """(position, file) of the events after a position, in their order. One LIST."""
-        listed = self._ufs.list_files(self._directory, after=f"{position:0{DIGITS}d}.json", at_most=at_most)
-        named = ((file.url.rsplit("/", 1)[-1], file) for file in listed)
-        return [(self._parse_position(name, file), file) for name, file in named if name.endswith(".json")]
+        files = self._ufs.list_files(self._directory, after=f"{position:0{DIGITS}d}.json", at_most=at_most)
+        named_files = ((file.url.rsplit("/", 1)[-1], file) for file in files)
+        return [(self._parse_position(name, file), file) for name, file in named_files if name.endswith(".json")]
 
     def _parse_position(self, name: str, file: FileVersion) -> int:
         stem = name.removesuffix(".json")
@@ -53,8 +53,8 @@ class EventFiles:
         files = dict(self.list_following(position))
         following: list[FileVersion] = []
         while files:
-            next_ = position + len(following) + 1
-            file = files.pop(next_, None) or self._find_missed(next_)
+            next_position = position + len(following) + 1
+            file = files.pop(next_position, None) or self._find_missed(next_position)
             if file is None:
                 break
             following.append(file)
@@ -101,7 +101,7 @@ class EventFiles:
             (reread_text,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
             return parse_event(reread_text, position, redact("path", file.url))
 
-    def lists(self, position: int, nonce: str) -> bool:
+    def is_listed(self, position: int, nonce: str) -> bool:
         """Whether a LIST of the log shows an event: for a store that may answer a request for the file itself wrongly."""
         files = [file for _, file in self.list_following(position - 1, at_most=1)]
         return any((event.position, event.nonce) == (position, nonce) for _, event in self.read(files))

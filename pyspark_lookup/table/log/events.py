@@ -246,8 +246,8 @@ def parse_definition(record: Any) -> Definition:
     """The definition that `definition_json` wrote. Raises one of `UNREADABLE` for anything else."""
     keys, schema = texts_of(record["keys"]), schema_of_text(text_of(record["schema"]))
     properties = {text_of(key): text_of(value) for key, value in record["properties"].items()}
-    folded = {name.lower() for name in schema.names}
-    if len(folded) < len(schema.names) or not set(keys) <= set(schema.names):
+    lower_names = {name.lower() for name in schema.names}
+    if len(lower_names) < len(schema.names) or not set(keys) <= set(schema.names):
         raise ValueError("columns have names of their own, and keys are among them")
     spark_schema(schema, "")
     return Definition(schema, keys, properties)
@@ -262,9 +262,9 @@ def _parse_path(value: Any) -> str:
     """A path below the table: one that leaves its directory would read what its writer could not."""
     path = text_of(value)
     # Some stores decode a URL, and then see other parts in it.
-    for spelled in (path, unquote(path)):
-        leaves = any(part in ("", ".", "..") for part in spelled.split("/"))
-        if leaves or "\\" in spelled or any(ord(char) < 32 for char in spelled) or not is_encodable(spelled):
+    for spelling in (path, unquote(path)):
+        leaves_table = any(part in ("", ".", "..") for part in spelling.split("/"))
+        if leaves_table or "\\" in spelling or any(ord(char) < 32 for char in spelling) or not is_encodable(spelling):
             raise ValueError(f"{show(path)} is no path below the table")
     return path
 

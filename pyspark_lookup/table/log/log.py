@@ -63,7 +63,7 @@ class _CachedLog:
     state: TableState
     base: int
     tail: tuple[bytes, ...]
-    last: FileVersion | None
+    last_file: FileVersion | None
     looked_s: float = 0.0
 
 
@@ -109,7 +109,7 @@ class NotificationLog:
             cached_log is None or self._age_s(cached_log) > TRUSTED_S or cached_log.state.position == 1
         ):  # which stays when others go
             return self._read_all()
-        state, cached_file = cached_log.state, cached_log.last
+        state, cached_file = cached_log.state, cached_log.last_file
         try:
             newer = self._read_following(state)
         except (UfsNotFoundError, SourceChangedError):
@@ -142,11 +142,11 @@ class NotificationLog:
             return self._events.read_following(state.position, state.table_id)
         return self._events.read(files)
 
-    def _is_same(self, state: TableState, last: FileVersion | None) -> FileVersion | None:
+    def _is_same(self, state: TableState, cached_file: FileVersion | None) -> FileVersion | None:
         """The file of the state's last event, if it still is that event; None if it is not."""
         try:
             file = self._events.get_meta(state.position)
-            if file == last:
+            if file == cached_file:
                 return file
             # A copied table's files are others, with the same in them.
             ((_, event),) = self._events.read([file])
@@ -197,9 +197,9 @@ class NotificationLog:
         """When an event was put, on the store's clock; None if it was trimmed since. Raises UfsError if the store does not say."""
         with self._lock:
             cached_log = self._cached_log
-        last = cached_log.last if cached_log is not None and cached_log.state.position == position else None
-        if last is not None and last.modified_at_s is not None:
-            return last.modified_at_s
+        last_file = cached_log.last_file if cached_log is not None and cached_log.state.position == position else None
+        if last_file is not None and last_file.modified_at_s is not None:
+            return last_file.modified_at_s
         try:
             file = self._events.get_meta(position)
         except UfsNotFoundError:
@@ -210,8 +210,8 @@ class NotificationLog:
 
     def put_times(self, after: int, at_most: int | None = None) -> dict[int, float]:
         """position -> when that event was put, on the store's clock, for the events after a position. One LIST."""
-        listed = self._events.list_following(after, at_most)
-        return {position: file.modified_at_s for position, file in listed if file.modified_at_s is not None}
+        files = self._events.list_following(after, at_most)
+        return {position: file.modified_at_s for position, file in files if file.modified_at_s is not None}
 
     # --- what this host knows ---------------------------------------------------------------------
 
@@ -231,46 +231,46 @@ class NotificationLog:
                 return without_tail
             texts = tuple(text.encode() for text in texts_of(record["events"]))
             events = [parse_event(text, n, origin) for n, text in enumerate(texts, base.position + 1)]
-            last = None if record["last"] is None else FileVersion.from_json(record["last"])
-            return _CachedLog(base.advance(events), base.position, texts, last, number_of(record["looked_s"]))
+            last_file = None if record["last"] is None else FileVersion.from_json(record["last"])
+            return _CachedLog(base.advance(events), base.position, texts, last_file, number_of(record["looked_s"]))
 
         without_tail = _CachedLog(base, base.position, (), None)
         return self._context.disk.get_record("log-tail", self._tail_key(base.position), add_tail) or without_tail
 
-    def _keep(self, state: TableState, events: Sequence[Event] | None, last: FileVersion | None) -> None:
+    def _keep(self, state: TableState, events: Sequence[Event] | None, last_file: FileVersion | None) -> None:
         """Cache a state, in this process and on the host, unless a newer one of the same table is cached.
 
         `events`: those that led to it from the cached state; None: it was read anew.
         """
         with self._lock:
-            before = self._cached_log
-            if before is not None and before.state.table_id == state.table_id:
-                if before.state.position > state.position:
+            previous_log = self._cached_log
+            if previous_log is not None and previous_log.state.table_id == state.table_id:
+                if previous_log.state.position > state.position:
                     return
-                follows = events is not None and before.state.position + len(events) == state.position
-                tail = (*before.tail, *map(event_bytes, events or ())) if follows else None
+                is_successor = events is not None and previous_log.state.position + len(events) == state.position
+                tail = (*previous_log.tail, *map(event_bytes, events or ())) if is_successor else None
             else:
                 tail = None
-            base = before.base if before is not None else 0
+            base = previous_log.base if previous_log is not None else 0
             if tail is None or len(tail) > _TAIL_AT_MOST:
                 tail, base = None, state.position
             looked_s = self._context.clock.wall_s()
-            self._cached_log = _CachedLog(state, base, tail or (), last, looked_s)
+            self._cached_log = _CachedLog(state, base, tail or (), last_file, looked_s)
         if self._context.disk is None:
             return
         try:
             if tail is None:
                 self._context.disk.replace_record("log", self._key, state_to_json(state))
-                if before is not None:
-                    self._context.disk.remove_record("log-tail", self._tail_key(before.base))
-            last_record = None if last is None else last.to_json()
+                if previous_log is not None:
+                    self._context.disk.remove_record("log-tail", self._tail_key(previous_log.base))
+            last_record = None if last_file is None else last_file.to_json()
             texts = [text.decode() for text in tail or ()]
             value = {"table": state.table_id, "events": texts, "last": last_record, "looked_s": looked_s}
             self._context.disk.replace_record("log-tail", self._tail_key(base), value)
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
-        if before is not None and before.state.table_id == state.table_id:
-            self._forget_files(self._context.disk, before.state, state)
+        if previous_log is not None and previous_log.state.table_id == state.table_id:
+            self._forget_files(self._context.disk, previous_log.state, state)
 
     def _forget_files(self, disk: Disk, before: TableState, state: TableState) -> None:
         """Drop the cached blocks of files that are in no later state, replaced or vacuumed. A reader of an old version fetches them again."""
@@ -334,10 +334,10 @@ class NotificationLog:
             )
         raise UfsUnavailableError(f"{redacted_path}: {_RACES} other writers were first: try again later")
 
-    def _trim(self, state: TableState, last: FileVersion) -> None:
+    def _trim(self, state: TableState, last_file: FileVersion) -> None:
         """Remove the pages that are older than vacuum and the table's log retention keep, counted from when the last event was put."""
         with contextlib.suppress(PysparkLookupError):  # the event is there: whoever has put it is not to put it again
-            put_at_s = last.modified_at_s or self._events.get_meta(state.position).modified_at_s
+            put_at_s = last_file.modified_at_s or self._events.get_meta(state.position).modified_at_s
             if put_at_s is not None:
                 upkeep = properties.parse_properties(state.definition.properties)
                 kept_s = (upkeep.vacuum_after_s or properties.KEPT_S) + upkeep.log_retention_s
@@ -348,9 +348,9 @@ class NotificationLog:
         try:
             return self._ufs.put_if_absent(self._events.path(event.position), event_bytes(event))
         except PutUnknownError as problem:
-            raise_ours(self._unknown(event, problem), problem)
+            raise_ours(self._unknown_error(event, problem), problem)
 
-    def _unknown(self, event: Event, problem: Exception) -> CommitUnknownError:
+    def _unknown_error(self, event: Event, problem: Exception) -> CommitUnknownError:
         return CommitUnknownError(
             f"whether event {event.position} ({event.kind}) of {redact('path', self.url)} was put is unknown: {problem}. "
             f"Its nonce is {event.nonce}; look for it in the log before writing again"
@@ -362,14 +362,16 @@ class NotificationLog:
         Between reading the log and the put the table may have been dropped and another one created at its path.
         """
         with self._lock:
-            last = self._cached_log.last if self._cached_log is not None and self._cached_log.state is state else None
+            cached_file = (
+                self._cached_log.last_file if self._cached_log is not None and self._cached_log.state is state else None
+            )
         try:
             # Others may have seen the event, and put theirs after it: it is removed only if both ways of asking miss the event before it.
-            if self._is_same(state, last) is not None or self._events.lists(state.position, state.nonce):
+            if self._is_same(state, cached_file) is not None or self._events.is_listed(state.position, state.nonce):
                 return True
             self._ufs.delete(self._events.path(event.position))
         except (UfsError, DamagedFileError) as problem:
-            raise_ours(self._unknown(event, problem), problem)
+            raise_ours(self._unknown_error(event, problem), problem)
         with self._lock:
             self._cached_log = None
         return False

@@ -59,9 +59,9 @@ class LogPages:
             ends = self._checkpoints.page_ends(state.page)
             for base in (*reversed([before for before in ends if before < end]), 0):
                 with contextlib.suppress(UfsNotFoundError, DamagedFileError):
-                    replayed = self._replay(state, base, end)
-                    if replayed is not None:
-                        return replayed
+                    replayed_state = self._replay(state, base, end)
+                    if replayed_state is not None:
+                        return replayed_state
         first = max(ends[0] - state.page if ends else state.since, state.oldest)
         raise VersionGoneError(
             f"{self._redacted_path}: the log of table {state.table_id} was trimmed: versions from position {first} on can be read. A stream "
@@ -161,20 +161,20 @@ class LogPages:
         is made by putting it.
         """
         ends = self._checkpoints.page_ends(state.page)
-        last = 0
-        for following in ends[1:]:  # of which the checkpoint tells what comes after the page before it
-            end = following - state.page
+        last_end = 0
+        for next_end in ends[1:]:  # of which the checkpoint tells what comes after the page before it
+            end = next_end - state.page
             if end >= state.oldest or end > state.since:
                 break
             with contextlib.suppress(UfsNotFoundError):  # who began to trim did not come to its end
                 put_at_s = self._events.get_meta(end).modified_at_s
                 if put_at_s is None or put_at_s > until_s:
                     break
-            last = end
-        listed = self._events.list_following(1, at_most=last) if last else []
-        trimmed = [position for position, _ in listed if position <= last]
-        self._events.delete(trimmed)
+            last_end = end
+        files = self._events.list_following(1, at_most=last_end) if last_end else []
+        positions = [position for position, _ in files if position <= last_end]
+        self._events.delete(positions)
         for end in ends:
-            if end <= last:
+            if end <= last_end:
                 self._checkpoints.delete(end)
-        return len(trimmed)
+        return len(positions)

@@ -94,7 +94,7 @@ class TableState:
             state._take(event)
         return state
 
-    def seeing(self, own_write: TableWrite) -> TableState:
+    def with_open_write(self, own_write: TableWrite) -> TableState:
         """This state with one write that began later: what that write's transaction sees."""
         state = self.advance(())
         state.writes.store(own_write)
@@ -141,8 +141,10 @@ class TableState:
                 self._commit(event, self._open(event, event.write_id))
             case Abort():
                 write = self._open(event, event.write_id)
-                ended = TableWrite(write.id, write.mode, write.allocated_at, ended_at=event.position, nonce=write.nonce)
-                self.writes.store(ended)
+                aborted_write = TableWrite(
+                    write.id, write.mode, write.allocated_at, ended_at=event.position, nonce=write.nonce
+                )
+                self.writes.store(aborted_write)
             case Vacuum():
                 for id_ in event.write_ids:
                     ended_write = self.writes.get(id_)
@@ -164,7 +166,7 @@ class TableState:
             return
         if any(id_ >= write_id or id_ not in self.writes or not self.writes[id_].committed for id_ in replaces):
             raise self._contradiction(event, f"compacts writes into write {write_id} that were not committed before")
-        self.writes.store(self.writes[write_id].replacing(self.writes, replaces))
+        self.writes.store(self.writes[write_id].as_compaction(self.writes, replaces))
 
     def _commit(self, event: Commit, write: TableWrite) -> None:
         self.writes.store(dataclasses.replace(write, ended_at=event.position, committed=True))
@@ -211,7 +213,7 @@ class TableState:
     def _last_change(self, position: int) -> int:
         return max(bisect.bisect_right(self.changes, position, key=lambda change: change.position) - 1, 0)
 
-    def rekeyed(self, position: int) -> bool:
+    def has_new_keys(self, position: int) -> bool:
         """Whether the key columns have changed since a position."""
         return position < self.rekeyed_at
 
@@ -279,16 +281,16 @@ class TableState:
             raise ValueError(f"log position {at} of table {self.table_id}: the log goes from 1 to {self.position}")
         if at < self.since:
             raise EarlierStateError(f"log position {at} of table {self.table_id} is before {self.since}")
-        allocated, opened, aborted = self.watermark, [], []
+        highest_id, open_ids, aborted_ids = self.watermark, [], []
         for write in self.writes.values():
             if write.allocated_at > at:
                 break  # ids are allocated in the log's order
-            allocated = max(allocated, write.id)
+            highest_id = max(highest_id, write.id)
             if write.ended_at is None or write.ended_at > at:
-                opened.append(write.id)
+                open_ids.append(write.id)
             elif not write.committed and write.ended_at > self._page_begin(at):
-                aborted.append(write.id)
-        return ValidWriteIdList(self.table_id, allocated, opened, aborted)
+                aborted_ids.append(write.id)
+        return ValidWriteIdList(self.table_id, highest_id, open_ids, aborted_ids)
 
     def _page_begin(self, position: int) -> int:
         """The position before the first one of its page."""
@@ -347,8 +349,8 @@ class TableState:
                 return id_ <= self.watermark
             return write.committed and (write.ended_at or 0) <= self.since
 
-        left_out = (*write_ids.open_ids, *write_ids.aborted_ids) if self.since else ()
-        if write_ids.high_watermark < self.watermark or any(map(is_earlier, left_out)):
+        excluded_ids = (*write_ids.open_ids, *write_ids.aborted_ids) if self.since else ()
+        if write_ids.high_watermark < self.watermark or any(map(is_earlier, excluded_ids)):
             raise EarlierStateError(f"the list {str(write_ids)!r} is of before log position {self.since}")
 
     def _check_marks(self, write_ids: ValidWriteIdList, own_write_id: int | None) -> None:
@@ -357,9 +359,11 @@ class TableState:
         The deletes of a transaction's own write are of rows as it sees them.
         """
         visible = self._visible(write_ids)
-        usable = {write.id for write in visible.valid}
-        left_out = [w.ended_at or 0 for w in self.writes.values() if w.committed and w.replaces and w.id not in usable]
-        first = min(left_out, default=self.position + 1)
+        usable_ids = {write.id for write in visible.valid}
+        excluded_ends = [
+            w.ended_at or 0 for w in self.writes.values() if w.committed and w.replaces and w.id not in usable_ids
+        ]
+        first = min(excluded_ends, default=self.position + 1)
         for write in visible.valid:
             if write.deletes and visible.end(write) > first and not write.replaces and write.id != own_write_id:
                 raise VersionGoneError(

@@ -25,11 +25,11 @@ class VisibleWrites:
     def __init__(self, writes: TableWrites, write_ids: ValidWriteIdList, position: int) -> None:
         self._writes = writes
         self._position = position
-        self.valid, replaced = self._usable(write_ids)
+        self.valid, replaced = self._find_usable(write_ids)
         self.visible = self._find_visible(replaced)
         self.deleting = self._find_deleting(replaced)
 
-    def _usable(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
+    def _find_usable(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
         """The valid writes, and which of them are replaced by compactions among them.
 
         A compaction stands for the writes in it as they were at its commit. It is left out where a list lets through
@@ -40,44 +40,50 @@ class VisibleWrites:
         valid = []
         for write in self._writes.values():
             # A list need not name the aborted ones of long ago.
-            aborted = write.ended_at is not None and not write.committed
-            if aborted or write.id > write_ids.high_watermark:
+            is_aborted = write.ended_at is not None and not write.committed
+            if is_aborted or write.id > write_ids.high_watermark:
                 invalid.add(write.id)
             elif write.id not in invalid:
                 valid.append(write)
-        unseen = (self._writes[id_] for id_ in invalid if id_ in self._writes)
-        adding = (WriteMode.APPEND, WriteMode.ALTER)
-        changing = (write for write in unseen if write.committed and (write.deletes or write.mode not in adding))
-        limit = min((self.end(write) for write in changing), default=self._position + 1)
+        unseen_writes = (self._writes[id_] for id_ in invalid if id_ in self._writes)
+        adding_modes = (WriteMode.APPEND, WriteMode.ALTER)
+        changing_writes = (
+            write for write in unseen_writes if write.committed and (write.deletes or write.mode not in adding_modes)
+        )
+        limit = min((self.end(write) for write in changing_writes), default=self._position + 1)
         compactions = [write for write in valid if write.replaces]
-        replaced, usable = set[int](), set[int]()
+        replaced_ids, usable_ids = set[int](), set[int]()
         for write in sorted(compactions, key=self.end):
             # A compaction that is not held any more is part of one that was usable.
-            unusable = {id_ for id_ in write.replaces if id_ in self._writes and self._writes[id_].replaces} - usable
-            if self.end(write) < limit and not unusable and invalid.isdisjoint(write.replaces):
-                usable.add(write.id)
-                replaced.update(write.replaces)
-        if len(usable) < len(compactions):
-            valid = [write for write in valid if not write.replaces or write.id in usable]
-        return valid, replaced
+            unusable_ids = {
+                id_ for id_ in write.replaces if id_ in self._writes and self._writes[id_].replaces
+            } - usable_ids
+            if self.end(write) < limit and not unusable_ids and invalid.isdisjoint(write.replaces):
+                usable_ids.add(write.id)
+                replaced_ids.update(write.replaces)
+        if len(usable_ids) < len(compactions):
+            valid = [write for write in valid if not write.replaces or write.id in usable_ids]
+        return valid, replaced_ids
 
-    def _find_visible(self, replaced: set[int]) -> list[TableWrite]:
+    def _find_visible(self, replaced_ids: set[int]) -> list[TableWrite]:
         base = max((write.id for write in self.valid if write.mode is WriteMode.OVERWRITE), default=0)
         return [
             write
             for write in self.valid
             if write.rank >= base
-            and write.id not in replaced
+            and write.id not in replaced_ids
             and (write.files or write.deletes or write.vacuumed or write.id == base)
         ]
 
-    def _find_deleting(self, replaced: set[int]) -> list[TableWrite]:
+    def _find_deleting(self, replaced_ids: set[int]) -> list[TableWrite]:
         """What was committed after the first of the visible writes. That may be one that an overwrite has replaced, if rows of
         a higher write id were committed before it.
         """
         first = min((self.end(write) for write in self.visible if write.files), default=self._position + 1)
-        keyed = (write for write in self.valid if (write.deletes or write.vacuumed) and write.id not in replaced)
-        return [write for write in keyed if self.end(write) >= first]
+        deleting_writes = (
+            write for write in self.valid if (write.deletes or write.vacuumed) and write.id not in replaced_ids
+        )
+        return [write for write in deleting_writes if self.end(write) >= first]
 
     @property
     def needed_writes(self) -> list[TableWrite]:

@@ -62,7 +62,7 @@ class TableWrite:
         """Whether it has put files, of rows or of deletes."""
         return bool(self.files or self.deletes)
 
-    def replacing(self, writes: TableWrites, replaces: tuple[int, ...]) -> TableWrite:
+    def as_compaction(self, writes: TableWrites, replaces: tuple[int, ...]) -> TableWrite:
         """This write as a compaction that replaces the given writes."""
         least = min(writes[id_].least for id_ in replaces)
         rank = max(writes[id_].rank for id_ in replaces)
@@ -84,9 +84,9 @@ class TableWrites:
     def copy(self) -> TableWrites:
         if len(self._newer) > _NEWER_AT_MOST:
             return TableWrites(self.values())
-        copied = TableWrites()
-        copied._older, copied._newer = self._older, dict(self._newer)
-        return copied
+        writes = TableWrites()
+        writes._older, writes._newer = self._older, dict(self._newer)
+        return writes
 
     def store(self, write: TableWrite) -> None:
         """Add a write, which has the highest id, or replace the one with its id."""
