@@ -19,7 +19,7 @@ _CONCURRENT_LISTS = 16
 
 
 class EnclosingTables:
-    """Looks once for each host and path; `sources` say by which directories their tables are known (see `VersionSource.markers`)."""
+    """Looks for tables above a path, once for each host and path. `sources`: the kinds of tables, each with its `VersionSource.markers`."""
 
     def __init__(self, ufs: Ufs, context: HostContext, sources: Sequence[VersionSource]) -> None:
         self._ufs = ufs

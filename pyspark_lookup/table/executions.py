@@ -1,4 +1,4 @@
-"""Which version an execution reads: on record in the host's cache directory, for all its tasks and processes here."""
+"""`Executions`: records the version that an execution reads in the host's cache directory, for all its tasks on this host."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Build:
 
     @property
     def execution(self) -> str:
-        """What all that is built in this micro-batch is part of."""
+        """The execution id of everything that is built in this micro-batch."""
         return f"stream {self.stream} batch {self.batch}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """What must see one version: a Spark execution, or a stream's micro-batch, of one application.
+    """A Spark execution, or a stream's micro-batch, of one application: all its tasks read one version.
 
     A function that `foreachBatch` calls may write a table, and read it back by something that it has built after that, at
     `built_at_s` (Unix time): that takes a version which was resolved later than it was built. None: any will do.
@@ -43,7 +43,7 @@ class Execution:
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """A version, and whether this call decided it (False: an earlier resolver's record did)."""
+    """A version, and whether this call decided on it (False: it was on record already)."""
 
     version: TableVersion
     decided_here: bool
@@ -57,7 +57,7 @@ class _Decision(NamedTuple):
 
 
 class Executions:
-    """The versions of executions on this host. The first of an execution to resolve one decides, by exclusive create."""
+    """The versions of executions on this host. The first task of an execution that records a version decides, by exclusive create."""
 
     def __init__(
         self,

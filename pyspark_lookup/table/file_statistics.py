@@ -1,4 +1,4 @@
-"""Statistics of a version's files as a record can hold them: a table in Arrow's format, of which a file takes a row when it is asked for it."""
+"""Statistics of a version's files, as a record holds them: an Arrow table with a row for each file, which is read only when it is needed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def statistics_from_text(text: Any, count: int) -> list[FileStatistics | None]:
 
 
 class _Bounds(Mapping[str, ColumnStats]):
-    """The bounds of a file's columns: a row of a table."""
+    """The bounds of a file's columns, read from its row of the table when they are asked for."""
 
     def __init__(self, table: pa.Table, row: int) -> None:
         self._table = table

@@ -1,4 +1,4 @@
-"""`FilesSource`: the versions of plain files, which others write: each is what one listing shows, once no job is at it."""
+"""`FilesSource`: the versions of plain files. A version is what one listing shows while no job writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUSY_POLL_S = 0.5
 
 
 class FilesSource(VersionSource):
-    """A file, a directory, or the files that a glob names."""
+    """The versions of a file, of a directory, or of the files that match a glob."""
 
     kinds = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB)
     pins = ()
@@ -82,7 +82,7 @@ class FilesSource(VersionSource):
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        """A table to which only files were added since is found by the age of those it had."""
+        """The current version, and of its files those that are no newer than `newest`: the earlier version, if files were only added since."""
         try:
             version = ask()
         except TableBusyError as problem:  # what the token names may be told from what a job adds
@@ -133,7 +133,7 @@ class FilesSource(VersionSource):
         return False
 
     def _has_shrunk(self, table: Table, version: TableVersion, started_s: float) -> bool:
-        """Whether files are gone since the last known version and none came: removal, or a job that has just begun.
+        """Whether files have gone since the last known version, and none were added: a removal, or a job that has just begun.
 
         What another process has learned since this listing was asked for says nothing of it.
         """
@@ -165,7 +165,7 @@ class FilesSource(VersionSource):
         return self._ufs.list_status(table.root)
 
     def _unsettled_s(self, table: Table, status: FileVersion | Listing) -> float:
-        """Seconds until the newest file is as old as `lookup.settle` asks; <= 0: it is."""
+        """Seconds until the newest file is as old as `lookup.settle` asks; 0 or less if it is."""
         if table.settle_s is None:
             return 0.0
         files = (status,) if isinstance(status, FileVersion) else status.files

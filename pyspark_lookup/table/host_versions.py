@@ -222,7 +222,7 @@ class HostVersions:
         return self._unwritten_floors.get(url) or self._floors[url].get()
 
     def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
-        """Whether the log lacks a commit of this host's: its table was dropped, or restored from a copy.
+        """Whether the log lacks this host's newest commit: the table was dropped, or restored from a copy.
 
         A resolution that began before the commit cannot tell.
         """

@@ -21,7 +21,8 @@ def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
 def data_files(
     table_url: str, kind: str, listing: Listing, success_file: bool = False, dead: Sequence[str] = ()
 ) -> tuple[FileVersion, ...]:
-    """The data files of a listing, by URL: no empty ones, none in or named `_…` or `.…`. `dead`: directories of dead jobs.
+    """The data files in a listing, by URL, without empty ones and those whose name or directory begins with `_` or `.`. `dead`: directories of
+    dead jobs.
 
     Raises TableFormatError, TableBusyError or TableEmptyError if the listing is not a version.
     """
@@ -59,7 +60,7 @@ _MANAGED_FILE = re.compile(r"^(.*?)/(?:write-\d{20}|stream-[^/]+/\d{12}-[0-9a-f]
 
 
 def refuse_inside(url: str) -> None:
-    """Raise TableFormatError for a file of a managed table: only the table's log says which rows of it are valid."""
+    """Raise TableFormatError for a file of a managed table: only the table's log tells which rows of it are valid."""
     if "/write-" not in url and "/stream-" not in url:  # each file of a table of many comes here
         return
     match = _MANAGED_FILE.match(url)

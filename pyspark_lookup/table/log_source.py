@@ -25,7 +25,7 @@ _VERSIONS_KEPT = 8
 
 
 class LogSource(VersionSource):
-    """A managed table, whose log one call tails."""
+    """The versions of managed tables. One call reads what is new in a table's log."""
 
     kinds = (Kind.MANAGED,)
     markers = (LOG_DIRECTORY,)
@@ -204,7 +204,7 @@ def read_version(log: NotificationLog, table: Table, state: TableState, position
 
 
 def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:
-    """The version of a managed table at a position of its log (None: what the table's `pinned` says, or the current one).
+    """The version of a managed table at a position of its log (None: the one that the table pins, or the current one).
 
     Raises VersionGoneError for a pinned one that the log does not have, EarlierStateError for one before the state.
     """

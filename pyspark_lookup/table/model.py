@@ -1,4 +1,4 @@
-"""`Table` and `TableVersion`: what a path means, and which state of it."""
+"""`Table` and `TableVersion`: a reference to a table, and one state of that table."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Table:
 
     @cached_property
     def id(self) -> str:
-        """32 hex digits, equal for references that must agree on the current version."""
+        """32 hex digits that are equal for references that must agree on the current version."""
         return key_of(self.scope, self.url, self.kind, self.success_file, self.settle_s, *self._pin)
 
     @property
@@ -152,7 +152,7 @@ class VersionMetadata:
 
 @dataclasses.dataclass(frozen=True)
 class TableVersion:
-    """One state of a table: its data files' versions, by URL. `digest` (32 hex digits) names it.
+    """One state of a table: the versions of its data files, by URL. `digest` (32 hex digits) names it.
 
     `metadata`: what the table's own metadata says of it; None: there is none, its files are all.
     """
@@ -207,7 +207,7 @@ class TableVersion:
 
     @property
     def commit(self) -> tuple[str, int] | None:
-        """(table id, position); None without an order of versions."""
+        """(table id, position) of the version; None if the table's versions have no order."""
         metadata = self.metadata
         return None if metadata is None or metadata.position is None else (metadata.table_id, metadata.position)
 
@@ -292,7 +292,7 @@ def name_of_rows(file: FileVersion) -> str:
 
 
 def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
-    """Whether only compactions came between two versions of a table, as far as the newer one's metadata tells."""
+    """Whether only compactions lie between two versions of a table, as far as the newer one's metadata tells."""
     after, before = new.metadata, old.metadata
     if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
         return False

@@ -230,7 +230,7 @@ class Resolver:
         return resolution
 
     def count_served(self, table: Table, version: TableVersion) -> None:
-        """Count that rows of a version are about to be read."""
+        """Count a version whose rows are about to be read, unless it is the one of the table that was read last."""
         if self._served_digests.get(table.id) != version.digest:
             self._served_digests[table.id] = version.digest
             self._context.metrics.inc("versionServedCount")
@@ -466,7 +466,7 @@ class Resolver:
         return None if is_other_kind and self.log(url).cached_state() is None else self.log(url).latest()
 
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
-        """The versions that the table at `options.path` itself knows of, see `VersionSource.history`; None: it knows none."""
+        """The versions that the table at `options.path` itself lists (see `VersionSource.history`); None if it keeps no list."""
         url = self._ufs.url_of(options.path)
         kind = self._kind_of_url(url) or self._last_kind(url, options)
         with contextlib.suppress(UfsNotFoundError):

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def read_again(read: Callable[[], T], *problems: type[Exception]) -> T:
-    """What `read` returns; on one of the `problems` it starts over, until it has the same problem twice in a row.
+    """What `read` returns. On one of the `problems` it is called again, until the same problem comes twice in a row.
 
     Clean-up removes old files of a log at any moment, also between a listing and its reading; what replaces them is there before.
     """

@@ -30,7 +30,7 @@ _TIMES_KEPT = 16
 
 @dataclasses.dataclass(frozen=True)
 class SourceParts:
-    """What a source works with: the table's store and cached blocks, and this host's memory of its versions."""
+    """What a source works with: the store and its cached blocks, and this host's memory of versions."""
 
     ufs: Ufs
     blocks: BlockCache
@@ -44,7 +44,7 @@ class SourceParts:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A call for the version that a reference to a table means now, begun at `started_s`.
+    """A request for the version that a reference to a table means now, begun at `started_s`.
 
     `status`: what the store has just said of the path. `gone_digest`: that of a version that cannot be read any more. `patient`:
     wait for a job that writes, up to `lookup.busy-wait`.
@@ -108,7 +108,7 @@ class TimeTravel:
 
 
 class VersionSource(abc.ABC):
-    """The versions of tables of some kinds. What a version is made of is in the version: see `TableVersion`.
+    """A source of the versions of some kinds of tables. A version carries all that reading it needs: see `TableVersion`.
 
     `kinds`: the names of the kinds. `pins`: the options by which older versions are named. `retained`: whether versions are kept, so that they can be pinned. `described`: whether the
     table's metadata says its columns, so that options about reading them have no meaning. `one_asks`: whether queries of a host wait
@@ -135,21 +135,21 @@ class VersionSource(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
-        """The kind of table that the store's answer shows; None if it is none of this source's."""
+        """The kind of table that the store's answer shows; None if it is not one of this source's."""
 
     @classmethod
     def marks_table(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether there is a directory of a marker's name, and it is a table's. Raises UfsError."""
+        """Whether there is a directory with a marker's name that belongs to a table of this kind. Raises UfsError."""
         return ufs.has_directory(marker_url) and cls.has_own_file(ufs, marker_url)
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether a directory of a marker's name has a file that every such table has: other programs may use the name, too."""
+        """Whether a directory with a marker's name has a file that every such table has. Other programs may use the name, too."""
         return True
 
     @abc.abstractmethod
     def current(self, question: Question) -> Answer:
-        """The version that the table's reference means: the current one, or that which it pins. One metadata call.
+        """The version that a reference to a table means: the current one, or the one that it pins. One metadata call.
 
         Raises UfsNotFoundError if there is no such table, NotATableError or another UfsError, VersionGoneError for a pin.
         """
@@ -161,7 +161,7 @@ class VersionSource(abc.ABC):
         return [ask()]
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
-        """A version by its metadata, from what this host has on record; None if it is not there. No store call."""
+        """The version with this metadata, from the host's records; None if they do not have it. No store call."""
         return None
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
@@ -197,7 +197,7 @@ class VersionSource(abc.ABC):
     # --- what views show --------------------------------------------------------------------------
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
-        """The versions that the table itself knows of, oldest first, as `lookup.view=versions` shows them; None: it knows none."""
+        """The versions that the table itself lists, oldest first, as `lookup.view=versions` shows them; None if it keeps no list."""
         return None
 
     def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:

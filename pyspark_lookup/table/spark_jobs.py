@@ -60,7 +60,7 @@ class WritingJobs:
         return seen_s is not None and self._clock.steady_s() - seen_s <= table.busy.timeout_s
 
     def missing_since_s(self, table: Table) -> float:
-        """When the first query of this host found that the table is gone: now, if this is the first one.
+        """When this host's first query found the table missing, on the steady clock: now, if this is the first one.
 
         So all queries share one wait for a job: a retried task and the next query only wait for the rest of it.
         """

@@ -1,4 +1,4 @@
-"""The actions of a Delta log, and the state of a table that they make."""
+"""The actions of a Delta log, and the state of a table that they add up to."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def key_of_file(path: str, vector: Vector | None) -> Key:
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a data file's path does not begin at the table."""
+    """Whether a data file's path is absolute, not relative to the table."""
     return _ABSOLUTE.match(path) is not None
 
 
@@ -133,7 +133,7 @@ def decode_path(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What the log says of a data file's columns: of each by the name in the file, nested ones as mappings."""
+    """The statistics that the log has of a data file: per column, by its name in the file; nested columns are mappings."""
 
     rows: int | None
     low: Mapping[str, Any]

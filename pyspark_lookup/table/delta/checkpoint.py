@@ -1,4 +1,4 @@
-"""Checkpoints of a Delta log: which of those in a listing can be used, and the actions in them."""
+"""Checkpoints of a Delta log: finds the complete ones in a listing, and reads their actions."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _json_of_value(value: Any) -> str | float:
-    """A value of `stats_parsed` as statistics in JSON have it: decimals are numbers there, of as many digits as a double has."""
+    """A value of `stats_parsed` as JSON statistics have it: a decimal is a number there, with the digits of a double."""
     if isinstance(value, decimal.Decimal):
         return float(value)
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,8 +1,8 @@
-"""`DeltaLog`: the log of a Delta table, tailed.
+"""`DeltaLog`: reads the log of a Delta table, and follows it from commit to commit.
 
-A commit that is there never changes, and its file's identity tells this table from another one at the same place. So what
-follows the last commit known, with that commit, is all that is asked for: one listing where a store lists from a name on, else a
-look at each of the two.
+A commit never changes once it is there, and the identity of its file tells this table from another one at the same path. So each read asks
+only for the last commit that is cached and for those after it: one listing where a store can list from a name on, else a
+request for each of the two.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class DeltaLog:
         return self._in_order(commits, version)
 
     def _in_order(self, commits: dict[int, FileVersion], after: int) -> list[FileVersion]:
-        """Commits by version. Raises DamagedFileError if one is missing."""
+        """The files of commits, in the order of their versions. Raises DamagedFileError if a version is missing."""
         for number, version in enumerate(sorted(commits), after + 1):
             if version != number:
                 raise DamagedFileError(
@@ -289,13 +289,13 @@ class DeltaLog:
             self._earlier = {**dict(list(self._earlier.items())[-_EARLIER_KEPT + 1 :]), state.version: state}
 
     def commits(self) -> list[tuple[int, FileVersion]]:
-        """The commits that are there, oldest first."""
+        """(version, file) of the commits in the log, oldest first."""
         return sorted(_find_commits(self._ufs.list_files(self._directory)).items())
 
     def commit_times(
         self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]] | None = None
     ) -> list[tuple[int, int]]:
-        """The commits that are there (or those given), oldest first, and when each was made (Unix ms), as Delta has it.
+        """(version, Unix ms) of the commits in the log, or of those given, oldest first: when each was made, as Delta has it.
 
         That is when its file was written; since the table has `delta.enableInCommitTimestamps`, what the commit says.
         """
@@ -320,7 +320,7 @@ class DeltaLog:
                 at_ms = info.get("inCommitTimestamp")
             at_ms = int((file.modified_at_s or 0) * 1000) if at_ms is None else count_of(at_ms)
             recorded_times.append((version, at_ms))
-        # What a file's copy says of earlier commits is no later than what the others say themselves.
+        # A copied log's files are younger than its commits: none of the earlier commits counts as later than the first that tells its time.
         limit = next((at_ms for version, at_ms in recorded_times if version >= since), math.inf)
         times: list[tuple[int, int]] = []
         for version, at_ms in recorded_times:
@@ -344,7 +344,7 @@ class DeltaLog:
         return f"{self._directory}/{version:020}.json"
 
     def _read(self, files: Sequence[FileVersion]) -> list[bytes]:
-        """Whole commits, which are on record as a state and its tail: no block is kept of them."""
+        """The contents of commits. Their blocks are not cached, for the host's records hold the state and the commits after it."""
         self._check_room(files)
         return [parts[0] for parts in self._ufs.read_many([(file, [(0, file.size)]) for file in files])]
 
@@ -416,7 +416,7 @@ class DeltaLog:
 
 
 def _find_commits(files: Sequence[FileVersion]) -> dict[int, FileVersion]:
-    """The commits in a listing, by version; what lies in directories below is none."""
+    """Version -> file of the commits in a listing; files in directories below the log are left out."""
     commits = {}
     for file in files:
         directory, _, name = file.url.rpartition("/")

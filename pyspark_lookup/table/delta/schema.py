@@ -1,4 +1,4 @@
-"""A Delta table's columns, from the log's JSON: as Arrow types, and by which names its files have them."""
+"""A Delta table's columns, from the log's JSON: their Arrow types, and the names that they have in its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 def arrow_schema(schema: Any) -> pa.Schema:
-    """The columns of a schema in the log; one of a type that is unknown here is of an `unreadable_type`. Raises TypeError or ValueError for no schema."""
+    """The columns of a schema in the log. A column of an unknown type gets an `unreadable_type`. Raises TypeError or ValueError for anything else."""
     columns = [
         with_collations(
             pa.field(text_of(field["name"]), type_of_column(_parse_type, field["type"], field["name"])), field
@@ -68,7 +68,7 @@ def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
 
 
 def stored_columns(schema: Any, mode: str) -> tuple[StoredColumn, ...]:
-    """How files name the columns, under a column mapping (`name` or `id`), or without one (`none`)."""
+    """The names of the columns in the files. `mode`: of the column mapping, `name`, `id` or `none`."""
     return tuple(_to_stored_column(field, mode) for field in schema["fields"])
 
 
@@ -84,7 +84,7 @@ def _to_stored_column(field: Any, mode: str) -> StoredColumn:
 
 
 def _parts(definition: Any, mode: str) -> tuple[StoredColumn, ...]:
-    """The fields of a struct; what a list or a map has, by the names that Arrow gives them."""
+    """The fields of a struct, or the parts of a list or map, by Arrow's names for these."""
     kind = definition.get("type") if isinstance(definition, dict) else None
     if kind == "struct":
         return tuple(_to_stored_column(field, mode) for field in definition["fields"])

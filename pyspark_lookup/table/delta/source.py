@@ -51,7 +51,7 @@ _ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs
 
 
 class DeltaSource(VersionSource):
-    """A Delta table. Its files are never written anew, so they need neither pins nor time to settle."""
+    """The versions of Delta tables. A data file is never rewritten in place, so it needs no time to settle."""
 
     kinds = ("DELTA",)
     markers = (DELTA_LOG_DIRECTORY,)
@@ -255,7 +255,7 @@ def _column_definitions(state: DeltaState) -> tuple[object, ...]:
 
 
 def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str:
-    """The URL of an absolute path. Raises NotSupportedError for one of another kind of store than the table's."""
+    """The URL of an absolute path. Raises NotSupportedError if that is in another kind of store than the table."""
     scheme, colon, location = path.partition(":") if not path.startswith("/") else ("file", ":", path)
     path_scheme, table_scheme = scheme.lower(), table.url.partition("://")[0].lower()
     # Behind two slashes stands the name of a host, which a file of this one has not.
@@ -270,7 +270,7 @@ def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str
 
 
 def _add_zone(value: str | None, kind: pa.DataType) -> str | None:
-    """A partition value as the log has it; an instant without a zone, which is one of UTC, says so."""
+    """A partition value as the log has it, with a Z added to an instant that has no zone, for it is in UTC."""
     instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
     return f"{value}Z" if value is not None and instant and not _ZONE.search(value) else value
 
@@ -364,9 +364,9 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
 
 
 def _text_bound(text: str, high: bool) -> str:
-    """A bound of texts. What older versions of Delta have cut off of a high one may be above the U+FFFD that they put there.
+    """A bound of a text column. A high bound that older versions of Delta have cut, and ended with U+FFFD, is raised to be one again.
 
-    They cut pairs of UTF-16, too, and wrote `?` for the half that was left.
+    They also cut UTF-16 pairs in two, and wrote `?` for the half that was left.
     """
     if not high or not text.endswith(_CUT):
         return text

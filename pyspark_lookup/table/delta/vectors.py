@@ -1,4 +1,4 @@
-"""Deletion vectors: which rows of a Delta data file are deleted, as 64-bit roaring bitmaps."""
+"""Deletion vectors: the deleted rows of a Delta data file, as 64-bit roaring bitmaps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DeletionVector:
 
     @property
     def name(self) -> str:
-        """As the protocol's unique id of a vector."""
+        """The protocol's unique id of the vector, and the data file's path."""
         return f"{self.storage}{self.data}@{self.offset}#{self.path}"
 
     @property
@@ -93,7 +93,7 @@ class DeletionVector:
 
 
 def vector_url(table: str, storage: str, data: str) -> str | None:
-    """Where a vector lies; None if it is in the log. Raises ValueError for what the protocol does not know."""
+    """The URL of a vector's file; None if the vector is in the log. Raises ValueError for a storage type that the protocol does not have."""
     if storage == "i":
         return None
     if storage == "p" and is_absolute(data):

@@ -1,4 +1,4 @@
-"""Which rows of an Iceberg table's files are deleted: by position, by deletion vectors, or by equality."""
+"""Deletes of Iceberg tables: position delete files, deletion vectors, and equality delete files."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PositionDeletes:
         return positions
 
     def _rows(self, source: pa.BufferReader) -> pa.Table:
-        """The paths and positions, by their field ids, or by their names in a file that has none."""
+        """A table of paths and positions, found by their field ids, or by their names in a file without ids."""
         if self.format is FileFormatName.ORC:
             file: Any = pa.orc.ORCFile(source)
             schema = file.schema
@@ -146,7 +146,7 @@ class PuffinVector:
 
 @dataclasses.dataclass(frozen=True)
 class EqualityDeletes:
-    """An equality delete file: rows are deleted that have the values of one of its rows in the `columns`.
+    """An equality delete file: a data row is deleted if it has the values of one of its rows in the `columns`.
 
     `schema`: these columns as a table's, by names that no other column has. `current_columns`: those of them that the table still has, whose
     bounds tell which files the deletes may concern.

@@ -1,4 +1,4 @@
-"""What manifests say of a table's files, as values."""
+"""`Manifest` and `Entry`: the manifests of a snapshot, and the files that they list."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class _SequencedDeletes:
 
 
 class IcebergFiles:
-    """The files of snapshots that are read with one schema. `table`: the URL that their versions are of.
+    """Builds the files of snapshots that are read with one schema. `table`: the table's URL.
 
     Raises NotSupportedError for what is not known here, one of `decoding.UNREADABLE` for what makes no sense.
     """
@@ -92,7 +92,7 @@ class IcebergFiles:
         return tuple(name for name in self.schema.names if name in partition_columns) if files else ()
 
     def files(self, entries: Sequence[Entry]) -> tuple[FileVersion, ...]:
-        """The data files among the entries, with what the others delete of them."""
+        """The data files among the entries, with the deletes among them that apply to each."""
         deletes = _DeleteFileIndex(self, entries)
         data_files = [self._file(entry, deletes) for entry in entries if entry.content == DATA]
         return tuple(sorted(data_files, key=lambda file: file.url))
@@ -127,7 +127,7 @@ class IcebergFiles:
         return self._metadata.specs[spec_id]
 
     def partition_values(self, entry: Entry) -> tuple[Any, ...]:
-        """The values of a file's partition, as its spec has them in order."""
+        """The values of a file's partition, in the order of its spec's fields."""
         field_ids = tuple(field.field_id for field in self._spec(entry.spec_id))
         if entry.partition_ids == field_ids:
             return entry.partition
@@ -217,7 +217,7 @@ class IcebergFiles:
         )
 
     def is_global(self, spec_id: int) -> bool:
-        """Whether files of a spec belong to no partition, so that deletes by value concern those of all."""
+        """Whether a spec has no partition fields in use, so that its equality deletes apply to the files of all specs."""
         return all(field.transform == "void" for field in self._spec(spec_id))
 
 

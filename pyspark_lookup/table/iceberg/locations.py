@@ -1,4 +1,4 @@
-"""Where the files lie that an Iceberg table's metadata names."""
+"""`Locations`: the URLs of the files that an Iceberg table's metadata names."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _parse_scheme(url: str) -> str:
 
 
 class Locations:
-    """What metadata calls `location` is at the URL `root`: a table may have been written under another name, or relative to the writer's
-    directory, or copied."""
+    """Maps locations in a table's metadata to URLs. The table's own `location` is at the URL `root`: it may have been written under another
+    name, or relative to the writer's directory, or copied."""
 
     def __init__(self, location: str, root: str) -> None:
         self.location, self.root = location, root
@@ -57,7 +57,7 @@ class Locations:
         )
 
     def resolve_url(self, file_location: str) -> str:
-        """The URL of a file. Raises ValueError for a relative path of which nobody knows where it begins, NotSupportedError for a file of
+        """The URL of a file. Raises ValueError for a relative path that is not below the table's location, NotSupportedError for a file in
         another store than the table's."""
         url = self._resolve(file_location)
         file_scheme, table_scheme = (_parse_scheme(address) for address in (url, self.root))

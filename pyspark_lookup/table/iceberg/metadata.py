@@ -1,4 +1,4 @@
-"""`IcebergMetadata`: what a table's metadata.json says (the specification's "Table Metadata"), formats 1 to 3."""
+"""`IcebergMetadata`: a table's metadata.json (the specification's "Table Metadata"), formats 1 to 3."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FIRST_PARTITION_ID = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A snapshot: its manifests are in the file `manifest_list`, or (format 1) are `manifests`."""
+    """A snapshot. The file `manifest_list` names its manifests, or, in format 1, `manifests` does."""
 
     id: int
     parent: int | None
@@ -69,7 +69,7 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionField:
-    """A field of a partition spec: `transform` of the column with field id `source`; None: of several, which is not known here."""
+    """A field of a partition spec: `transform` of the column with field id `source`. None: of several columns, which is not used here."""
 
     field_id: int
     source: int | None
@@ -86,7 +86,7 @@ class Selection:
 
 
 class IcebergMetadata:
-    """A table as a metadata file describes it. `place`: the URL by which it is read, for a copy has the same ids.
+    """A table as its metadata file describes it. `place`: the URL by which it is read, to tell a copy with the same ids apart.
 
     Raises one of `decoding.UNREADABLE`, NotSupportedError.
     """
@@ -224,7 +224,7 @@ def _decompress(data: bytes) -> bytes:
 
 
 def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
-    """The metadata in a file. Raises DamagedFileError that names it, NotSupportedError for what is not known here."""
+    """The metadata in a file. Raises DamagedFileError that names the file, NotSupportedError for a later format."""
     try:
         text = _decompress(data) if data[:2] == _GZIP else data
         redacted_path = redact("path", location)

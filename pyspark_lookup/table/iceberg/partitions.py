@@ -1,4 +1,4 @@
-"""What an Iceberg file's partition says of its columns: a value, bounds, or a bucket (the specification's "Partition Transforms")."""
+"""What the partition of an Iceberg file tells about its columns: a value, bounds, or a bucket (the specification's "Partition Transforms")."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def python_value(value: Any, iceberg_type: str) -> Any:
 
 
 def is_told_in_text(iceberg_type: str) -> bool:
-    """Whether values of a type come back from text as they were, and are chosen by it: not floats, nor bytes."""
+    """Whether values of a type survive as text, and can be selected by it: not floats, nor bytes."""
     return iceberg_type in _IN_TEXT or iceberg_type.startswith("decimal")
 
 
@@ -54,7 +54,7 @@ def text_of_value(value: Any, iceberg_type: str) -> str:
 
 
 def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
-    """Field id of a column -> its place in a partition, of columns that files are partitioned by as they are."""
+    """Field id of a column -> its place in a partition, for the columns with the identity transform."""
     return {
         field.source: place
         for place, field in enumerate(fields)

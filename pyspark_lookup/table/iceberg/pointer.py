@@ -1,4 +1,4 @@
-"""Where a table's current metadata lies: what a directory's version hint says, or a metadata file itself."""
+"""`Pointer`: where a table's current metadata lies, by a directory's version hint, a metadata file, or a catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyIceberg is asked of catalogs: where a table's metadata lies."""
+"""Asks a catalog, by PyIceberg, where a table's metadata lies."""
 
 from __future__ import annotations
 

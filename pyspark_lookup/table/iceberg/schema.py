@@ -1,4 +1,4 @@
-"""An Iceberg table's columns: as Arrow types, and by which field ids and names its files have them."""
+"""An Iceberg table's columns: their Arrow types, and the field ids and names that they have in its files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FIXED = re.compile(r"fixed\[\s*\d+\s*\]")
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column that is no struct, list or map, and lies in none of the latter two: `path` are the names on the way to it."""
+    """A column of a primitive type that is not inside a list or map. `path`: the names of the structs that it is in, and its own."""
 
     field_id: int
     path: tuple[str, ...]
@@ -44,7 +44,7 @@ class Column:
 
 
 def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
-    """The columns of a schema, as Spark takes them; one of a type that is not known here is of an `unreadable_type`."""
+    """The columns of a schema, in the types that Spark reads them as. A column of an unknown type gets an `unreadable_type`."""
     names = [text_of(field["name"]) for field in schema["fields"]]
     types = [type_of_column(_parse_type, field["type"], field["name"]) for field in schema["fields"]]
     return lenient_schema(pa.schema(list(zip(names, types, strict=True))))
@@ -78,7 +78,7 @@ def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
 
 
 def stored_columns(schema: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> tuple[StoredColumn, ...]:
-    """How files have the columns: by field id, and in files without ids by the names of a mapping (None: there is none)."""
+    """How files store the columns: by field id, and in files without ids by the names in `name_mapping` (None: there is no mapping)."""
     return tuple(stored_column(field, name_mapping) for field in schema["fields"])
 
 
@@ -111,7 +111,7 @@ def _parts(kind: Any, mapping: Sequence[Any] | None) -> Iterator[StoredColumn]:
 
 
 def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Column]:
-    """The columns of a schema that have bounds, or may be partitioned by; those of unknown types are left out."""
+    """The columns of a schema that can have bounds or partitions; columns of unknown types are left out."""
     for field in schema["fields"]:
         kind, names = field["type"], (*path, text_of(field["name"]))
         if isinstance(kind, dict) and kind.get("type") == "struct":
@@ -124,7 +124,7 @@ def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Itera
 
 
 def find_field(schemas: Sequence[Mapping[str, Any]], field_id: int) -> tuple[Mapping[str, Any], ...]:
-    """The field of that id in the first of the schemas that has it, after the structs that it lies in; empty if none has."""
+    """The structs that lead to a field, and the field, in the first schema that has one with that id; empty if none has."""
     return next((field_path for schema in schemas if (field_path := _find(schema["fields"], field_id))), ())
 
 

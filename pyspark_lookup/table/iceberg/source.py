@@ -69,7 +69,7 @@ class _PointerRecord:
 
 
 class IcebergSource(VersionSource):
-    """An Iceberg table, as a catalog, a version hint or a metadata file points to it. Its files are never written anew.
+    """The versions of Iceberg tables, which a catalog, a version hint or a metadata file points to. A file is never rewritten in place.
 
     PyIceberg is imported where a catalog is asked and where manifests are read: not where a version is on record.
     """
@@ -152,7 +152,8 @@ class IcebergSource(VersionSource):
         return [] if selection is None else [self._version(table, metadata, selection)]
 
     def _with_true_sizes(self, version: TableVersion) -> TableVersion:
-        """A version of which a file could not be read, with the files' sizes as the store has them: those of edited tables are others.
+        """The version with the sizes that the store has of its files, after a file could not be read: tools that edit a table's metadata may leave
+        wrong sizes in it.
 
         Raises SourceChangedError for a file that is not there.
         """

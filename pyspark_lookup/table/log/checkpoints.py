@@ -1,4 +1,4 @@
-"""`Checkpoints`: states of a managed table's log in the store, and how JSON holds one, also in a host's records."""
+"""`Checkpoints`: states of a managed table's log in the store, and a state's JSON form, also in a host's records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHECKPOINTS_KEPT = 3
 
 
 class Checkpoints:
-    """The checkpoints of the table at `url`: of its last events, and at the end of each page of the log."""
+    """The checkpoints of the table at `url`: a few of the latest, and one at the end of each page of the log."""
 
     def __init__(self, ufs: Ufs, url: str) -> None:
         self._ufs = ufs
@@ -179,7 +179,7 @@ def _parse_write(row: Any) -> TableWrite:
 
 
 def _check(state: TableState, rows: int) -> None:
-    """Raise ValueError where the parts of a state that was read contradict each other."""
+    """Raise ValueError if the parts of a state that was read contradict each other."""
     changes = [change.position for change in state.changes]
     definition_positions = [position for position, _ in state.definitions]
     for positions in (changes, definition_positions):

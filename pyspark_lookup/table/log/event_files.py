@@ -30,7 +30,7 @@ class EventFiles:
         return self.event_path(self.url, position)
 
     def get_meta(self, position: int) -> FileVersion:
-        """The file of an event, asked from the store. Raises UfsNotFoundError if it is not there."""
+        """The file of the event at a position, from the store. Raises UfsNotFoundError if there is none."""
         return self._ufs.get_meta(self.path(position))
 
     def list_following(self, position: int, at_most: int | None = None) -> list[tuple[int, FileVersion]]:
@@ -71,7 +71,7 @@ class EventFiles:
         return events
 
     def _find_missed(self, position: int) -> FileVersion | None:
-        """The file of an event that a listing did not name, though it named a later one; None if it is not there.
+        """The file of an event that a listing lacked, though it had a later one; None if there is none.
 
         A local directory that is listed while somebody adds to it may show the later of two new files only.
         """

@@ -1,4 +1,4 @@
-"""What a managed table's log says: one immutable event per file, in one total order (Hive's notification log).
+"""The events of a managed table's log: one immutable event per file, in one total order (as Hive's notification log).
 
 An event is JSON with its position, its table's id, the nonce of whoever put it, and a format version. What
 does not parse, or is of another table, is an error that names the file: nothing is guessed.
@@ -38,9 +38,12 @@ _SEAL_BYTES = len(',"crc":"01234567"}')
 
 
 class WriteMode(enum.Enum):
-    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids or those of its keys, deletes
-    those of its keys or those of which a predicate is true, is the same rows as some writes in other files, or changes the table's definition only (as in HIVE-21637 that takes a write id,
-    so that a list of write ids says which definition it goes with)."""
+    """What a committed write does to the rows of the table.
+
+    APPEND leaves them. OVERWRITE replaces all rows of lower write ids, UPSERT those with its keys. DELETE deletes the rows with its keys,
+    DELETE_WHERE those for which a predicate is true. COMPACT has the same rows as the writes that it replaces, in other files. ALTER
+    changes the table's definition only; it takes a write id (HIVE-21637), so that a list of write ids tells which definition it goes with.
+    """
 
     APPEND = "append"
     OVERWRITE = "overwrite"
@@ -52,7 +55,7 @@ class WriteMode(enum.Enum):
 
     @property
     def by_key(self) -> bool:
-        """Whether it takes the place of the rows that have its keys when it is committed."""
+        """Whether such a write replaces or deletes the rows that have its keys when it is committed."""
         return self in (WriteMode.UPSERT, WriteMode.DELETE)
 
 
@@ -66,13 +69,13 @@ class DataFile:
 
     @property
     def name(self) -> str:
-        """Its name, which no other file has."""
+        """The file's name, which no other file has."""
         return self.path.rpartition("/")[2]
 
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """What a table is beside its rows: columns (Arrow), key columns, and properties."""
+    """A table's columns (Arrow), key columns and properties."""
 
     schema: pa.Schema
     keys: tuple[str, ...]
@@ -109,7 +112,7 @@ class Create(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Allocate(Event):
-    """A write has begun and got its write id."""
+    """A write has begun, and got its write id."""
 
     kind = "allocate"
     write_id: int
@@ -130,7 +133,7 @@ class Write(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Commit(Event):
-    """The write's rows are the table's; `definition`, if given, is the table's from here on."""
+    """The write's rows are the table's from here on, and so is `definition`, if there is one."""
 
     kind = "commit"
     write_id: int

@@ -1,4 +1,4 @@
-"""`NotificationLog`: a managed table's log in the store, one file per event, and how far this host knows it.
+"""`NotificationLog`: a managed table's log in the store, one file per event, and what this host has cached of it.
 
 `<table>/_lookup/log/<position>.json` are the events, put by exclusive create at the first free position, so
 that all readers see one order. `<table>/_lookup/checkpoints/` holds the state after some of them, named so

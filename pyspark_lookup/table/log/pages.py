@@ -21,7 +21,7 @@ _STATES_KEPT = 4  # states at the ends of pages
 
 
 class LogPages:
-    """The pages of the log of the table that `shown` names. `state` is the log's latest one in all of this."""
+    """The pages of a table's log; `redacted_path` names the table in errors. In all methods `state` is the log's latest."""
 
     def __init__(self, events: EventFiles, checkpoints: Checkpoints, redacted_path: str) -> None:
         self._events = events

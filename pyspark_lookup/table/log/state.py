@@ -1,4 +1,4 @@
-"""`TableState`: what a managed table's log says up to a position, and which of its versions follow from that.
+"""`TableState`: a managed table after the events up to a position, and the versions that follow from them.
 
 A version is what a `ValidWriteIdList` lets through: the files of the highest valid overwrite and of the valid
 writes above it. Equal sets of such writes are equal versions, whatever else the lists know (HIVE-21637's
@@ -271,8 +271,8 @@ class TableState:
         return self.changes[-1].position
 
     def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
-        """Which writes are valid after the event at `position` (None: now). Of those that were aborted the list has the ones since
-        the beginning of the position's page: older ones have no rows, whatever a list says of them.
+        """The writes that are valid after the event at `position` (None: now). Of aborted writes the list names only those since the beginning
+        of the position's page: older ones have no rows, whether a list names them or not.
 
         Raises ValueError for a position beyond the log, EarlierStateError for one before `since`.
         """
@@ -297,7 +297,7 @@ class TableState:
         return position // self.page * self.page
 
     def version(self, position: int | None = None) -> VersionMetadata:
-        """The version after the event at `position` (None: now). Raises ValueError for one beyond the log."""
+        """The version after the event at `position` (None: now). Raises ValueError for a position beyond the log."""
         write_ids = self.valid_write_ids(position)
         at = self.position if position is None else position
         return self._version(write_ids, at, self.changes[self._last_change(at)].position)
@@ -341,7 +341,7 @@ class TableState:
         return self._version(write_ids, at, at)
 
     def _check_covered(self, write_ids: ValidWriteIdList) -> None:
-        """Raise EarlierStateError if a list leaves out what was committed up to `since`: what that had replaced is not held."""
+        """Raise EarlierStateError if a list leaves out a write committed up to `since`: this state lacks the rows that the write replaced."""
 
         def is_earlier(id_: int) -> bool:
             write = self.writes.get(id_)
@@ -354,7 +354,7 @@ class TableState:
             raise EarlierStateError(f"the list {str(write_ids)!r} is of before log position {self.since}")
 
     def _check_marks(self, write_ids: ValidWriteIdList, own_write_id: int | None) -> None:
-        """Raise VersionGoneError if a list lets through deletes in the files of a compaction that it does not see.
+        """Raise VersionGoneError if a list lets through deletes of rows in a compaction's files, and not that compaction.
 
         The deletes of a transaction's own write are of rows as it sees them.
         """
@@ -404,14 +404,14 @@ class TableState:
         return self._visible(self.valid_write_ids(position)).visible
 
     def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
-        """The files whose rows are visible, with their write's id and the time of its commit."""
+        """(file, write id, Unix time of the commit) of the files whose rows are visible."""
         times = {change.write_id: change.at_s for change in self.changes}
         for write in self._visible(write_ids).visible:
             for file in write.files:
                 yield file, write.id, times.get(write.id, 0.0)
 
     def deletes(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
-        """The files that say which rows of `files` are deleted."""
+        """The delete files that apply to `files`."""
         return (file for write in self._visible(write_ids).deleting for file in write.deletes)
 
     def _visible(self, write_ids: ValidWriteIdList) -> VisibleWrites:

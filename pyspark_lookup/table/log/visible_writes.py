@@ -1,4 +1,4 @@
-"""`VisibleWrites`: the writes that a version is made of, of all that a list of write ids lets through.
+"""`VisibleWrites`: of the writes that a list of write ids lets through, those that a version is made of.
 
 Rows are visible of the highest valid overwrite and of what is above it; a compaction stands for the writes that it has
 compacted. Rows are deleted by writes by key that were committed after them.
@@ -16,7 +16,7 @@ _REWRITES_AT_MOST = 8
 
 
 class VisibleWrites:
-    """The visible writes where `write_ids` says which are valid, in a log of which `position` is the last event's.
+    """The visible writes under a list of valid `write_ids`. `position`: that of the log's last event.
 
     `valid`: the valid ones, without compactions that have no effect; `visible`: those whose rows are; `deleting`: those
     that may delete some of them. All are in the order of their ids.
@@ -30,7 +30,7 @@ class VisibleWrites:
         self.deleting = self._find_deleting(replaced)
 
     def _find_usable(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
-        """The valid writes, and which of them are replaced by compactions among them.
+        """(the valid writes, the ids of those that compactions among them replace).
 
         A compaction stands for the writes in it as they were at its commit. It is left out where a list lets through
         only some of them, or not all of what had been committed by then and could have deleted or replaced their rows.
@@ -76,8 +76,9 @@ class VisibleWrites:
         ]
 
     def _find_deleting(self, replaced_ids: set[int]) -> list[TableWrite]:
-        """What was committed after the first of the visible writes. That may be one that an overwrite has replaced, if rows of
-        a higher write id were committed before it.
+        """The writes with deletes that were committed after the first visible one, so that they may delete rows of it.
+
+        They may be ones that an overwrite has replaced, if rows of a higher write id were committed before them.
         """
         first = min((self.end(write) for write in self.visible if write.files), default=self._position + 1)
         deleting_writes = (

@@ -10,7 +10,7 @@ from pyspark_lookup.table.log.events import DataFile, WriteMode
 
 @dataclasses.dataclass(frozen=True)
 class TableWrite:
-    """One write id: what it does, its files so far, and the positions of its allocation and of its end (None: open).
+    """A write: its id and mode, its files so far, and the positions of its allocation and of its end (None: it is open).
 
     `replaces`: of a compaction, the writes whose rows are in its files; `least` and `rank` are the lowest and the highest
     write id that these rows came with. `vacuumed`: its files are gone. `nonce`: of the event that allocated the id.
@@ -54,12 +54,12 @@ class TableWrite:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its files, each of which there is once."""
+        """The names of its files, each of them unique."""
         return tuple(file.name for file in (*self.files, *self.deletes))
 
     @property
     def does_something(self) -> bool:
-        """Whether it has put files, of rows or of deletes."""
+        """Whether it has data files or delete files."""
         return bool(self.files or self.deletes)
 
     def as_compaction(self, writes: TableWrites, replaces: tuple[int, ...]) -> TableWrite:
@@ -73,7 +73,7 @@ _NEWER_AT_MOST = 64
 
 
 class TableWrites:
-    """Writes by id, in the order of their ids. A copy costs what was put since, however many there are."""
+    """Writes by id, in the order of their ids. Copying costs only what was added lately, however many writes there are."""
 
     __slots__ = ("_newer", "_older")
 
