@@ -45,8 +45,8 @@ class Feed:
 
     def __init__(self, engine: Engine, options: LookupOptions) -> None:
         self._files = engine.reader.versions.files
-        self._table = engine.reader.resolver.table_of(options, Kind.MANAGED)
-        state = engine.reader.resolver.log_of(options)
+        self._table = engine.reader.resolver.to_table(options, Kind.MANAGED)
+        state = engine.reader.resolver.read_log(options)
         assert state is not None
         self.state, self._log = state, engine.reader.resolver.log(self._table.url)
         self.last = state.changes[-1].position

@@ -28,7 +28,7 @@ from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import TableState, WriteMode
-from pyspark_lookup.table.log.checkpoints import state_of_json, state_to_json
+from pyspark_lookup.table.log.checkpoints import state_from_json, state_to_json
 from tests.test_by_key import MODES
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
 
@@ -422,7 +422,7 @@ def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
     (batch,) = view_batches(site.runtime.engine(options), ViewTask(View.VERSIONS), options, bytes)
     added = {row["version"]: row["rows_added"] for row in batch.to_pylist()}
     assert (added[first], added[last]) == (None, 1)
-    assert state_of_json(state_to_json(site.state()), "a copy").oldest == last
+    assert state_from_json(state_to_json(site.state()), "a copy").oldest == last
 
 
 def test_vacuum_where_the_clock_of_the_store_was_set(site: Site) -> None:

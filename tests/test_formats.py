@@ -32,7 +32,7 @@ from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
 from pyspark_lookup.scan.formats.parquet import spark_fields
-from pyspark_lookup.table.file_names import format_of
+from pyspark_lookup.table.file_names import detect_format
 from tests.fuzzing import fuzzed
 
 BLOCK = 4096
@@ -46,7 +46,7 @@ class Stored:
     def __init__(self, name: str, content: bytes) -> None:
         self.content = content
         self.file = FileVersion(f"s3://bucket/{name}", len(content), "v1")
-        self.form = open_format(format_of([name]), BLOCK)
+        self.form = open_format(detect_format([name]), BLOCK)
         self.asked: list[list[Range]] = []
         self.held: dict[Range, bytes] = {}
 
@@ -148,15 +148,15 @@ FORMATS = {
 
 def test_format_of() -> None:
     """The end of a name tells the format, in any letter case, before a compression and a web query; none, or two formats, are errors."""
-    assert format_of(["https://b/a.csv?versionId=x.parquet"]) is FileFormatName.CSV
+    assert detect_format(["https://b/a.csv?versionId=x.parquet"]) is FileFormatName.CSV
     for expected, names in FORMATS.items():
         for name in names.split():
-            assert format_of([f"s3://b.csv/d.orc/{name}", f"s3://b/{name}"]) is expected
+            assert detect_format([f"s3://b.csv/d.orc/{name}", f"s3://b/{name}"]) is expected
     for name in ("data", "a.txt", "a.gz", "csv", "parquet.d", "a.csv.zip", ""):
         with pytest.raises(OptionError, match=r"name of s3://b\.csv/.* does not show its format: set lookup\.format"):
-            format_of(["s3://b/a.csv", f"s3://b.csv/{name}"])
+            detect_format(["s3://b/a.csv", f"s3://b.csv/{name}"])
     with pytest.raises(OptionError, match=r"files of several formats: a\.csv, c\.parquet: .*lookup\.format"):
-        format_of(["a.csv", "b.csv.gz", "c.parquet", "d.parquet"])
+        detect_format(["a.csv", "b.csv.gz", "c.parquet", "d.parquet"])
 
 
 # --- RangesFile ------------------------------------------------------------------------------------------

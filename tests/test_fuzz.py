@@ -54,9 +54,9 @@ from pyspark_lookup.spark.change_stream import ChangeReader
 from pyspark_lookup.spark.source import DefaultSource
 from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
 from pyspark_lookup.table.host_versions import HostVersions
-from pyspark_lookup.table.log.checkpoints import state_of_bytes, state_to_json
+from pyspark_lookup.table.log.checkpoints import parse_state, state_to_json
 from pyspark_lookup.table.log.events import seal
-from pyspark_lookup.table.log_source import managed_version, version_at
+from pyspark_lookup.table.log_source import managed_version, read_version
 from tests.fakes import FakeClock, Host, make_host
 from tests.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
 from tests.test_disk import Opened, data_of, key
@@ -309,11 +309,11 @@ def asked_all(made: World, cache: Path) -> None:
     """Views, versions, write ids and upkeep of a managed table."""
     host, options = made.host(cache), LookupOptions.parse({"path": str(made.path)})
     table, _ = host.resolver.discover(options)
-    state, log = host.resolver.log_of(options), host.resolver.log(table.url)
+    state, log = host.resolver.read_log(options), host.resolver.log(table.url)
     assert state is not None
     for position in {1, 2, state.position // 2, state.position}:
         with contextlib.suppress(PysparkLookupError):
-            version = version_at(log, table, state, position)
+            version = read_version(log, table, state, position)
             list(snapshot_of(table, log, state, position))
             host.reader.versions.schema(table, version)
     for part, change in log.pages.changes(state, 0, state.position):
@@ -321,8 +321,8 @@ def asked_all(made: World, cache: Path) -> None:
         managed_version(table, part, change.position)
     list(changes_between(table, log, state, 0, state.position, False))
     state.open_writes()
-    state.definition_at(state.position)
-    assert state_to_json(state_of_bytes(seal(state_to_json(state)), "x")) == state_to_json(state)
+    state.find_definition(state.position)
+    assert state_to_json(parse_state(seal(state_to_json(state)), "x")) == state_to_json(state)
 
 
 # --- what is small: files, texts, and what Spark keeps and hands back --------------------------------------

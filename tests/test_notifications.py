@@ -24,8 +24,8 @@ from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.io.stores import Store, open_store
 from pyspark_lookup.table import log
 from pyspark_lookup.table.log import Allocate, DataFile, Event, NotificationLog, TableState, WriteMode, properties
-from pyspark_lookup.table.log.checkpoints import state_of_bytes, state_to_json
-from pyspark_lookup.table.log.events import PAGE, event_bytes, event_of, seal
+from pyspark_lookup.table.log.checkpoints import parse_state, state_to_json
+from pyspark_lookup.table.log.events import PAGE, event_bytes, parse_event, seal
 from pyspark_lookup.table.log.state import EarlierStateError
 from pyspark_lookup.table.model import VersionMetadata
 from tests.fakes import make_host
@@ -87,21 +87,21 @@ events_ = st.one_of(
 @fuzzed(150)
 def test_events_round_trip(event: Event, data: st.DataObject) -> None:
     """Each kind of event is read back as it was written, at its own position only; a later format and any flipped bit are told."""
-    assert event_of(event_bytes(event), event.position, "x") == event
+    assert parse_event(event_bytes(event), event.position, "x") == event
     with pytest.raises(errors.NotSupportedError, match=r"the-file .*version 2.*newer pyspark_lookup"):
-        event_of(event_bytes(event).replace(b'"format":1', b'"format":2', 1), event.position, "the-file")
+        parse_event(event_bytes(event).replace(b'"format":1', b'"format":2', 1), event.position, "the-file")
     with pytest.raises(errors.DamagedFileError, match="the-file"):
-        event_of(event_bytes(event), event.position + 1, "the-file")
+        parse_event(event_bytes(event), event.position + 1, "the-file")
     said = json.loads(event_bytes(event))
     del said["crc"]
     with pytest.raises(errors.DamagedFileError, match="'hidden'"):  # what it says would be ignored
-        event_of(seal({**said, "hidden": []}), event.position, "the-file")
+        parse_event(seal({**said, "hidden": []}), event.position, "the-file")
     blob = bytearray(event_bytes(event))
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(
         OURS, match="the-file"
     ):  # also where what is left is an event: of another write, with other files
-        event_of(bytes(blob), event.position, "the-file")
+        parse_event(bytes(blob), event.position, "the-file")
 
 
 checkpoints = st.integers(0, 3).map(lambda commits: seal(state_to_json(state_of(history("t", commits)))))
@@ -127,9 +127,9 @@ def test_damage_is_told(data: st.DataObject, position: int) -> None:
     resealed = altered(said).map(lambda value: seal(value) if isinstance(value, dict) else json.dumps(value).encode())
     found = data.draw(damaged(blob) | resealed | st.sampled_from(DEEP))
     with told_damage():
-        event_of(found, position, "the-file")
+        parse_event(found, position, "the-file")
     with told_damage():
-        state = state_of_bytes(found, "the-file")
+        state = parse_state(found, "the-file")
         with contextlib.suppress(errors.PysparkLookupError):
             assert state.version().position <= state_to_json(state)["position"]
             assert len(paths(state, state.valid_write_ids())) >= 0
@@ -144,10 +144,10 @@ def test_paths_that_leave_the_table(path: str) -> None:
     """No event and no checkpoint names a file outside its table."""
     event = log.Write(3, "t", "n", 0.0, 1, (DataFile(path, 1, 1),))
     with pytest.raises(errors.DamagedFileError, match="no path below"):
-        event_of(event_bytes(event), 3, "x")
+        parse_event(event_bytes(event), 3, "x")
     state = state_of(history("t", 0)).advance([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
     with pytest.raises(errors.DamagedFileError, match="no path below"):
-        state_of_bytes(seal(state_to_json(state)), "x")
+        parse_state(seal(state_to_json(state)), "x")
 
 
 def model(commits: list[tuple[int, WriteMode, list[str]]]) -> tuple[int, list[str]]:
@@ -206,7 +206,7 @@ def models(draw: st.DrawFn) -> list[Truth]:
             defined = defined if definition is None else position
             commits.append((id_, *opened.pop(id_)))
             event = log.Commit(*at(position), id_, definition, log.Batch("q", id_) if draw(st.booleans()) else None)
-        state = state.advance([event_of(event_bytes(event), position, "x")])
+        state = state.advance([parse_event(event_bytes(event), position, "x")])
         recent = [id_ for id_, ended in aborted.items() if ended > position // page * page]
         valid = ValidWriteIdList("t", high, opened, recent)
         found.append((state, state.version(), (defined, *model(commits)), valid))
@@ -219,7 +219,7 @@ def test_states_follow_the_model(found: list[Truth]) -> None:
     """At each position each state that answers for it says what was true then; digests are equal exactly where the same writes
     are seen. No state holds more than two pages and what its versions need; that at the end of a page answers for all of it."""
     last = found[-1][0]
-    kept = state_of_bytes(seal(state_to_json(last)), "x")
+    kept = parse_state(seal(state_to_json(last)), "x")
     assert (kept.position, kept.nonce, kept.high_watermark) == (last.position, last.nonce, last.high_watermark)
     assert (kept.open_writes(), kept.batches, kept.definition) == (last.open_writes(), last.batches, last.definition)
     event = Allocate(last.position + 1, "t", "n", 0.0, last.high_watermark + 1, OVERWRITE)
@@ -236,7 +236,7 @@ def test_states_follow_the_model(found: list[Truth]) -> None:
             assert VersionMetadata.from_json(json.loads(json.dumps(version.to_json()))) == version
             assert paths(state, version.state) == files
             if version.state == str(valid):
-                assert state.version_of(valid).digest == version.digest
+                assert state.resolve_version(valid).digest == version.digest
         with pytest.raises(ValueError, match="log goes from 1"):
             state.version(state.position + 1)
         assert state.since == max(state.position // state.page - 1, 0) * state.page
@@ -259,24 +259,24 @@ def test_commits_that_cannot_be() -> None:
 def test_versions_by_lists() -> None:
     """A list says which version is read: of this table, not ahead of its log, without writes that are aborted or open."""
     state = state_of(history("t", 3)).advance([Allocate(*at(11), 4, APPEND), log.Abort(*at(12), 4)])
-    assert state.version_of(state.valid_write_ids()).digest == state.version().digest
+    assert state.resolve_version(state.valid_write_ids()).digest == state.version().digest
     equivalent = ("t:2:9223372036854775807::", "t:3:3:3:", "t:4:3:3,4:", "t:4:9223372036854775807::3,4")
-    versions = [state.version_of(ValidWriteIdList.parse(text)) for text in equivalent]
+    versions = [state.resolve_version(ValidWriteIdList.parse(text)) for text in equivalent]
     assert {version.digest for version in versions} == {state.version(7).digest}
     assert [version.state for version in versions] == list(equivalent)
     gap = ValidWriteIdList("t", 3, open=(2,))
     assert paths(state, gap) == ["w/1.parquet", "w/3.parquet"]
-    assert state.version_of(gap).digest not in {state.version(at).digest for at in range(1, 13)}
+    assert state.resolve_version(gap).digest not in {state.version(at).digest for at in range(1, 13)}
     for table, high, error, says in (
         ("u", 2, ValueError, "not of this"),
         ("t", 5, ValueError, "ahead of"),
         ("t", 4, errors.VersionGoneError, "write 4"),
     ):
         with pytest.raises(error, match=says):
-            state.version_of(ValidWriteIdList(table, high))
+            state.resolve_version(ValidWriteIdList(table, high))
     begun = state.advance([Allocate(*at(13), 5, APPEND), log.Write(*at(14), 5, (DataFile("w/5", 1, 1),))])
     with contextlib.suppress(ValueError, errors.VersionGoneError):
-        assert "w/5" not in paths(begun, begun.version_of(ValidWriteIdList("t", 5, aborted=(4,))).state)
+        assert "w/5" not in paths(begun, begun.resolve_version(ValidWriteIdList("t", 5, aborted=(4,))).state)
 
 
 def test_events_that_contradict_the_log() -> None:
@@ -378,13 +378,15 @@ def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: py
         for position in range(1, state.position + 1, 7 if place.path.startswith("s3:") else 1):
             if position < first:
                 with pytest.raises(errors.VersionGoneError, match="was trimmed"):
-                    log_.pages.state_at(state, position)
+                    log_.pages.find_state(state, position)
                 continue
             then = state_of(events[:position])
-            found = log_.pages.state_at(state, position)
+            found = log_.pages.find_state(state, position)
             assert found.version(position).digest == then.version().digest
             valid = found.valid_write_ids(position)
-            assert log_.pages.state_of(state, valid).version_of(valid).digest == then.version().digest
+            assert (
+                log_.pages.find_state_by_write_ids(state, valid).resolve_version(valid).digest == then.version().digest
+            )
         changes = [change.position for _, change in log_.pages.changes(state, max(first - 1, 0), state.position)]
         known = state_of(events[: state.position])
         assert changes == [change.position for change in known.changes if change.position >= first]
@@ -456,7 +458,7 @@ def test_a_long_log(place: Place, cache_dir: Path) -> None:
     assert (cost["ufsGetCount"] <= 32, sum(cost.values()) <= 36) == (True, True)
     assert state_to_json(cold.latest()) == plain
     again = Process(place, cache_dir / "cold")
-    assert (again.log.known() is not None, again.store.calls) == (True, [])
+    assert (again.log.cached_state() is not None, again.store.calls) == (True, [])
     assert [host.cost() for host in (cold, again, again)] == [HEADS] * 3  # however long it is
     assert state_to_json(again.latest()) == plain
     (name,) = place.names("checkpoints")

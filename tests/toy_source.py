@@ -59,7 +59,7 @@ class ToySource(VersionSource):
     kinds = ("TOY",)
 
     @classmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         toy = isinstance(status, Listing) and any(file.url.endswith(f"/{_NAME}") for file in status.files)
         return cls.kinds[0] if toy else None
 

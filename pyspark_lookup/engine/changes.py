@@ -31,7 +31,7 @@ _TAKING_TASKS = 6
 
 def managed_state(engine: Engine, options: LookupOptions) -> TableState:
     """What the log of the table says now. Raises NotSupportedError for a table without one."""
-    state = engine.reader.resolver.log_of(options)
+    state = engine.reader.resolver.read_log(options)
     if state is None:
         raise NotSupportedError(
             f"{redact('path', options.path)} is no managed table (any more): only those, written by "
@@ -54,7 +54,7 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
                 f"option lookup.changes-{key} = {bound}: the log of {redact('path', options.path)} goes from 1 to {state.position}"
             )
     resolver = engine.reader.resolver
-    table = resolver.managed(options)
+    table = resolver.to_managed_table(options)
     return list(shares(list(changes_between(table, resolver.log(table.url), state, first - 1, last, False))))
 
 

@@ -110,7 +110,7 @@ def _serve(
         return version
     latest = full.latest()
     if latest is None:  # then the store says which version is read, or loaded first
-        return reader.resolver.learn_since(table, began_s)
+        return reader.resolver.learn_newer(table, began_s)
     own = reader.resolver.host.includes_own_writes(table, options, latest)
     return latest if own else version
 
@@ -128,7 +128,7 @@ def _discover(
             return reader.resolver.discover(options, patient=False)
         if last is not None and last.table is known and last.version.digest == version.digest:
             return known, version
-        return reader.resolver.table_of(options, known.kind, version), version
+        return reader.resolver.to_table(options, known.kind, version), version
     return reader.resolver.discover(options)
 
 

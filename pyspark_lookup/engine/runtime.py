@@ -151,12 +151,14 @@ class Engine:
 
     def schema_in_log(self, options: LookupOptions) -> pa.Schema | None:
         """The columns of the managed table at `options.path`; None if there is none."""
-        state = self.reader.resolver.log_of(options)
+        state = self.reader.resolver.read_log(options)
         return None if state is None else state.definition.schema
 
     def keys_in_log(self, options: LookupOptions) -> tuple[str, ...]:
         """The key columns of the managed table at `options.path`; those of the options if there is none."""
-        state = self.reader.resolver.log(self._ufs.url_of(options.path)).known() or self.reader.resolver.log_of(options)
+        state = self.reader.resolver.log(
+            self._ufs.url_of(options.path)
+        ).cached_state() or self.reader.resolver.read_log(options)
         return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
@@ -168,7 +170,7 @@ class Engine:
         return f"{self._context.rng.getrandbits(64):016x}"
 
     def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
-        table = self.reader.resolver.managed(options)
+        table = self.reader.resolver.to_managed_table(options)
         return (
             self.reader.resolver.log(url),
             table,

@@ -92,7 +92,7 @@ class TableReader:
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
-            planned = self.resolver.version_of(plan.table, task.digest) if task.digest is not None else None
+            planned = self.resolver.find_recorded(plan.table, task.digest) if task.digest is not None else None
             if planned is not None:
                 if task.number == 0:
                     self.resolver.count_asked(planned)

@@ -22,7 +22,7 @@ from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import WriteMode
-from pyspark_lookup.table.model import metadata_of
+from pyspark_lookup.table.model import require_metadata
 
 WritingMode = Literal["append", "overwrite", "upsert"]
 _MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, WriteMode.UPSERT)}
@@ -113,7 +113,7 @@ class Transaction:
                 f"{self._engine.url_of(self._options.path)} is no managed table yet: write to it first"
             )
         table, version = self._writes.version()
-        found = Found(table, version, *metadata_of(table, version).columns)
+        found = Found(table, version, *require_metadata(table, version).columns)
         return HeldTable(self._engine, found, planner.with_table_keys(self._options, found), None)
 
     # --- its end ----------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def _resolve(
             table, found = reader.resolver.discover(options)
         else:
             form = options.format or known.format
-            table = dataclasses.replace(reader.resolver.table_of(options, known.kind), format=form)
+            table = dataclasses.replace(reader.resolver.to_table(options, known.kind), format=form)
         served = _serve(reader, table, options)
         current = functools.partial(_current, reader, table, options, served or found)
         resolution = reader.resolver.resolve(table, options, execution, current)
@@ -105,7 +105,7 @@ def _resolve(
     version = resolution.version
     if resolution.decided_here:
         reader.resolver.count_asked(version)
-    return reader.resolver.table_of(options, table.kind, version), version
+    return reader.resolver.to_table(options, table.kind, version), version
 
 
 def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
@@ -139,14 +139,14 @@ def version_of_token(
     on this host for this execution is returned.
     """
     resolver = reader.resolver
-    table = resolver.table_of(options, token.kind)
-    version = resolver.version_of(table, token.digest)
+    table = resolver.to_table(options, token.kind)
+    version = resolver.find_recorded(table, token.digest)
     if version is None:
         with contextlib.suppress(UfsNotFoundError, NotATableError):
             version = resolver.find(table, token.digest, token.newest)
     if version is None:
         version = _replacement(reader, table, options, token.digest, token.number, execution)
-    return resolver.table_of(options, token.kind, version), version
+    return resolver.to_table(options, token.kind, version), version
 
 
 def table_of_token(

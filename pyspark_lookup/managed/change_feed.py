@@ -25,8 +25,8 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.contract import Files, matching_rows
 from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile
 from pyspark_lookup.table.log import Change, Definition, NotificationLog, TableState, TableWrite, WriteMode
-from pyspark_lookup.table.log_source import managed_version, version_at, version_of_file
-from pyspark_lookup.table.model import Table, metadata_of
+from pyspark_lookup.table.log_source import managed_version, read_version, version_of_file
+from pyspark_lookup.table.model import Table, require_metadata
 
 CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP = "_change_type", "_log_position", "_commit_timestamp"
 CHANGE_COLUMNS = pa.schema(
@@ -82,9 +82,9 @@ def snapshot_of(table: Table, log: NotificationLog, state: TableState, position:
 
     After a compaction nobody knows which commit has added a row: it is the compaction's.
     """
-    version = version_at(log, table, state, position)
-    earlier = log.pages.state_at(state, position)
-    keys, schema = earlier.definition_at(position).keys, _schema(table, state)
+    version = read_version(log, table, state, position)
+    earlier = log.pages.find_state(state, position)
+    keys, schema = earlier.find_definition(position).keys, _schema(table, state)
     committed = (write for write in earlier.writes.values() if write.committed)
     put_at = {f"{table.url}/{file.path}": write.ended_at or position for write in committed for file in write.files}
     tasks = [ChangeTask(table, put_at[file.url], True, (file,), keys, schema) for file in version.files]
@@ -147,7 +147,7 @@ def _tasks(
             f"{where}: the commit at log position {position} ({write.mode.value}) takes rows away, which a stream of rows cannot "
             f"say. Read lookup.view = changes, whose {CHANGE_TYPE} says it"
         )
-    keys = state.definition_at(position).keys
+    keys = state.find_definition(position).keys
     marks = tuple(version_of_file(table, file, DELETE_FILE) for file in write.deletes)
     deletes = tuple(DeleteFile(mark.url, mark.size) for mark in marks)
     own = [dataclasses.replace(version_of_file(table, file), deletes=deletes) for file in write.files]
@@ -172,7 +172,7 @@ def _removes(write: TableWrite) -> bool:
 
 
 def _schema(table: Table, state: TableState) -> str:
-    return metadata_of(table, managed_version(table, state)).schema
+    return require_metadata(table, managed_version(table, state)).schema
 
 
 # --- reading ----------------------------------------------------------------------------------------

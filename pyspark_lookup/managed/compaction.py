@@ -82,7 +82,7 @@ class Compactor:
 
     def compact_if_due(self) -> None:
         """Compact small writes if there are enough of them, and nobody is at it. An error is logged, no more: the rows are there."""
-        state = self._log.known()
+        state = self._log.cached_state()
         if not self._after or state is None or self._is_under_way(state):
             return
         if len(choose(state, False, self._sizes)) < self._after:
@@ -115,7 +115,7 @@ class Compactor:
     def _fold(self, state: TableState, asked: bool) -> TableState:
         job = self._writer.begin(state.definition.schema, WriteMode.COMPACT)
         try:
-            since = self._log.known()
+            since = self._log.cached_state()
             write_id = job.write_id
             if since is None or since.table_id != job.table_id or write_id is None:
                 raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")

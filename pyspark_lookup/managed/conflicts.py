@@ -291,7 +291,9 @@ class Rewriting:
     def check(self, state: TableState) -> None:
         needed, seen = ({write.id for write in writes} for writes in (state.find_needed(), state.find_visible()))
         same = (
-            needed.issuperset(self.replaces) and seen.issuperset(self._seen) and not state.rekeyed(self._since.position)
+            needed.issuperset(self.replaces)
+            and seen.issuperset(self._seen)
+            and not state.has_new_keys(self._since.position)
         )
         if not same:
             raise WriteConflictError(

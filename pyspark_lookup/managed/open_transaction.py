@@ -69,7 +69,7 @@ class OpenWrites:
 
     def version(self) -> tuple[Table, TableVersion]:
         """The table as the transaction sees it. Raises WriteConflictError if it is not there (any more)."""
-        seen, state, now = self.valid_write_ids(), self._since, self._log.known()
+        seen, state, now = self.valid_write_ids(), self._since, self._log.cached_state()
         if seen is None or state is None or now is None or now.table_id != seen.table:
             raise WriteConflictError(
                 f"{redact('path', self._log.url)} is not there, or not the table that the transaction began with"
@@ -81,8 +81,8 @@ class OpenWrites:
                 raise WriteConflictError(
                     f"write {own} of table {now.table_id} was aborted by others: begin another one"
                 )
-            state = state.seeing(write)
-        table = dataclasses.replace(self._table, pinned=str(seen), own=own)
+            state = state.with_open_write(write)
+        table = dataclasses.replace(self._table, pinned=str(seen), own_write_id=own)
         version = managed_version(table, state)
         if self._job is not None and version.metadata is not None:
             # Columns that its own writes add.
@@ -140,7 +140,7 @@ class OpenWrites:
         try:
             self._put(job, files, mode)
         except Exception:
-            state = self._log.known()
+            state = self._log.cached_state()
             if self._lost is None and state is not None:
                 self._writer.discard(job, files, state)
             raise
@@ -149,12 +149,12 @@ class OpenWrites:
         if self._job is None:
             self._job = self._writer.begin(schema, mode, first=True)
             if self._base is None:
-                self._base, self._since = ValidWriteIdList(self._job.table_id, 0), self._log.known()
+                self._base, self._since = ValidWriteIdList(self._job.table_id, 0), self._log.cached_state()
             if self._base.table != self._job.table_id:
                 raise WriteConflictError(
                     f"{redact('path', self._log.url)} was dropped and created anew since the transaction began"
                 )
-            table = dataclasses.replace(self._table, own=self._write_id)
+            table = dataclasses.replace(self._table, own_write_id=self._write_id)
             self._keyed = ByKey(self._rows, table, None, self._job.directory)
             self._new = NewKeys(self._rows, table, [], self._job.directory, self._keyed)
         self._job = self._writer.widen(self._job, schema, mode.by_key)

@@ -45,7 +45,7 @@ def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str) -> None:
 
     An error is logged, no more: what was committed is there.
     """
-    state = log.known()
+    state = log.cached_state()
     if state is None:
         return
     try:
@@ -122,10 +122,10 @@ def _put_at_s(file: FileVersion) -> float:
 
 def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | None:
     """The position of the last change that was the current one at that time already; None if there was none."""
-    position = log.position_at(state, until_s)
+    position = log.find_position(state, until_s)
     if position is None:
         return None
-    found = log.pages.state_at(state, position)
+    found = log.pages.find_state(state, position)
     return max((change.position for change in found.changes if change.position <= position), default=None)
 
 

@@ -173,7 +173,7 @@ class TableWriter:
         if self._options.write_unique_keys:
             # Beside an overwrite stays what has a higher write id.
             own = job.write_id if job.mode is WriteMode.OVERWRITE else None
-            return NewKeys(self._rows, dataclasses.replace(self._table, own=own), files, job.directory)
+            return NewKeys(self._rows, dataclasses.replace(self._table, own_write_id=own), files, job.directory)
         return Independent()
 
     def deletion(self, keys: pa.Table) -> Effect:
@@ -252,7 +252,7 @@ class TableWriter:
         self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, effect: Effect
     ) -> TableState:
         """The state with the write committed; without, if it would change nothing."""
-        state = self._log.known()
+        state = self._log.cached_state()
         behind = state is None or state.table_id != job.table_id or write_id not in state.writes
         if behind or not isinstance(effect, Independent):
             state = self._log.latest()
@@ -351,7 +351,7 @@ class TableWriter:
     def delete(self, keys: pa.Table) -> int:
         """Commit that the rows with those keys are deleted; the log position after it."""
         asked = self.keys_asked(keys)
-        state = self._log.known()
+        state = self._log.cached_state()
         if asked.num_rows:
             job = self.begin(asked.schema, WriteMode.DELETE)
             state = self.commit(job, (), effect=self.deletion(asked))
@@ -420,7 +420,7 @@ class TableWriter:
 
     def widen(self, job: Job, schema: pa.Schema, by_key: bool) -> Job:
         """The job with rows of these columns, too. Raises as `begin` does."""
-        state = self._log.known()
+        state = self._log.cached_state()
         if state is None or state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
         if definition_with(state, schema, self._options, by_key, self._url).keys != job.definition.keys:

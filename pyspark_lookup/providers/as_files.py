@@ -92,13 +92,13 @@ class ProviderSource(VersionSource):
         self._provided = provided
 
     @classmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         return cls.kinds[0]
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
         self._refuse_pin(options, kind)  # what else has no meaning is refused where the option is declared
 
-    def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
+    def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return None
 
     def current(self, question: Question) -> Answer:

@@ -11,7 +11,7 @@ from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.scan.open_file import Latest
-from pyspark_lookup.table.model import Table, TableVersion, metadata_of
+from pyspark_lookup.table.model import Table, TableVersion, require_metadata
 
 _AT_MOST = 8  # in a process
 
@@ -27,7 +27,7 @@ class HostSchemas:
     def of(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, partition columns) of a version, as the table's metadata says, or its files."""
         if version.metadata is not None or table.retained:
-            return metadata_of(table, version).columns
+            return require_metadata(table, version).columns
         if not all(file.cacheable for file in version.files):
             return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)

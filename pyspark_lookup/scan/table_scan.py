@@ -33,7 +33,7 @@ from pyspark_lookup.scan.open_file import (
 )
 from pyspark_lookup.scan.stored_columns import find_names, may_lack, missing_value, stats_as_planned, type_as_planned
 from pyspark_lookup.table.model import Table
-from pyspark_lookup.table.partitions import partition_fields, partition_values_of, typed_values_of
+from pyspark_lookup.table.partitions import partition_fields, raw_partition_values, typed_partition_values
 
 # A scan that looks into so few units decodes its predicate's columns first and fetches the others
 # only where rows match; above, a second round of requests costs more than it saves.
@@ -421,7 +421,7 @@ def _declared(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
     """The columns that a table's files are declared to have."""
     if table.declared is None:
         return None
-    in_directories = {name for piece in pieces[:1] for name, _ in partition_values_of(table, piece.file)}
+    in_directories = {name for piece in pieces[:1] for name, _ in raw_partition_values(table, piece.file)}
     return pa.schema([field for field in table.declared if field.name not in in_directories])
 
 
@@ -454,4 +454,4 @@ def _described_bounds(
 
 def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
     # What names rows of others belongs to no partition, or to several.
-    return typed_values_of(table, file, fields) if fields.names and file.identity != DELETE_FILE else {}
+    return typed_partition_values(table, file, fields) if fields.names and file.identity != DELETE_FILE else {}

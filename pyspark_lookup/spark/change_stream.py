@@ -46,7 +46,7 @@ from pyspark_lookup.spark.types import (
 )
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
 from pyspark_lookup.table.log import NotificationLog, TableState
-from pyspark_lookup.table.log_source import version_at
+from pyspark_lookup.table.log_source import read_version
 from pyspark_lookup.table.model import Table
 
 _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files", ReadMaxBytes: "max_bytes"}
@@ -111,7 +111,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if after == 0:
             # The rows there are come at once: they are of one version.
             assert self._table is not None
-            return self._offset(state, until) if version_at(self._log(), self._table, state, until).files else start
+            return self._offset(state, until) if read_version(self._log(), self._table, state, until).files else start
         spent = [0, 0, 0]
         end = after
         for part, change in self._log().pages.changes(state, after, until):
@@ -148,7 +148,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The log now, which must be the one that the offsets are of."""
         engine = runtime().engine(self._options)
         state = managed_state(engine, self._options)
-        self._table = engine.reader.resolver.managed(self._options)
+        self._table = engine.reader.resolver.to_managed_table(self._options)
         for table_id, position in map(_position_of, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(

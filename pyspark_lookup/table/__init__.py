@@ -1,1 +1,1 @@
-"""What a table is: its files, partitions and versions, and which version is current."""
+"""Tables: their files, partitions and versions, and which version is current."""

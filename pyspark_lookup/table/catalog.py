@@ -1,4 +1,4 @@
-"""`Catalog`: an Iceberg catalog, asked by PyIceberg where a table's metadata lies now."""
+"""`Catalog`: asks an Iceberg catalog, by PyIceberg, where a table's metadata lies now."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Catalog:
         )
 
     def _within(self, call: Callable[[], T]) -> T:
-        """What a call returns, in time. Raises CatalogUnavailableError otherwise."""
-        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        """What a call returns. Raises CatalogUnavailableError if it takes longer than `call_s`."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
             try:
-                done.set_result(call())
+                future.set_result(call())
             except BaseException as problem:
-                done.set_exception(problem)
+                future.set_exception(problem)
 
         threads.start("lookupcache-catalog", run, foreign=True)
         try:
-            return done.result(self._call_s)
+            return future.result(self._call_s)
         except concurrent.futures.TimeoutError:
             with self._lock:
                 self._client = None

@@ -1,4 +1,4 @@
-"""Which rows of data files are deleted: values that say it, and the delete files of managed tables.
+"""Deleted rows of data files: how each kind of deletes is read back from a record, and the delete files of managed tables.
 
 A delete file is a Parquet file that names rows of other files by path and position, as Iceberg's position deletes do, beside their
 key columns.
@@ -31,24 +31,24 @@ def place_fields() -> list[pa.Field]:
 
 
 def distinct_places(rows: pa.Table) -> pa.Table:
-    """Those rows by `PATH` and `ROW`, each place once: two writes that overlapped may both have deleted it."""
-    ordered = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
-    if ordered.num_rows < 2:
-        return ordered
+    """The rows in the order of `PATH` and `ROW`, each place once: two writes that overlapped may both have deleted a row."""
+    sorted_rows = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
+    if sorted_rows.num_rows < 2:
+        return sorted_rows
     differs = (
         pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
-        for column in (one_array(ordered.column(name)) for name in (PATH, ROW))
+        for column in (one_array(sorted_rows.column(name)) for name in (PATH, ROW))
     )
-    first = pa.concat_arrays([pa.array([True]), pc.or_(*differs)])
-    return ordered.filter(first)
+    is_first = pa.concat_arrays([pa.array([True]), pc.or_(*differs)])
+    return sorted_rows.filter(is_first)
 
 
 def delete_file_bytes(rows: pa.Table) -> bytes:
-    """The file that names those rows, as `distinct_places` gives them: their key columns, `PATH` and `ROW`."""
+    """The content of a delete file with these rows, as `distinct_places` returns them: key columns, `PATH` and `ROW`."""
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd", compression_level=1, write_page_checksum=True)
     data = bytes(sink.getvalue().to_pybytes())
-    _positions_of("deleted rows", data)  # a file that cannot be read would make the table unreadable
+    _parse_positions("deleted rows", data)  # a file that cannot be read would make the table unreadable
     return data
 
 
@@ -74,15 +74,15 @@ class DeleteFile:
         return FileVersion(self.url, self.size, DELETE_FILE)
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
-        return _positions_of(self.url, data)
+        return _parse_positions(self.url, data)
 
     def to_json(self) -> list[Any]:
         return ["file", self.url, self.size]
 
     @classmethod
-    def from_json(cls, found: Any) -> DeleteFile:
+    def from_json(cls, record: Any) -> DeleteFile:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
-        url, size = found
+        url, size = record
         return cls(text_of(url), count_of(size))
 
 
@@ -90,8 +90,8 @@ DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.from_json}
 """How each kind of deletes is read back from a record of the cache directory, by the first part of its `to_json`."""
 
 
-def _positions_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
-    """path -> places of the rows that such a file names, ascending, each once. Raises DamagedFileError, which shows `url`.
+def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
+    """Path -> places of the rows that a delete file names, ascending, each once. Raises DamagedFileError, which names `url`.
 
     A file may name a place twice: compactions of earlier releases wrote such files where two writes by key had overlapped.
     """
@@ -112,6 +112,6 @@ def _positions_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
             raise ValueError("the places of each file were expected together, in their order")
         places = {path: np.unique(part) for path, part in places.items()}
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
-        shown = redact("path", url)
-        raise_ours(DamagedFileError(f"{shown} names no deleted rows: {problem}"), problem)
+        redacted_path = redact("path", url)
+        raise_ours(DamagedFileError(f"{redacted_path} names no deleted rows: {problem}"), problem)
     return places

@@ -19,13 +19,13 @@ _CONCURRENT_LISTS = 16
 
 
 class EnclosingTables:
-    """Looks once for each host and path; `sources` say by which directories their tables are known (see `VersionSource.markers`)."""
+    """Looks for tables above a path, once for each host and path. `sources`: the kinds of tables, each with its `VersionSource.markers`."""
 
     def __init__(self, ufs: Ufs, context: HostContext, sources: Sequence[VersionSource]) -> None:
         self._ufs = ufs
         self._context = context
         self._markers = {marker: source for source in sources for marker in source.markers}
-        self._checked: set[str] = set()
+        self._checked_urls: set[str] = set()
 
     def check(self, url: str, glob: bool = False) -> None:
         """Raise TableFormatError if a directory above `url`, of a file, a directory or a glob, is a table."""
@@ -43,7 +43,7 @@ class EnclosingTables:
         Costs a call for each directory above and each marker, the first time that this host sees the path. What may not be
         listed is taken for no table.
         """
-        if url in self._checked:
+        if url in self._checked_urls:
             return None
         key = key_of("place", self._ufs.scope, url)
         disk = self._context.disk
@@ -56,7 +56,7 @@ class EnclosingTables:
             if disk is not None:
                 with contextlib.suppress(OSError):
                     disk.create_record("place", key, 1)  # its key says which: a URL may hold a signature
-        self._checked.add(url)
+        self._checked_urls.add(url)
         return None
 
     def _is_table(self, directory: str, marker: str) -> bool:
@@ -66,17 +66,17 @@ class EnclosingTables:
 
 
 def _directories_above(url: str, glob: bool) -> Iterator[str]:
-    """The directories that a path lies in, nearest first; of a local path also those that its links lead to."""
+    """The directories that a path lies in, nearest first; for a local path also those that its symbolic links lead to."""
     place = glob_root(url) if glob else url  # a glob's listing shows tables from its root on
     scheme, _, path = place.partition("://")
     paths = [path]
     if scheme == "file":
         parent, _, name = path.rpartition("/")
         paths += [os.path.realpath(path), f"{os.path.realpath(parent)}/{name}"]
-    seen: set[str] = set()
-    for one in paths:
-        while "/" in one:
-            one = one.rpartition("/")[0]
-            if one not in seen:
-                seen.add(one)
-                yield f"{scheme}://{one}"
+    seen_directories: set[str] = set()
+    for directory in paths:
+        while "/" in directory:
+            directory = directory.rpartition("/")[0]
+            if directory not in seen_directories:
+                seen_directories.add(directory)
+                yield f"{scheme}://{directory}"

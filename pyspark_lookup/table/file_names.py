@@ -1,4 +1,4 @@
-"""What a file's name tells: its format and compression."""
+"""A file's format and compression, by its name."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PART = 1024 * 1024
 _DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50  # what may be a bomb is first counted
 
 
-def _decompress(opened: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
-    """The content. Raises NotSupportedError for more than can be read, before there is so much in memory."""
+def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
+    """The decompressed content. Raises NotSupportedError if it is too large to be read, before it is in memory."""
     if not content:  # a file for which there was no row
         return b""
     doubtful = max(_DOUBTFUL_BYTES, _DOUBTFUL_RATIO * len(content))
     parts: list[bytes] = []
     size = 0
-    with opened(io.BytesIO(content)) as file:
+    with open_file(io.BytesIO(content)) as file:
         while part := file.read(_PART):
             size += len(part)
             if size > TEXT_AT_MOST:
@@ -42,7 +42,7 @@ def _decompress(opened: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], con
                 parts.clear()
     if size <= doubtful:
         return b"".join(parts)
-    with opened(io.BytesIO(content)) as file:
+    with open_file(io.BytesIO(content)) as file:
         return file.read()
 
 
@@ -52,9 +52,9 @@ DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 }
 
 
-def format_of(urls: Sequence[str]) -> FileFormatName:
-    """The one format that file names tell. Raises OptionError if they tell none, or several."""
-    found: dict[FileFormatName, str] = {}
+def detect_format(urls: Sequence[str]) -> FileFormatName:
+    """The one format that the names of files show. Raises OptionError if a name shows none, or they show several."""
+    urls_by_format: dict[FileFormatName, str] = {}
     for url in urls:
         name = base_name(url)
         for suffix in DECOMPRESS:
@@ -64,12 +64,12 @@ def format_of(urls: Sequence[str]) -> FileFormatName:
             raise OptionError(
                 f"the name of {url} does not show its format: set lookup.format (parquet, arrow, csv, json, orc)"
             )
-        found.setdefault(kind, url)
-    if len(found) > 1:
+        urls_by_format.setdefault(kind, url)
+    if len(urls_by_format) > 1:
         raise OptionError(
-            f"files of several formats: {', '.join(found.values())}: give a glob of one, or lookup.format"
+            f"files of several formats: {', '.join(urls_by_format.values())}: give a glob of one, or lookup.format"
         )
-    return next(iter(found))
+    return next(iter(urls_by_format))
 
 
 def base_name(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Statistics of a version's files as a record can hold them: a table in Arrow's format, of which a file takes a row when it is asked for it."""
+"""Statistics of a version's files, as a record holds them: an Arrow table with a row for each file, which is read only when it is needed."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _PARTS = ("nulls", "rows", "buckets", "bucket")  # of a column, beside its bound
 
 
 def statistics_to_text(files: Sequence[FileVersion], schema: pa.Schema) -> str | None:
-    """The statistics of files in their order; None if there are none. `schema`: the table's columns."""
-    every = [file.statistics for file in files]
-    if not any(one is not None for one in every):
+    """The statistics of files, in their order, as a text; None if no file has any. `schema`: the table's columns."""
+    statistics = [file.statistics for file in files]
+    if all(entry is None for entry in statistics):
         return None
-    counts = [None if one is None else one.rows for one in every]
+    counts = [None if entry is None else entry.rows for entry in statistics]
     columns: dict[str, pa.Array] = {
-        "": pa.array([one is not None for one in every], pa.bool_()),
+        "": pa.array([entry is not None for entry in statistics], pa.bool_()),
         "rows": pa.array(counts, pa.int64()),
     }
-    names = dict.fromkeys(name for one in every if one is not None for name in one.bounds)
+    names = dict.fromkeys(name for entry in statistics if entry is not None for name in entry.bounds)
     for name in (name for name in names if schema.get_field_index(name) >= 0):
-        bounds = [None if one is None else one.bounds.get(name) for one in every]
+        bounds = [None if entry is None else entry.bounds.get(name) for entry in statistics]
         kind = schema.field(name).type
         try:
             low, high = (
-                pa.array([None if one is None else getattr(one, side) for one in bounds], kind)
+                pa.array([None if stats is None else getattr(stats, side) for stats in bounds], kind)
                 for side in ("low", "high")
             )
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             continue
         columns |= {f"low:{name}": low, f"high:{name}": high}
-        numbers = [_numbers(one) for one in bounds]
+        numbers = [_numbers(stats) for stats in bounds]
         for place, part in enumerate(_PARTS):
             columns[f"{part}:{name}"] = pa.array([row[place] for row in numbers], pa.int64())
     table = pa.Table.from_arrays(list(columns.values()), names=list(columns))
@@ -53,22 +53,24 @@ def _numbers(stats: ColumnStats | None) -> tuple[int | None, ...]:
     return stats.null_count, stats.rows, *(stats.bucket or (None, None))
 
 
-def statistics_of_text(found: Any, count: int) -> list[FileStatistics | None]:
-    """What `statistics_to_text` wrote, of so many files. Raises TypeError or ValueError for anything else."""
+def statistics_from_text(text: Any, count: int) -> list[FileStatistics | None]:
+    """The statistics of `count` files, as `statistics_to_text` wrote them. Raises TypeError or ValueError for anything else."""
     try:
-        table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(found), validate=True))).read_all()
+        table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(text), validate=True))).read_all()
         table = table.combine_chunks()
         table.validate(full=True)
     except (OSError, pa.ArrowException) as problem:
         raise ValueError(str(problem)) from None
     if table.num_rows != count:
         raise ValueError(f"statistics of {table.num_rows} files, of {count}")
-    known, rows = table.column("").to_pylist(), table.column("rows").to_pylist()
-    return [FileStatistics(rows[place], _Bounds(table, place)) if known[place] else None for place in range(count)]
+    has_statistics, rows = table.column("").to_pylist(), table.column("rows").to_pylist()
+    return [
+        FileStatistics(rows[place], _Bounds(table, place)) if has_statistics[place] else None for place in range(count)
+    ]
 
 
 class _Bounds(Mapping[str, ColumnStats]):
-    """The bounds of a file's columns: a row of a table."""
+    """The bounds of a file's columns, read from its row of the table when they are asked for."""
 
     def __init__(self, table: pa.Table, row: int) -> None:
         self._table = table
@@ -80,8 +82,8 @@ class _Bounds(Mapping[str, ColumnStats]):
         nulls, rows, buckets, bucket = (self._value(part, name) for part in _PARTS)
         if rows is None:
             raise KeyError(name)
-        own = None if buckets is None else (buckets, bucket)
-        return ColumnStats(self._value("low", name), self._value("high", name), nulls, rows, own)
+        bucket_pair = None if buckets is None else (buckets, bucket)
+        return ColumnStats(self._value("low", name), self._value("high", name), nulls, rows, bucket_pair)
 
     def _value(self, part: str, name: str) -> Any:
         return self._table.column(f"{part}:{name}")[self._row].as_py()

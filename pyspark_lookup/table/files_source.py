@@ -1,4 +1,4 @@
-"""`FilesSource`: the versions of plain files, which others write: each is what one listing shows, once no job is at it."""
+"""`FilesSource`: the versions of plain files. A version is what one listing shows while no job writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark_lookup.io.stores import FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.file_names import format_of
+from pyspark_lookup.table.file_names import detect_format
 from pyspark_lookup.table.glob import is_glob
 from pyspark_lookup.table.listing import data_files, job_directories, refuse_inside
 from pyspark_lookup.table.model import Kind, Table, TableVersion
@@ -25,7 +25,7 @@ _BUSY_POLL_S = 0.5
 
 
 class FilesSource(VersionSource):
-    """A file, a directory, or the files that a glob names."""
+    """The versions of a file, of a directory, or of the files that match a glob."""
 
     kinds = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB)
     pins = ()
@@ -45,7 +45,7 @@ class FilesSource(VersionSource):
         return Kind.GLOB if is_glob(url) else None
 
     @classmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         return Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
@@ -55,8 +55,8 @@ class FilesSource(VersionSource):
             )
         self._refuse_pin(options, kind)
 
-    def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
-        return format_of([file.url for file in files])
+    def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
+        return detect_format([file.url for file in files])
 
     def current(self, question: Question) -> Answer:
         """One call, more only while it settles or a job writes."""
@@ -66,9 +66,9 @@ class FilesSource(VersionSource):
             try:
                 return Answer(self._list(table, started_s, status), started_s)
             except (TableBusyError, TableEmptyError, UfsNotFoundError) as problem:
-                kept = self._jobs.keep(table, problem, question.gone)
-                if kept is not None:
-                    return Answer(kept, started_s, kept=True)
+                last_version = self._jobs.keep(table, problem, question.gone_digest)
+                if last_version is not None:
+                    return Answer(last_version, started_s, is_kept=True)
                 if not question.patient or not self._is_worth_waiting(table, problem):
                     raise
                 busy = isinstance(problem, TableBusyError)
@@ -82,7 +82,7 @@ class FilesSource(VersionSource):
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        """A table to which only files were added since is found by the age of those it had."""
+        """The current version, and of its files those that are no newer than `newest`: the earlier version, if files were only added since."""
         try:
             version = ask()
         except TableBusyError as problem:  # what the token names may be told from what a job adds
@@ -101,13 +101,13 @@ class FilesSource(VersionSource):
     # --- the store --------------------------------------------------------------------------------
 
     def _list(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
-        """What the store lists, once it is quiet. Raises what says that it is no version."""
+        """The version that the store lists, once it has settled. Raises NotATableError if the listing is no version."""
         for _ in range(_SETTLE_POLLS):
             status = self._get_status(table) if status is None else status
             wait_s = self._unsettled_s(table, status)
             if wait_s <= 0:
                 version = self._version(table, status)
-                return self._confirm(table, version) if self._shrank(table, version, started_s) else version
+                return self._confirm(table, version) if self._has_shrunk(table, version, started_s) else version
             self._clock.sleep(wait_s)
             status = None
         raise TableBusyError(
@@ -115,7 +115,7 @@ class FilesSource(VersionSource):
         )
 
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
-        """Whether a job may end soon, or begin: one that overwrites removes files before anything tells of it."""
+        """Whether to wait, because a job may end soon or may have begun: an overwrite removes files before it shows in a listing."""
         if not table.busy.keep or table.kind == Kind.FILE:
             return False
         if isinstance(problem, TableBusyError):
@@ -129,11 +129,11 @@ class FilesSource(VersionSource):
 
     def _is_another_kind(self, table: Table) -> bool:
         with contextlib.suppress(UfsNotFoundError):
-            return table.kind != Kind.GLOB and self._parts.kind_of(self._ufs.get_status(table.url)) != table.kind
+            return table.kind != Kind.GLOB and self._parts.detect_kind(self._ufs.get_status(table.url)) != table.kind
         return False
 
-    def _shrank(self, table: Table, version: TableVersion, started_s: float) -> bool:
-        """Whether files are gone since the last known version and none came: removal, or a job that has just begun.
+    def _has_shrunk(self, table: Table, version: TableVersion, started_s: float) -> bool:
+        """Whether files have gone since the last known version, and none were added: a removal, or a job that has just begun.
 
         What another process has learned since this listing was asked for says nothing of it.
         """
@@ -146,17 +146,17 @@ class FilesSource(VersionSource):
         return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
 
     def _confirm(self, table: Table, version: TableVersion) -> TableVersion:
-        """A version after which no more files went.
+        """The version once no more files disappear between two listings.
 
         A job that overwrites a directory removes its files one by one before anything tells of the
         job. Such a listing is half a table, and its blocks may all be cached here.
         """
         for _ in range(_SETTLE_POLLS):
             self._clock.sleep(_CONFIRM_S)
-            again = self._version(table, self._get_status(table))
-            if {file.url for file in version.files} <= {file.url for file in again.files}:
-                return again
-            version = again
+            newer_version = self._version(table, self._get_status(table))
+            if {file.url for file in version.files} <= {file.url for file in newer_version.files}:
+                return newer_version
+            version = newer_version
         raise TableBusyError(f"{table.url} keeps losing files: {_SETTLE_POLLS} listings in a row have fewer")
 
     def _get_status(self, table: Table) -> FileVersion | Listing:
@@ -165,7 +165,7 @@ class FilesSource(VersionSource):
         return self._ufs.list_status(table.root)
 
     def _unsettled_s(self, table: Table, status: FileVersion | Listing) -> float:
-        """Seconds until the newest file is as old as `lookup.settle` asks; <= 0: it is."""
+        """Seconds until the newest file is as old as `lookup.settle` asks; 0 or less if it is."""
         if table.settle_s is None:
             return 0.0
         files = (status,) if isinstance(status, FileVersion) else status.files
@@ -175,24 +175,26 @@ class FilesSource(VersionSource):
         return min(newest + table.settle_s - now_s, table.settle_s)
 
     def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
-        """What the store's answer is a version of. `past_jobs`: whatever jobs are at it. Raises what says that it is none."""
+        """The version in the store's answer. `past_jobs`: also while jobs write. Raises NotATableError if it is no version."""
         if isinstance(status, FileVersion):
             refuse_inside(status.url)
             return TableVersion(table.id, (status,))
         if self._latest is not None and self._latest[0] is status and self._latest[1] == (table, past_jobs):
             return self._latest[2]
-        ignored = job_directories(table.url, table.kind, status) if past_jobs else self._jobs.dead(table, status)
+        ignored_directories = (
+            job_directories(table.url, table.kind, status) if past_jobs else self._jobs.find_dead(table, status)
+        )
         try:
-            files = data_files(table.url, table.kind, status, table.success_file and not past_jobs, ignored)
+            files = data_files(table.url, table.kind, status, table.success_file and not past_jobs, ignored_directories)
         except TableBusyError as problem:
             problem.listing = status
             raise
         except TableEmptyError:
-            if not ignored:
+            if not ignored_directories:
                 raise
             # A job that overwrites has removed the files, and put none: that says nothing of what the table is.
             busy = TableBusyError(
-                f"{status.url} holds no data file but {ignored[0]}, of a job that overwrites it or has died: wait for the job, or "
+                f"{status.url} holds no data file but {ignored_directories[0]}, of a job that overwrites it or has died: wait for the job, or "
                 "write the table anew"
             )
             busy.listing = status
@@ -204,6 +206,6 @@ class FilesSource(VersionSource):
                     f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"
                 )
         version = TableVersion(table.id, files)
-        if not ignored:  # whether a job is dead, only time tells
+        if not ignored_directories:  # whether a job is dead, only time tells
             self._latest = status, (table, past_jobs), version
         return version

@@ -1,4 +1,4 @@
-"""Paths with wildcards, as Spark takes them: which files they match, and which directories lead there. A backslash takes a wildcard's meaning."""
+"""Paths with wildcards, as in Spark: the files that match, and the directories that lead to them. A backslash before a wildcard makes it a letter."""
 
 from __future__ import annotations
 
@@ -22,23 +22,28 @@ def glob_root(url: str) -> str:
 
 def glob_matches(url: str, pattern: str) -> bool:
     """Whether a file, or a directory above it, matches the pattern component by component."""
-    found = url.split("/")
-    return any(len(found) >= len(wanted) and _components_match(found, wanted) for wanted in _alternatives(pattern))
+    components = url.split("/")
+    return any(
+        len(components) >= len(pattern_components) and _components_match(components, pattern_components)
+        for pattern_components in _alternatives(pattern)
+    )
 
 
 def glob_reaches(directory: str, pattern: str) -> bool:
     """Whether files below this directory, or directories below it, may match the pattern."""
-    return any(_components_match(directory.split("/"), wanted) for wanted in _alternatives(pattern))
+    return any(
+        _components_match(directory.split("/"), pattern_components) for pattern_components in _alternatives(pattern)
+    )
 
 
-def _components_match(found: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether the components that both have match."""
-    return all(fnmatch.fnmatchcase(name, part) for name, part in zip(found, wanted, strict=False))
+def _components_match(components: Sequence[str], pattern_components: Sequence[str]) -> bool:
+    """Whether the components match, as far as both have them."""
+    return all(fnmatch.fnmatchcase(name, part) for name, part in zip(components, pattern_components, strict=False))
 
 
 @functools.lru_cache(maxsize=128)
 def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
-    """The components of each pattern without braces that one with braces stands for."""
+    """The components of each pattern that a pattern with braces stands for."""
     braces = re.search(r"(?<!\\)\{([^{}]*)\}", pattern)
     if braces is None:
         # To fnmatch a backslash is a letter like any other.

@@ -1,4 +1,4 @@
-"""Which of a listing's files are a table's data, and whether it is a table at all."""
+"""The data files in a listing, and what makes it no table of plain files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pyspark_lookup.table.model import Kind
 
 
 def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
-    """The directories of jobs that write the table, or died doing so; relative to the listing's."""
-    found = _reach(listing, table_url if kind == Kind.GLOB else "")
-    return sorted(d for d in found if _is_job_directory(d.rsplit("/", 1)[-1]))
+    """The directories of jobs that write the table, or died doing so, relative to the listing's."""
+    directories = _reach(listing, table_url if kind == Kind.GLOB else "")
+    return sorted(directory for directory in directories if _is_job_directory(directory.rsplit("/", 1)[-1]))
 
 
 def data_files(
     table_url: str, kind: str, listing: Listing, success_file: bool = False, dead: Sequence[str] = ()
 ) -> tuple[FileVersion, ...]:
-    """The data files of a listing, by URL: no empty ones, none in or named `_…` or `.…`. `dead`: directories of dead jobs.
+    """The data files in a listing, by URL, without empty ones and those whose name or directory begins with `_` or `.`. `dead`: directories of
+    dead jobs.
 
     Raises TableFormatError, TableBusyError or TableEmptyError if the listing is not a version.
     """
@@ -42,35 +43,35 @@ def data_files(
         file
         for file in listing.files
         if file.size > 0
-        and not any(_skipped(part) for part in names[file.url].split("/"))
+        and not any(_is_skipped(part) for part in names[file.url].split("/"))
         and (not pattern or glob_matches(file.url, pattern))
     )
     for file in files:
         refuse_inside(file.url)
     if not files:
-        what = (
+        reason = (
             "no file matches the glob" if kind == Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
         )
-        raise TableEmptyError(f"{table_url} is no table now: {what}")
+        raise TableEmptyError(f"{table_url} is no table now: {reason}")
     return files
 
 
-_WRITTEN = re.compile(r"^(.*?)/(?:write-\d{20}|stream-[^/]+/\d{12}-[0-9a-f]{16})/")
+_MANAGED_FILE = re.compile(r"^(.*?)/(?:write-\d{20}|stream-[^/]+/\d{12}-[0-9a-f]{16})/")
 
 
 def refuse_inside(url: str) -> None:
-    """Raise TableFormatError for a file of a managed table: only the table's log says which rows of it are valid."""
+    """Raise TableFormatError for a file of a managed table: only the table's log tells which rows of it are valid."""
     if "/write-" not in url and "/stream-" not in url:  # each file of a table of many comes here
         return
-    found = _WRITTEN.match(url)
-    if found is not None:
+    match = _MANAGED_FILE.match(url)
+    if match is not None:
         raise TableFormatError(
             f"{redact('path', url)} is a file of a managed table, whose log alone says which of its rows are valid: read "
-            f"{redact('path', found[1])}"
+            f"{redact('path', match[1])}"
         )
 
 
-def _skipped(name: str) -> bool:
+def _is_skipped(name: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
@@ -79,29 +80,29 @@ def _is_job_directory(name: str) -> bool:
 
 
 def _reach(listing: Listing, pattern: str) -> list[str]:
-    """The directories that lie where a glob's files may be; other tables beside them are none of its business."""
+    """The listed directories in which a glob's files may lie; without a pattern all of them."""
     if not pattern:
         return list(listing.directories)
     return [d for d in listing.directories if glob_reaches(f"{listing.url}/{d}".rpartition("/")[0], pattern)]
 
 
 def _refuse_table_formats(listing: Listing, pattern: str) -> None:
-    found = {d.rsplit("/", 1)[-1]: d for d in _reach(listing, pattern)}
-    if LOG_DIRECTORY in found:
-        table = f"{listing.url}/{found[LOG_DIRECTORY]}".rpartition("/")[0]
+    paths_by_name = {d.rsplit("/", 1)[-1]: d for d in _reach(listing, pattern)}
+    if LOG_DIRECTORY in paths_by_name:
+        table = f"{listing.url}/{paths_by_name[LOG_DIRECTORY]}".rpartition("/")[0]
         raise TableFormatError(
             f"{redact('path', listing.url)} holds the managed table {redact('path', table)}, whose log alone says which of its rows "
             "are valid: read it by its own path"
         )
-    if DELTA_LOG_DIRECTORY in found:
-        table = f"{listing.url}/{found[DELTA_LOG_DIRECTORY]}".rpartition("/")[0]
+    if DELTA_LOG_DIRECTORY in paths_by_name:
+        table = f"{listing.url}/{paths_by_name[DELTA_LOG_DIRECTORY]}".rpartition("/")[0]
         raise TableFormatError(
-            f"{redact('path', listing.url)} holds {found[DELTA_LOG_DIRECTORY]}, so {redact('path', table)} is a Delta table, whose log alone "
+            f"{redact('path', listing.url)} holds {paths_by_name[DELTA_LOG_DIRECTORY]}, so {redact('path', table)} is a Delta table, whose log alone "
             "says which files are current: read it by that path"
         )
-    if ".hoodie" in found:
+    if ".hoodie" in paths_by_name:
         raise TableFormatError(
-            f"{listing.url} holds {found['.hoodie']}, so it is a Hudi table: its files alone are not a version of it. Read it "
+            f"{listing.url} holds {paths_by_name['.hoodie']}, so it is a Hudi table: its files alone are not a version of it. Read it "
             "through a lookup.provider of yours, with format('hudi'), or export the current version as plain files"
         )
     for file in listing.files:

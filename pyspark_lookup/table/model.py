@@ -1,4 +1,4 @@
-"""`Table` and `TableVersion`: what a path means, and which state of it."""
+"""`Table` and `TableVersion`: a reference to a table, and one state of that table."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnVersionGo
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.read_write_options import Pin
 from pyspark_lookup.table.deletes import DELETES
-from pyspark_lookup.table.file_statistics import statistics_of_text, statistics_to_text
+from pyspark_lookup.table.file_statistics import statistics_from_text, statistics_to_text
 from pyspark_lookup.table.glob import glob_root
 
 
 class Kind:
-    """What a path is, by a name that each `VersionSource` chooses; learned at planning, so that an execution needs one call."""
+    """The names of kinds of tables. Each `VersionSource` has its own; planning finds out which it is, so that an execution needs one call."""
 
     FILE = "FILE"
     DIRECTORY = "DIRECTORY"
@@ -32,7 +32,7 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Busy:
-    """What is done while a job writes a table's files: see the options `lookup.on-busy`, `.busy-wait` and `.busy-timeout`."""
+    """How a read behaves while a job writes the table's files: the options `lookup.on-busy`, `.busy-wait` and `.busy-timeout`."""
 
     keep: bool = True
     wait_s: float = 30.0
@@ -44,9 +44,9 @@ class Table:
     """A table: where it is, in which store, what kind it is, and how its files are read.
 
     `url` is the canonical path; `format` is None only until the files are known. `pinned`: the one version that is read, as its
-    source takes it; None: the current one. `own`: a write that is open
-    and seen all the same, by its transaction. `csv`: how CSV files are written. `declared`: the columns that somebody has said
-    it has; None: those that its files have. `retained`: whether its source keeps versions, so that one that is gone is an error.
+    source takes it; None: the current one. `own_write_id`: an open write whose rows are read too, by its own transaction. `csv`: how
+    CSV files are written. `declared`: the columns that the user says it has; None: those that its files have. `retained`: whether its
+    source keeps earlier versions, so that one that is gone is an error.
     """
 
     url: str
@@ -56,7 +56,7 @@ class Table:
     success_file: bool = False
     settle_s: float | None = None
     pinned: Pin | None = None
-    own: int | None = None
+    own_write_id: int | None = None
     busy: Busy = Busy()
     csv: CsvOptions = CsvOptions()
     declared: pa.Schema | None = None
@@ -67,7 +67,7 @@ class Table:
 
     @cached_property
     def id(self) -> str:
-        """32 hex digits, equal for references that must agree on the current version."""
+        """32 hex digits that are equal for references that must agree on the current version."""
         return key_of(self.scope, self.url, self.kind, self.success_file, self.settle_s, *self._pin)
 
     @property
@@ -77,8 +77,8 @@ class Table:
 
     def fails_when_gone(self, options: LookupOptions) -> bool:
         """Whether a version that can no longer be read is an error, or is replaced by the current one."""
-        chosen = options.on_version_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
-        return chosen is OnVersionGone.FAIL
+        policy = options.on_version_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
+        return policy is OnVersionGone.FAIL
 
     @property
     def root(self) -> str:
@@ -87,12 +87,12 @@ class Table:
 
 
 Rewrites = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""For each compaction the names of its files, and of those that they replace: the rows of both are the same."""
+"""For each compaction the names of its files, and of those that they replace. The rows of both are the same."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionMetadata:
-    """What a table's own metadata says of a version.
+    """A version, as the table's own log or metadata describes it.
 
     `table_id`: another one if the table was created anew. `position`: where the version comes in the order of that table's
     (None: there is no order but time). `number`: by which `lookup.version` names it (None: it has none). `state`: what the source needs to find it again (of a managed table its valid write ids in
@@ -125,14 +125,16 @@ class VersionMetadata:
     def to_json(self) -> list[Any]:
         """The metadata as JSON can hold it."""
         keys, partitions = list(self.keys), list(self.partitions)
-        rest = [self.digest, keys, self.schema, partitions, self.rewrites, self.number]
-        return [self.table_id, self.position, self.state, *rest]
+        fields = [self.digest, keys, self.schema, partitions, self.rewrites, self.number]
+        return [self.table_id, self.position, self.state, *fields]
 
     @classmethod
-    def from_json(cls, found: Any) -> VersionMetadata:
+    def from_json(cls, record: Any) -> VersionMetadata:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
-        table_id, position, state, digest, keys, schema, partitions, rewrites, number = found
-        replaced = tuple((texts_of(own), texts_of(others)) for own, others in rewrites)
+        table_id, position, state, digest, keys, schema, partitions, rewrites, number = record
+        parsed_rewrites = tuple(
+            (texts_of(file_names), texts_of(replaced_names)) for file_names, replaced_names in rewrites
+        )
         if not set(texts_of(partitions)) <= set(schema_of_text(text_of(schema)).names):
             raise ValueError("partition columns are among the columns")
         return cls(
@@ -143,14 +145,14 @@ class VersionMetadata:
             texts_of(keys),
             schema,
             texts_of(partitions),
-            replaced,
+            parsed_rewrites,
             None if number is None else count_of(number),
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class TableVersion:
-    """One state of a table: its data files' versions, by URL. `digest` (32 hex digits) names it.
+    """One state of a table: the versions of its data files, by URL. `digest` (32 hex digits) names it.
 
     `metadata`: what the table's own metadata says of it; None: there is none, its files are all.
     """
@@ -164,7 +166,7 @@ class TableVersion:
         if self.metadata is not None:
             return self.metadata.digest
         parts = (part for file in self.files for part in (file.url, file.size, file.identity))
-        deletes = ((file.url, *(one.name for one in file.deletes)) for file in self.files if file.deletes)
+        deletes = ((file.url, *(delete.name for delete in file.deletes)) for file in self.files if file.deletes)
         return key_of(self.table_id, *parts, *deletes)
 
     @cached_property
@@ -173,7 +175,7 @@ class TableVersion:
 
     @cached_property
     def stored_columns(self) -> dict[str, StoredColumn]:
-        """How its files have its columns, by name, where its metadata says so."""
+        """How its files store its columns, by column name; empty if its metadata does not say."""
         return {column.name: column for file in self.files[:1] for column in file.columns or ()}
 
     @cached_property
@@ -182,36 +184,36 @@ class TableVersion:
         return all(file.cacheable for file in self.files)
 
     def settled(self) -> TableVersion:
-        """The same version, seen long enough ago that its identities stand for one content each."""
+        """The same version, with files old enough that each identity stands for one content."""
         if all(file.settled for file in self.files):
             return self
         files = tuple(dataclasses.replace(file, settled=True) for file in self.files)
         return dataclasses.replace(self, files=files)
 
     def of_files(self, files: tuple[FileVersion, ...]) -> TableVersion:
-        """The version that has only those of the files, as `lookup.partition` leaves them."""
+        """The version with only the given files of it, as `lookup.partition` selects them."""
         return self if files == self.files else dataclasses.replace(self, files=files, metadata=None)
 
     @cached_property
     def deletes(self) -> tuple[Deletes, ...]:
-        """What says which rows of `files` are deleted."""
-        several = {id(file.deletes): file.deletes for file in self.files}.values()
-        return tuple({one.name: one for some in several for one in some}.values())
+        """The deletes that apply to rows of `files`, each once."""
+        distinct_deletes = {id(file.deletes): file.deletes for file in self.files}.values()
+        return tuple({deletes.name: deletes for file_deletes in distinct_deletes for deletes in file_deletes}.values())
 
     @property
     def number(self) -> int | None:
-        """As `lookup.version` takes it; None if such a table has none."""
+        """The version number, as `lookup.version` takes it; None if tables of this kind have none."""
         return None if self.metadata is None else self.metadata.number
 
     @property
     def commit(self) -> tuple[str, int] | None:
-        """(table id, position); None without an order of versions."""
+        """(table id, position) of the version; None if the table's versions have no order."""
         metadata = self.metadata
         return None if metadata is None or metadata.position is None else (metadata.table_id, metadata.position)
 
     @property
     def newest(self) -> float:
-        """What helps another host to find this version: its position, or when its newest file was modified."""
+        """Helps another host to find this version: its position, or when its newest file was modified (Unix time)."""
         if self.commit is not None:
             return float(self.commit[1])
         return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
@@ -219,71 +221,78 @@ class TableVersion:
     def to_json(self, statistics: bool = True) -> dict[str, Any]:
         """The version as JSON can hold it, with or without the statistics of its files."""
         rows = []
-        several = list({id(file.columns): file.columns for file in self.files if file.columns is not None}.values())
-        numbers = {id(columns): number for number, columns in enumerate(several)}
+        distinct_columns = list(
+            {id(file.columns): file.columns for file in self.files if file.columns is not None}.values()
+        )
+        numbers = {id(columns): number for number, columns in enumerate(distinct_columns)}
         for file in self.files:
-            more: dict[str, Any] = {"partition": file.partition, "deletes": [one.name for one in file.deletes]}
+            extras: dict[str, Any] = {
+                "partition": file.partition,
+                "deletes": [deletes.name for deletes in file.deletes],
+            }
             if file.columns is not None:
-                more["columns"] = numbers[id(file.columns)]
+                extras["columns"] = numbers[id(file.columns)]
             if file.format is not None:
-                more["format"] = file.format.value
-            rows.append([*file.to_json(), more] if file.columns is not None or any(more.values()) else file.to_json())
-        deletes = [one.to_json() for one in self.deletes]
-        columns = [[column.to_json() for column in one] for one in several]
-        known: dict[str, Any] = {
+                extras["format"] = file.format.value
+            rows.append(
+                [*file.to_json(), extras] if file.columns is not None or any(extras.values()) else file.to_json()
+            )
+        columns = [[column.to_json() for column in stored_columns] for stored_columns in distinct_columns]
+        document: dict[str, Any] = {
             "files": rows,
-            "deletes": deletes,
+            "deletes": [deletes.to_json() for deletes in self.deletes],
             "metadata": self.metadata.to_json() if self.metadata else None,
         }
-        described = self.metadata if statistics else None
-        said = None if described is None else statistics_to_text(self.files, described.all_columns)
-        if said is not None:
-            known["statistics"] = said
-        return {**known, "columns": columns} if columns else known
+        metadata = self.metadata if statistics else None
+        statistics_text = None if metadata is None else statistics_to_text(self.files, metadata.all_columns)
+        if statistics_text is not None:
+            document["statistics"] = statistics_text
+        return {**document, "columns": columns} if columns else document
 
     @classmethod
-    def from_json(cls, table_id: str, found: Any) -> TableVersion:
+    def from_json(cls, table_id: str, record: Any) -> TableVersion:
         """What `to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
-        deletes = {one.name: one for one in (DELETES[kind](rest) for kind, *rest in found["deletes"])}
-        several = [tuple(map(StoredColumn.from_json, one)) for one in found.get("columns", ())]
-        shared: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
+        parsed_deletes = (DELETES[kind](fields) for kind, *fields in record["deletes"])
+        deletes_by_name = {deletes.name: deletes for deletes in parsed_deletes}
+        distinct_columns = [tuple(map(StoredColumn.from_json, columns)) for columns in record.get("columns", ())]
+        shared_deletes: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
         files = []
-        for row in found["files"]:
+        for row in record["files"]:
             file = FileVersion.from_json(row[:5])
             if len(row) > 5:
                 names = texts_of(row[5]["deletes"])
-                if names not in shared:
-                    shared[names] = tuple(deletes[name] for name in names)
-                columns = several[count_of(row[5]["columns"])] if "columns" in row[5] else None
-                partition = _partition_of(row[5]["partition"])
+                if names not in shared_deletes:
+                    shared_deletes[names] = tuple(deletes_by_name[name] for name in names)
+                columns = distinct_columns[count_of(row[5]["columns"])] if "columns" in row[5] else None
+                partition = _parse_partition(row[5]["partition"])
                 form = FileFormatName(row[5]["format"]) if "format" in row[5] else None
                 file = dataclasses.replace(
-                    file, partition=partition, deletes=shared[names], columns=columns, format=form
+                    file, partition=partition, deletes=shared_deletes[names], columns=columns, format=form
                 )
             files.append(file)
-        metadata = None if found["metadata"] is None else VersionMetadata.from_json(found["metadata"])
-        if "statistics" in found:
-            said = zip(files, statistics_of_text(found["statistics"], len(files)), strict=True)
-            files = [dataclasses.replace(file, statistics=statistics) for file, statistics in said]
+        metadata = None if record["metadata"] is None else VersionMetadata.from_json(record["metadata"])
+        if "statistics" in record:
+            pairs = zip(files, statistics_from_text(record["statistics"], len(files)), strict=True)
+            files = [dataclasses.replace(file, statistics=statistics) for file, statistics in pairs]
         return cls(table_id, tuple(files), metadata)
 
 
 def name_of_rows(file: FileVersion) -> str:
-    """What stands for a file's rows, as `VersionMetadata.rewrites` names them.
+    """A name for a file's rows, as `VersionMetadata.rewrites` uses it: files with one name have the same rows.
 
-    Of a managed table that is its name, which there is once, else where it lies and its identity.
+    For a managed table that is the file's name, which is unique; else its URL and identity, hashed.
     """
     if file.columns is not None:
         name = key_of(file.url, file.identity)
     else:
         name = file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
-    # Deletes that tell no keys may concern any row of the file.
-    deletes = [one.name for one in file.deletes if one.keys is None]
+    # Deletes without keys may concern any row of the file.
+    deletes = [deletes.name for deletes in file.deletes if deletes.keys is None]
     return key_of(name, *deletes) if deletes else name
 
 
 def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
-    """Whether only compactions came between two versions of a table, as far as the newer one's metadata tells."""
+    """Whether only compactions lie between two versions of a table, as far as the newer one's metadata tells."""
     after, before = new.metadata, old.metadata
     if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
         return False
@@ -292,27 +301,29 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
     }:  # one may have taken another's name
         return False
     names = names_of_rows(old)
-    for own, replaced in after.rewrites:
+    for file_names, replaced in after.rewrites:
         if names.issuperset(replaced):
-            names = (names - set(replaced)) | set(own)
+            names = (names - set(replaced)) | set(file_names)
     return names == names_of_rows(new)
 
 
 def names_of_rows(version: TableVersion) -> set[str]:
-    """What stands for the rows of a version's files, and for those that are deleted by keys."""
-    keyed = [keys for one in version.deletes if (keys := one.keys) is not None]
-    return {name_of_rows(file) for file in (*version.files, *keyed)}
+    """Names for the rows of a version's files, and for the rows that its deletes by key hold."""
+    key_files = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
+    return {name_of_rows(file) for file in (*version.files, *key_files)}
 
 
-def metadata_of(table: Table, version: TableVersion) -> VersionMetadata:
-    """What says which writes may be seen. Raises ValueError without that: no rows of a managed table are read so (HIVE-21637)."""
+def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:
+    """The version's metadata, for a table that is not read without it. Raises ValueError if it is missing (HIVE-21637)."""
     if version.metadata is None or version.table_id != table.id:
-        shown = redact("path", table.url)
-        raise ValueError(f"a version of {shown}, a {table.kind.lower()} table, came without its list of write ids")
+        redacted_path = redact("path", table.url)
+        raise ValueError(
+            f"a version of {redacted_path}, a {table.kind.lower()} table, came without its list of write ids"
+        )
     return version.metadata
 
 
-def _partition_of(found: Any) -> PartitionValues | None:
-    if found is None:
+def _parse_partition(pairs: Any) -> PartitionValues | None:
+    if pairs is None:
         return None
-    return tuple((text_of(name), None if value is None else text_of(value)) for name, value in found)
+    return tuple((text_of(name), None if value is None else text_of(value)) for name, value in pairs)

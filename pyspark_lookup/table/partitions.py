@@ -1,4 +1,4 @@
-"""Hive-style partition directories: their values, types and the choice among them."""
+"""Hive-style partition directories: their values and types, and the selection by `lookup.partition`."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def partition_values(root: str, url: str) -> PartitionValues:
     """(column, raw value) of the `k=v` directories between the root and a file."""
     parts = url[len(root) :].strip("/").split("/")[:-1]
     pairs = (part.partition("=") for part in parts if "=" in part)
-    return tuple((_unescaped(k), None if v == _NULL_PARTITION else _unescaped(v)) for k, _, v in pairs if k)
+    return tuple((_unescape(k), None if v == _NULL_PARTITION else _unescape(v)) for k, _, v in pairs if k)
 
 
-def _unescaped(text: str) -> str:
-    """The text of a directory's name. What is no UTF-8 is a character for each byte, as in Spark: no two names are one value."""
+def _unescape(text: str) -> str:
+    """The decoded text of a directory's name. If it is not UTF-8, each byte is one character, as in Spark, so that names stay distinct."""
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
         return unquote(text, encoding="latin-1")
 
 
-def partition_values_of(table: Table, file: FileVersion) -> PartitionValues:
-    """(column, raw value) of each partition column of a file, as the table's metadata says, else its directories."""
+def raw_partition_values(table: Table, file: FileVersion) -> PartitionValues:
+    """(column, raw value) of each partition column of a file, from the table's metadata if it has them, else from the directories."""
     return partition_values(table.root, file.url) if file.partition is None else file.partition
 
 
@@ -58,7 +58,7 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
     columns: dict[str, list[str | None]] = {}
     first: tuple[str, ...] | None = None
     for file in files:
-        pairs = partition_values_of(table, file)
+        pairs = raw_partition_values(table, file)
         names = tuple(name for name, _ in pairs)
         if len({name.lower() for name in names}) < len(names):
             raise NotATableError(
@@ -73,10 +73,10 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
             )
         for name, value in pairs:
             columns.setdefault(name, []).append(value)
-    declared = {field.name.lower(): field for field in table.declared or ()}
+    declared_fields = {field.name.lower(): field for field in table.declared or ()}
     fields = []
     for name, values in columns.items():
-        field = declared.get(name.lower())
+        field = declared_fields.get(name.lower())
         if field is not None and field.name != name:
             raise SchemaError(
                 f"column {field.name!r} of lookup.schema is spelled {name!r} in the directories: spell it so"
@@ -86,16 +86,16 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
 
 
 def _partition_type(values: list[str | None]) -> pa.DataType:
-    known = {value for value in values if value is not None}
-    integers = [int(value) for value in known if _INTEGER.fullmatch(value)]
+    distinct_values = {value for value in values if value is not None}
+    integers = [int(value) for value in distinct_values if _INTEGER.fullmatch(value)]
     bits = max(((n if n >= 0 else ~n).bit_length() + 1 for n in integers), default=0)
-    if known and len(integers) == len(known):
+    if distinct_values and len(integers) == len(distinct_values):
         digits = max(len(str(abs(n))) for n in integers)
         return pa.int32() if bits <= 32 else pa.int64() if bits <= 64 else pa.decimal128(digits, 0)
-    if known and all(_is_date(value) for value in known):
+    if distinct_values and all(_is_date(value) for value in distinct_values):
         return pa.date32()
-    numbers = all(_NUMBER.fullmatch(value) for value in known)
-    return pa.float64() if known and numbers and bits <= 32 else pa.string()
+    numbers = all(_NUMBER.fullmatch(value) for value in distinct_values)
+    return pa.float64() if distinct_values and numbers and bits <= 32 else pa.string()
 
 
 def _is_date(value: str) -> bool:
@@ -106,7 +106,7 @@ def _is_date(value: str) -> bool:
 
 
 def partition_value(value: str | None, kind: pa.DataType) -> object:
-    """A raw partition value as a Python value of its column's type. Raises ValueError if it is none."""
+    """A raw partition value as a Python value of its column's type. Raises ValueError if it is not of that type."""
     if value is None:
         return None
     if pa.types.is_decimal(kind) and kind.scale:
@@ -114,9 +114,9 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         # Python reads more spellings (1_000) than inference takes for a number; so for the others.
         number = int(value) if _INTEGER.fullmatch(value) else None
-        bound = 10**kind.precision - 1 if pa.types.is_decimal(kind) else (1 << (kind.bit_width - 1)) - 1
-        low = -bound if pa.types.is_decimal(kind) else -bound - 1
-        if number is None or not low <= number <= bound:
+        highest = 10**kind.precision - 1 if pa.types.is_decimal(kind) else (1 << (kind.bit_width - 1)) - 1
+        lowest = -highest if pa.types.is_decimal(kind) else -highest - 1
+        if number is None or not lowest <= number <= highest:
             raise ValueError(value)
         return decimal.Decimal(number) if pa.types.is_decimal(kind) else number
     if pa.types.is_date(kind):
@@ -136,7 +136,7 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
 
 
 def select_partitions(table: Table, version: TableVersion, options: LookupOptions) -> tuple[FileVersion, ...]:
-    """The files of a version that `lookup.partition` leaves: those of the latest partition, or of given values.
+    """The files of a version that `lookup.partition` selects: those of the latest partition, or those with the given values.
 
     `max_pt()` is the largest value of the first partition column, then of the second among those, …;
     a null value is the smallest. Raises OptionError for a table or column without partitions.
@@ -147,46 +147,50 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
     fields = partition_fields(table, files) if version.metadata is None else version.metadata.columns[1]
     if not fields.names:
         raise OptionError(f"option lookup.partition = {options.partition!r}: {table.url} has no k=v directories")
-    typed = {file: typed_values_of(table, file, fields) for file in files}
+    typed_values = {file: typed_partition_values(table, file, fields) for file in files}
     if options.partition.replace(" ", "").lower() == "max_pt()":
-        chosen = list(files)
+        selected_files = list(files)
         for name in fields.names:
-            known = [_ordered(value) for file in chosen if (value := typed[file][name]) is not None]
-            latest = max(known) if known else None
-            chosen = [file for file in chosen if _ordered(typed[file][name]) == latest]
-        return tuple(chosen)
-    wanted: dict[str, object] = {}
-    spelled = {name.lower(): name for name in fields.names}
+            ordered_values = [
+                _order_key(value) for file in selected_files if (value := typed_values[file][name]) is not None
+            ]
+            latest = max(ordered_values) if ordered_values else None
+            selected_files = [file for file in selected_files if _order_key(typed_values[file][name]) == latest]
+        return tuple(selected_files)
+    selected_values: dict[str, object] = {}
+    name_by_lowercase = {name.lower(): name for name in fields.names}
     for pair in options.partition.split(","):
-        given, separator, value = (part.strip() for part in pair.partition("="))
-        name = spelled.get(given.lower(), "")
+        column, separator, value = (part.strip() for part in pair.partition("="))
+        name = name_by_lowercase.get(column.lower(), "")
         if not separator or not name:
             raise OptionError(
                 f"option lookup.partition = {options.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
             )
         try:
-            raw = None if value == _NULL_PARTITION else _unescaped(value)
-            wanted[name] = partition_value(raw, fields.field(name).type)
+            raw = None if value == _NULL_PARTITION else _unescape(value)
+            selected_values[name] = partition_value(raw, fields.field(name).type)
         except ValueError:
             raise OptionError(
                 f"option lookup.partition = {options.partition!r}: {value!r} is no {fields.field(name).type} for column {name}"
             ) from None
     return tuple(
-        file for file in files if all(_ordered(typed[file][name]) == _ordered(value) for name, value in wanted.items())
+        file
+        for file in files
+        if all(_order_key(typed_values[file][name]) == _order_key(value) for name, value in selected_values.items())
     )
 
 
-def typed_values_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
-    """The values of a file's partition columns. Raises SchemaError for a column that it lacks, or a value that is none of its type."""
-    values = dict(partition_values_of(table, file))
-    typed: dict[str, object] = {}
+def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
+    """Column -> value of a file's partition columns. Raises SchemaError if one is missing, or a value is not of its column's type."""
+    values = dict(raw_partition_values(table, file))
+    typed_values: dict[str, object] = {}
     for field in fields:
         if field.name not in values:
             raise SchemaError(
                 f"{file.url} lies in no {field.name}=… directory, which the table was planned with: plan again"
             )
         try:
-            typed[field.name] = partition_value(values[field.name], field.type)
+            typed_values[field.name] = partition_value(values[field.name], field.type)
         except ValueError:
             if table.declared is not None:
                 raise SchemaError(
@@ -198,9 +202,9 @@ def typed_values_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[
                 f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "
                 "not: plan again"
             ) from None
-    return typed
+    return typed_values
 
 
-def _ordered(value: Any) -> Any:
-    """A value as Spark compares it: NaN is itself, and above all numbers."""
+def _order_key(value: Any) -> Any:
+    """A key that sorts and compares values as Spark does: NaN equals NaN, and is above all numbers."""
     return None if value is None else (value != value, 0 if value != value else value)  # noqa: PLR0124

@@ -1,8 +1,8 @@
-"""Which version of a table is current, and who says so (Alluxio's `get_meta` switch).
+"""`Resolver`: finds the version of a table that an execution reads (Alluxio's `get_meta` switch).
 
-UFS: the store is asked once per query. CACHE: this host's last known version answers while it is
-young enough. Either way the first resolver of an execution records what it found, by exclusive
-create, and every later one of that execution on this host takes it: one version per execution.
+UFS: the store is asked once per query. CACHE: this host's last known version is used while it is
+young enough. Either way the first task of an execution to resolve a version records it, by exclusive
+create, and every later one on this host takes it from there: one version per execution.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pyspark_lookup.table.executions import Execution, Executions, Resolution
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.log import NotificationLog, TableState
 from pyspark_lookup.table.log_source import LogSource
-from pyspark_lookup.table.model import Busy, Kind, Table, TableVersion, VersionMetadata, metadata_of
+from pyspark_lookup.table.model import Busy, Kind, Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.table.source import Question, SourceParts, VersionSource
 from pyspark_lookup.table.sources import SOURCES
 
@@ -48,7 +48,7 @@ _SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the
 
 
 class Resolver:
-    """Resolves versions of one table reference on this host. `disk` None: nothing is remembered. `sources`: of what kinds of tables."""
+    """Resolves versions of tables on this host. Without a disk in `context` nothing is remembered. `sources`: the kinds of tables."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Resolver:
     ) -> None:
         self._ufs = ufs
         self._context = context
-        self._served: dict[str, str] = {}
+        self._served_digests: dict[str, str] = {}
         self._literal: dict[str, bool] = {}
         self.host = HostVersions(ufs, context, self._restore, self._has_commit)
-        parts = SourceParts(ufs, blocks, self.host, context, self._kind_of, catalog)
+        parts = SourceParts(ufs, blocks, self.host, context, self._detect_kind, catalog)
         self._sources = [make(parts) for make in sources]
         self._by_kind = {kind: source for source in self._sources for kind in source.kinds}
         self.enclosing = EnclosingTables(ufs, context, self._sources)
@@ -73,7 +73,7 @@ class Resolver:
             self._executions = Executions(self.host, context.disk, context)
 
     def source(self, table: Table) -> VersionSource:
-        """What knows the versions of such a table."""
+        """The source of the table's versions."""
         return self._by_kind[table.kind]
 
     def _restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
@@ -91,45 +91,45 @@ class Resolver:
     def discover(self, options: LookupOptions, patient: bool = True) -> tuple[Table, TableVersion]:
         """The table a path names and its current version: one metadata call (see `Ufs.get_status`).
 
-        In CACHE mode a table this host knows and may still answer for costs none. A path that ends with a slash names a
+        In CACHE mode a table that this host knows, and whose version is young enough, costs none. A path that ends with a slash names a
         directory, also where an object has its name.
         """
         url = self._ufs.url_of(options.path)
         status: FileVersion | Listing | None = None
-        shown = self._kind_of_url(url)
-        kind = shown or self._known_kind(url, options)
+        url_kind = self._kind_of_url(url)
+        kind = url_kind or self._known_kind(url, options)
         started_s = self._context.clock.steady_s()
-        # Reads in CACHE mode count on how long ago the store was asked.
+        # In CACHE mode the age of a version counts from when the store was asked last.
         renew = options.metadata_source is MetadataSource.CACHE
-        if kind is not None and shown is None:
-            # It may be of another kind by now, or nothing: only the store can say that options do not fit.
+        if kind is not None and url_kind is None:
+            # The path may be of another kind by now, or gone, so an option that does not fit is no error before the store was asked.
             with contextlib.suppress(*CHANGED_KIND, OptionError):
-                probe = self.table_of(options, kind)
+                probe = self.to_table(options, kind)
                 version = self._read_cached(probe, options) or self._ask(probe, started_s, renew=renew)
-                return self.table_of(options, kind, version), version
+                return self.to_table(options, kind, version), version
             kind = None
         if kind is None:
             try:
                 status = self._ufs.list_status(url) if options.names_directory else self._ufs.get_status(url)
-                kind = self._kind_of(status)
+                kind = self._detect_kind(status)
             except UfsNotFoundError:
-                if self._literal.pop(url, False):  # it is gone, and what is left is a pattern
+                if self._literal.pop(url, False):  # the file of that very name is gone, so the path is a pattern now
                     self._literal[url] = False
                     return self.discover(options, patient)
                 kind = self._vanished_kind(url, options)
                 if kind is None:
                     raise
-        probe = self.table_of(options, kind)
-        cached = self._read_cached(probe, options) if status is None else None
-        version = cached or self._ask(probe, started_s, status, patient=patient, renew=renew)
-        return self.table_of(options, kind, version), version
+        probe = self.to_table(options, kind)
+        cached_version = self._read_cached(probe, options) if status is None else None
+        version = cached_version or self._ask(probe, started_s, status, patient=patient, renew=renew)
+        return self.to_table(options, kind, version), version
 
     def _kind_of_url(self, url: str) -> str | None:
         kind = next((kind for source in self._sources if (kind := source.kind_of_url(url)) is not None), None)
         return None if kind == Kind.GLOB and self.is_literal(url) else kind
 
     def is_literal(self, url: str) -> bool:
-        """Whether a path with wildcards is the very name of what is there, and so no pattern. Asked once (one call) in a process."""
+        """Whether a path with wildcards is the very name of a file or directory, and so no pattern. One call, once in a process."""
         if url not in self._literal:
             try:
                 self._ufs.get_status(url)
@@ -138,11 +138,11 @@ class Resolver:
                 self._literal[url] = False
         return self._literal[url]
 
-    def _kind_of(self, status: FileVersion | Listing) -> str:
-        return next(kind for source in self._sources if (kind := source.kind_of(status)) is not None)
+    def _detect_kind(self, status: FileVersion | Listing) -> str:
+        return next(kind for source in self._sources if (kind := source.detect_kind(status)) is not None)
 
-    def table_of(self, options: LookupOptions, kind: str, version: TableVersion | None = None) -> Table:
-        """The table at `options.path`, which is known to be of this kind; with its format, given a version. No store call.
+    def to_table(self, options: LookupOptions, kind: str, version: TableVersion | None = None) -> Table:
+        """The table at `options.path`, which is known to be of this kind; with its format if a version is given. No store call.
 
         Raises OptionError for an option that has no meaning for such a table.
         """
@@ -153,27 +153,27 @@ class Resolver:
         self._by_kind[kind].check_options(options, kind)
         return self._table(options, kind, version)
 
-    def managed(self, options: LookupOptions) -> Table:
-        """The managed table at `options.path`, whether or not it is there. Raises OptionError as `table_of`, NotSupportedError."""
+    def to_managed_table(self, options: LookupOptions) -> Table:
+        """The managed table at `options.path`, whether or not it exists. Raises OptionError as `to_table`, NotSupportedError."""
         if self._logs is None:
             raise NotSupportedError(f"{self._ufs.url_of(options.path)}: a provider's table is not written here")
         kind = self._kind_of_url(self._ufs.url_of(options.path))
         if kind is not None:
-            shown = redact("path", options.path)
+            redacted_path = redact("path", options.path)
             raise NotSupportedError(
-                f"{shown} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
+                f"{redacted_path} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
             )
-        return self.table_of(options, Kind.MANAGED)
+        return self.to_table(options, Kind.MANAGED)
 
     def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:
         source = self._by_kind[kind]
         form = None if source.described else options.format
         if form is None and (source.described or version is not None):
-            form = source.format_of(version.files if version is not None else ())
-        wrong = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
-        if wrong and form not in (None, FileFormatName.CSV) and not source.described:
+            form = source.detect_format(version.files if version is not None else ())
+        csv_options = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
+        if csv_options and form not in (None, FileFormatName.CSV) and not source.described:
             raise OptionError(
-                f"option {wrong[0]} is for CSV files: {redact('path', options.path)} has {form.value}: remove it"
+                f"option {csv_options[0]} is for CSV files: {redact('path', options.path)} has {form.value}: remove it"
             )
         url = self._ufs.url_of(options.path)
         busy = Busy(options.on_busy is OnBusy.KEEP, options.busy_wait_s, options.busy_timeout_s)
@@ -182,20 +182,20 @@ class Resolver:
         return Table(*parts, busy=busy, csv=csv, declared=declared, retained=source.retained)
 
     def _vanished_kind(self, url: str, options: LookupOptions) -> str | None:
-        """The kind of what was here lately: an overwrite may have removed it, and not begun to write."""
+        """The kind of table that was at a path a while ago, for an overwrite may have removed it and not begun to write; else None."""
         if self._kind_of_url(url) is not None or options.pinned is not None:
             return None
         probes = (self._table(options, kind, None) for kind in self._by_kind if kind != Kind.GLOB)
         return next((probe.kind for probe in probes if self.source(probe).was_here_lately(probe)), None)
 
     def _known_kind(self, url: str, options: LookupOptions) -> str | None:
-        """What the path was when this host last learned of it, for CACHE mode to answer or to keep; a log is asked itself."""
+        """The kind that the path had when this host last resolved it, in CACHE mode or for a table that keeps versions; else None."""
         last = self._last_kind(url, options)
         retained = last is not None and self._by_kind[last].retained
         return last if options.metadata_source is MetadataSource.CACHE or retained else None
 
     def _last_kind(self, url: str, options: LookupOptions) -> str | None:
-        learned: dict[tuple[bool, float], str] = {}
+        kind_by_time: dict[tuple[bool, float], str] = {}
         for kind, source in self._by_kind.items():
             if kind == Kind.GLOB or (kind == Kind.FILE and options.names_directory):
                 continue
@@ -203,11 +203,11 @@ class Resolver:
             record = self.host.last(probe) or self.host.last(self._table(options.unpinned, kind, None))
             if record is not None:
                 # The wall clock may have been set back in between.
-                here = record["boot"] == self._context.clock.boot
-                learned[here, record["started_s" if here else "wall_s"]] = kind
-        if {Kind.DIRECTORY, Kind.FILE} <= set(learned.values()) and not url.startswith("file://"):
+                is_same_boot = record["boot"] == self._context.clock.boot
+                kind_by_time[is_same_boot, record["started_s" if is_same_boot else "wall_s"]] = kind
+        if {Kind.DIRECTORY, Kind.FILE} <= set(kind_by_time.values()) and not url.startswith("file://"):
             return None  # an object store can have both; one may be what the other spelling of the path names, with a slash
-        return learned[max(learned)] if learned else None
+        return kind_by_time[max(kind_by_time)] if kind_by_time else None
 
     # --- reading: which version does this execution see? ------------------------------------------
 
@@ -220,19 +220,20 @@ class Resolver:
     ) -> Resolution:
         """The version of `table` that `execution` reads (None: an execution of its own).
 
-        `current` says which one is, where it is not this class that knows. At most one metadata call, none if the execution has its record or CACHE mode can answer.
+        `current` returns the current version; None: it is asked from the store or taken from the host. At most one metadata call, none if the
+        execution's version is on record or CACHE mode can answer.
         Raises NotATableError subclasses or UfsError if there is no version to read.
         """
         resolution = self._resolve(table, options, execution, current)
         if table.retained:
-            metadata_of(table, resolution.version)
+            require_metadata(table, resolution.version)
         self.count_served(table, resolution.version)
         return resolution
 
     def count_served(self, table: Table, version: TableVersion) -> None:
-        """Count that rows of a version are about to be read."""
-        if self._served.get(table.id) != version.digest:
-            self._served[table.id] = version.digest
+        """Count a version whose rows are about to be read, unless it is the one of the table that was read last."""
+        if self._served_digests.get(table.id) != version.digest:
+            self._served_digests[table.id] = version.digest
             self._context.metrics.inc("versionServedCount")
         self._context.metrics.set_gauge("tableVersion", UNSET if version.number is None else version.number)
 
@@ -249,9 +250,9 @@ class Resolver:
         return self._executions.resolve(table, execution, ask, self.source(table).one_asks)
 
     def resolve_again(
-        self, table: Table, options: LookupOptions, execution: Execution | None, gone: str, settled: bool = False
+        self, table: Table, options: LookupOptions, execution: Execution | None, gone_digest: str, settled: bool = False
     ) -> TableVersion:
-        """The version that replaces the one of digest `gone`, asked from the store; the execution's record follows it.
+        """The version that replaces the one of `gone_digest`, asked from the store; it becomes the execution's version.
 
         `settled`: wait until its files can be told from their next state, unless they keep changing.
         """
@@ -261,15 +262,17 @@ class Resolver:
             logging.WARNING,
             "version-gone",
             table=redact("path", table.url),
-            version=gone,
+            version=gone_digest,
             instead="resolving again",
         )
         if execution is not None and self._context.disk is not None:
-            return self._executions.replace(table, execution, gone, lambda: self._replacement(table, gone, settled))
-        return self._replacement(table, gone, settled)
+            return self._executions.replace(
+                table, execution, gone_digest, lambda: self._replacement(table, gone_digest, settled)
+            )
+        return self._replacement(table, gone_digest, settled)
 
-    def _replacement(self, table: Table, gone: str, settled: bool) -> TableVersion:
-        version = self._ask(table, self._context.clock.steady_s(), gone=gone)
+    def _replacement(self, table: Table, gone_digest: str, settled: bool) -> TableVersion:
+        version = self._ask(table, self._context.clock.steady_s(), gone_digest=gone_digest)
         return self.settle(table, version) if settled else version
 
     def ask(self, table: Table, patient: bool = True) -> TableVersion:
@@ -280,40 +283,40 @@ class Resolver:
         """The time on the clock by which resolutions are ordered."""
         return self._context.clock.steady_s()
 
-    def learn_since(self, table: Table, since_s: float) -> TableVersion:
-        """What this host has learned since then, or else what the store says now."""
+    def learn_newer(self, table: Table, since_s: float) -> TableVersion:
+        """The version that this host has learned since `since_s`; if it has learned none, the store's current one."""
         record = self.host.last(table)
-        recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
-        learned = self.host.files(table, record["digest"]) if record is not None and recent else None
-        return self.ask(table) if learned is None else learned
+        is_recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
+        learned_version = self.host.files(table, record["digest"]) if record is not None and is_recent else None
+        return self.ask(table) if learned_version is None else learned_version
 
-    def version_of(self, table: Table, digest: str) -> TableVersion | None:
-        """The version of that digest, if this host has its files on record. No store call."""
+    def find_recorded(self, table: Table, digest: str) -> TableVersion | None:
+        """The version of that digest, if this host has it on record; else None. No store call."""
         return self.host.files(table, digest)
 
     def find(self, table: Table, digest: str, newest: float) -> TableVersion | None:
-        """The version of that digest, from one listing if this host does not know it; None if the store has moved on.
+        """The version of that digest, from the host's records or else the store; None if the store no longer has it.
 
         `newest`: its `TableVersion.newest`. A table to which only files were added since is found by that.
         """
-        known = self.host.files(table, digest)
-        if known is not None:
-            return known
+        cached_version = self.host.files(table, digest)
+        if cached_version is not None:
+            return cached_version
         with self.host.lock("find", digest, self.source(table).one_asks):
-            known = self.host.files(table, digest)  # whoever held the lock before us may have found it
-            if known is not None:
-                return known
+            cached_version = self.host.files(table, digest)  # whoever held the lock before us may have found it
+            if cached_version is not None:
+                return cached_version
             ask = functools.partial(self._ask, table, self._context.clock.steady_s(), patient=False)
             states = self.source(table).candidates(table, digest, newest, ask)
-            found = next((state for state in states if state.digest == digest), None)
-            if found is not None:
-                self.host.remember(table, found)
-            return found
+            version = next((state for state in states if state.digest == digest), None)
+            if version is not None:
+                self.host.remember(table, version)
+            return version
 
     def settle(self, table: Table, version: TableVersion) -> TableVersion:
-        """The current version, with its files old enough to be told from their next state, unless they keep changing.
+        """The current version, once its files are old enough to be told from their next state. Gives up waiting if they keep changing.
 
-        `version`: the current one as it was just resolved.
+        `version`: the current one, just resolved.
         """
         for wait_s in _SETTLE_WAITS_S:
             if all(file.settled for file in version.files):
@@ -332,30 +335,30 @@ class Resolver:
         return self._read_cached(table, options) or self._ask(table, self._context.clock.steady_s())
 
     def count_asked(self, version: TableVersion) -> None:
-        """Count that a query asks for a version's rows, which without a cache would be read anew: once for each query."""
+        """Count the bytes of a version that a query asks for, which without a cache it would read. Called once for each query."""
         self._context.metrics.inc("resolvedBytes", version.bytes)
 
     # --- CACHE mode -------------------------------------------------------------------------------
 
     def _read_cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
-        """The version CACHE mode answers with, refreshed if it is too old; None in UFS mode or without a disk."""
+        """The version that CACHE mode answers with, asked from the store if it is too old; None in UFS mode or without a disk."""
         if options.metadata_source is MetadataSource.UFS or self._context.disk is None:
             return None
         if options.sync_interval_s == 0:
             return self.refresh(table)
-        fresh = self._fresh(table, options)
+        fresh = self._find_fresh(table, options)
         if fresh is None:
             with self.host.lock("refresh", table.id, self.source(table).one_asks):
-                fresh = self._fresh(table, options)  # whoever held the lock before us may have learned it
+                fresh = self._find_fresh(table, options)  # whoever held the lock before us may have learned it
                 if fresh is None:
                     return self.refresh(table)
         self._context.metrics.inc("metadataCacheCount")
         return fresh
 
-    def _fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
-        """The last known version if it is within the sync interval. Its age counts from when it was learned."""
+    def _find_fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
+        """The host's last version, if it is within the sync interval; else None. Its age counts from when its resolution began."""
         record = self.host.last(table)
-        # With a full cache its trigger asks the store; in between, what it learned last is known here.
+        # With a full cache it is the reload trigger that asks the store; in between the host's last version counts, whatever its age.
         interval_s = -1.0 if options.cache is CacheMode.FULL else options.sync_interval_s
         if record is None or interval_s is None or interval_s == 0:
             return None
@@ -370,24 +373,24 @@ class Resolver:
         return self.host.files(table, record["digest"])
 
     def refresh(self, table: Table) -> TableVersion:
-        """What the store says now; the last known version, which is counted, where a job writes the files or has removed them."""
+        """The store's current version. If it has none now, as while a job writes, the host's last version is kept, and that is counted."""
         record = self.host.last(table)
-        kept = self.host.files(table, record["digest"]) if record else None
+        last_version = self.host.files(table, record["digest"]) if record else None
         try:
-            return self._ask(table, self._context.clock.steady_s(), patient=kept is None)
+            return self._ask(table, self._context.clock.steady_s(), patient=last_version is None)
         except (NotATableError, UfsNotFoundError, DamagedFileError, CatalogUnavailableError) as problem:
-            if kept is None or (isinstance(problem, CHANGED_KIND) and self._is_another_kind(table)):
+            if last_version is None or (isinstance(problem, CHANGED_KIND) and self._is_another_kind(table)):
                 raise
             self._context.metrics.inc("keptVersionCount")
             self._context.metrics.inc("staleServedCount")
-            reason, instead = str(problem), f"keeping version {kept.digest}"
+            reason, instead = str(problem), f"keeping version {last_version.digest}"
             log_event(
                 _log, logging.WARNING, "fallback", table=redact("path", table.url), reason=reason, instead=instead
             )
-            return kept
+            return last_version
 
     def forget_kind(self, table: Table) -> bool:
-        """Forget that the path is such a table, if something else is there by now; whether there is."""
+        """Forget the table if its path is of another kind by now. Returns whether it is."""
         try:
             if not self._is_another_kind(table):
                 return False
@@ -397,10 +400,10 @@ class Resolver:
         return True
 
     def _is_another_kind(self, table: Table) -> bool:
-        """Whether something is there where a table is not found any more, as it was known: a file, or a directory."""
+        """Whether the path of a table that is gone is now of another kind: a file, a directory or another kind of table."""
         with contextlib.suppress(UfsNotFoundError):
             by_url = self._kind_of_url(table.url) is not None
-            return not by_url and self._kind_of(self._ufs.get_status(table.url)) != table.kind
+            return not by_url and self._detect_kind(self._ufs.get_status(table.url)) != table.kind
         return False
 
     # --- the store --------------------------------------------------------------------------------
@@ -410,21 +413,21 @@ class Resolver:
         table: Table,
         started_s: float,
         status: FileVersion | Listing | None = None,
-        gone: str | None = None,
+        gone_digest: str | None = None,
         patient: bool = True,
         renew: bool = True,
     ) -> TableVersion:
-        """The store's current version: one call (see `Question`), more only while it settles or a job writes, and of a log.
+        """The store's current version. One call (see `Question`), more only while it settles or a job writes, or for new events of a log.
 
-        `renew`: that it is still the current one is put on record, too.
+        `renew`: also record that a version which has not changed is still the current one.
         """
         source = self.source(table)
         if not source.described:
             self.enclosing.check(table.url, table.kind == Kind.GLOB)
-        found = source.current(Question(table, started_s, status, gone, patient))
-        if found.kept:
-            return found.version
-        return self._learn(table, found.version, found.started_s, renew) or self._learn_again(table, source)
+        answer = source.current(Question(table, started_s, status, gone_digest, patient))
+        if answer.is_kept:
+            return answer.version
+        return self._learn(table, answer.version, answer.started_s, renew) or self._learn_again(table, source)
 
     def _learn(self, table: Table, version: TableVersion, started_s: float, renew: bool) -> TableVersion | None:
         self._context.metrics.inc("resolutionCount")
@@ -432,18 +435,18 @@ class Resolver:
         return self.host.learn(table, version, started_s, renew=renew)
 
     def _learn_again(self, table: Table, source: VersionSource) -> TableVersion:
-        """What the store says once more, where this host had learned of something newer that it does not know the files of.
+        """The store's current version, asked again because the host has a newer version on record, of which it lacks the files.
 
-        Of what others learn meanwhile the same may be true: then it is asked again, and believed in the end.
+        Other processes may record yet newer ones meanwhile, so it is asked up to three times; the last answer is taken as it is.
         """
         for last in (False, False, True):
-            found = source.current(Question(table, self._context.clock.steady_s(), patient=False))
-            if found.kept:
+            answer = source.current(Question(table, self._context.clock.steady_s(), patient=False))
+            if answer.is_kept:
                 break
-            learned = self.host.learn(table, found.version, found.started_s, again=last)
-            if learned is not None:
-                return learned
-        return found.version
+            learned_version = self.host.learn(table, answer.version, answer.started_s, trust_store=last)
+            if learned_version is not None:
+                return learned_version
+        return answer.version
 
     # --- managed tables ---------------------------------------------------------------------------
 
@@ -452,19 +455,21 @@ class Resolver:
         assert self._logs is not None
         return self._logs.log(url)
 
-    def log_of(self, options: LookupOptions) -> TableState | None:
-        """What the log of the table at `options.path` says now; None if it has none."""
+    def read_log(self, options: LookupOptions) -> TableState | None:
+        """The latest state of the log of the table at `options.path`; None if there is no log."""
         url = self._ufs.url_of(options.path)
         if self._logs is None or self._kind_of_url(url) is not None:
             return None
-        others = (kind for kind, source in self._by_kind.items() if source is not self._logs and kind != Kind.GLOB)
-        known = any(self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in others)
-        return None if known and self.log(url).known() is None else self.log(url).latest()
+        other_kinds = (kind for kind, source in self._by_kind.items() if source is not self._logs and kind != Kind.GLOB)
+        is_other_kind = any(
+            self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in other_kinds
+        )
+        return None if is_other_kind and self.log(url).cached_state() is None else self.log(url).latest()
 
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
-        """The versions that the table at `options.path` itself knows of, see `VersionSource.history`; None: it knows none."""
+        """The versions that the table at `options.path` itself lists (see `VersionSource.history`); None if it keeps no list."""
         url = self._ufs.url_of(options.path)
         kind = self._kind_of_url(url) or self._last_kind(url, options)
         with contextlib.suppress(UfsNotFoundError):
-            kind = kind or self._kind_of(self._ufs.get_status(url))
+            kind = kind or self._detect_kind(self._ufs.get_status(url))
         return None if kind is None else self._by_kind[kind].history(self._table(options, kind, None))

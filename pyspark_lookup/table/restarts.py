@@ -1,4 +1,4 @@
-"""Reading a version whose files may vanish meanwhile: then the version that takes its place is read."""
+"""Reads that start over when files vanish under them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def read_again(read: Callable[[], T], *problems: type[Exception]) -> T:
-    """What `read` returns; on one of the `problems` it starts over, until it has the same problem twice in a row.
+    """What `read` returns. On one of the `problems` it is called again, until the same problem comes twice in a row.
 
     Clean-up removes old files of a log at any moment, also between a listing and its reading; what replaces them is there before.
     """
@@ -35,7 +35,7 @@ def read_with_restarts(
     read: Callable[[TableVersion], T],
     renew: Callable[[TableVersion, SourceChangedError], TableVersion],
 ) -> tuple[T, TableVersion]:
-    """What `read` makes of a version, and of which: `renew` gives the next one where a file is gone.
+    """(what `read` returns for a version, that version). Where a file is gone, `renew` gives the version to read instead.
 
     Raises what both raise, and VersionGoneError for a table that changes under several reads in a row.
     """
@@ -43,19 +43,19 @@ def read_with_restarts(
         try:
             return read(version), version
         except SourceChangedError as change:
-            gone, version = version, renew(version, change)
-            if table.retained and version.digest == gone.digest:
-                shown, place = redact("path", table.url), "" if version.number is None else f" {version.number}"
+            gone_version, version = version, renew(version, change)
+            if table.retained and version.digest == gone_version.digest:
+                redacted_path, place = redact("path", table.url), "" if version.number is None else f" {version.number}"
                 if table.pinned is not None:
                     raise_ours(
                         VersionGoneError(
-                            f"{shown}: version{place} has lost files: {change}. VACUUM removes those that newer versions do not need"
+                            f"{redacted_path}: version{place} has lost files: {change}. VACUUM removes those that newer versions do not need"
                         ),
                         change,
                     )
                 raise_ours(
                     VersionGoneError(
-                        f"{shown}: {change}, and it is still a file of the current version{place}: somebody has removed it "
+                        f"{redacted_path}: {change}, and it is still a file of the current version{place}: somebody has removed it "
                         "otherwise than by the table's own means; restore it"
                     ),
                     change,

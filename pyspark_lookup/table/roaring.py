@@ -1,4 +1,4 @@
-"""64-bit roaring bitmaps in the portable form, as deletion vectors of Delta and Iceberg are."""
+"""64-bit roaring bitmaps in the portable form, the format of deletion vectors in Delta and Iceberg."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROWS_AT_MOST = 2**28  # of one file that are deleted, for which there is room i
 
 
 def checked_blob(data: bytes | memoryview, size: int) -> bytes:
-    """A deletion vector in a file: its size, itself, and its CRC-32. Raises ValueError if they do not fit."""
+    """The deletion vector in a file's bytes, which are its size, itself and its CRC-32. Raises ValueError if these do not match."""
     if len(data) != size + 8 or int.from_bytes(data[:4], "big") != size:
         raise ValueError("its size is not that in the log")
     vector = bytes(data[4:-4])

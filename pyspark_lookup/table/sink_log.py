@@ -1,4 +1,4 @@
-"""Which files of a directory a streaming file sink has committed, by its log (`_spark_metadata`)."""
+"""The files that a streaming file sink has committed, by its log (`_spark_metadata`)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVers
                 (name.endswith(".compact"), file), logs.get(int(batch), (False, file)), key=lambda e: e[0]
             )
     start = max((batch for batch, (compact, _) in logs.items() if compact), default=0)
-    wanted = [logs[batch][1] for batch in sorted(logs) if batch >= start]
-    locations = [blocks.get_blocks_and_locations(file.url, file) for file in wanted]
+    log_files = [logs[batch][1] for batch in sorted(logs) if batch >= start]
+    locations = [blocks.get_blocks_and_locations(file.url, file) for file in log_files]
     texts = blocks.read([(location, [(0, location.file.size)]) for location in locations])
-    committed: set[str] = set()
-    for file, (data,) in zip(wanted, texts, strict=True):
+    committed_names: set[str] = set()
+    for file, (data,) in zip(log_files, texts, strict=True):
         try:
             for line in bytes(data).decode().splitlines()[1:]:
                 entry = json.loads(line)
                 name = text_of(entry["path"]).rsplit("/", 1)[-1]
-                (committed.discard if entry.get("action") == "delete" else committed.add)(name)
+                (committed_names.discard if entry.get("action") == "delete" else committed_names.add)(name)
         except UNREADABLE as problem:
             raise DamagedFileError(f"{redact('path', file.url)} is no log of a streaming sink: {problem!r}") from None
-    return tuple(file for file in files if file.url.rsplit("/", 1)[-1] in committed)
+    return tuple(file for file in files if file.url.rsplit("/", 1)[-1] in committed_names)

@@ -30,65 +30,65 @@ _TIMES_KEPT = 16
 
 @dataclasses.dataclass(frozen=True)
 class SourceParts:
-    """What a source works with: the table's store and cached blocks, and this host's memory of its versions."""
+    """What a source works with: the store and its cached blocks, and this host's memory of versions."""
 
     ufs: Ufs
     blocks: BlockCache
     host: HostVersions
     context: HostContext
-    kind_of: Callable[[FileVersion | Listing], str]
-    """What kind of table the store's answer shows, of all that there are."""
+    detect_kind: Callable[[FileVersion | Listing], str]
+    """The kind of table that the store's answer shows, of all kinds."""
     catalog: Catalog | None = None
-    """What is asked where tables lie, if `lookup.catalog` names it."""
+    """The catalog that `lookup.catalog` names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A call for the version that a reference to a table means now, begun at `started_s`.
+    """A request for the version that a reference to a table means now, begun at `started_s`.
 
-    `status`: what the store has just said of the path. `gone`: the digest of a version that cannot be read any more. `patient`:
+    `status`: what the store has just said of the path. `gone_digest`: that of a version that cannot be read any more. `patient`:
     wait for a job that writes, up to `lookup.busy-wait`.
     """
 
     table: Table
     started_s: float
     status: FileVersion | Listing | None = None
-    gone: str | None = None
+    gone_digest: str | None = None
     patient: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A version, and when the call began by which it was found.
+    """A version, and when the call began that found it, on the host's steady clock.
 
-    `kept`: it is the last one known here, while a job writes: no news.
+    `is_kept`: a job writes the table, so this is the last version that the host knows, and nothing new.
     """
 
     version: TableVersion
     started_s: float
-    kept: bool = False
+    is_kept: bool = False
 
 
 class TimeTravel:
-    """Which version of a table was the current one at a time. A time before the last commit is asked for once.
+    """Finds the version of a table that was current at a time. The answer for a time before the last commit is cached.
 
-    Commits have the time they say, or that of the one before, if that is later: clocks differ.
+    A commit counts with the time that it says, or that of the one before if that is later: clocks differ.
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, datetime.datetime], int] = {}
+        self._versions_by_time: dict[tuple[str, datetime.datetime], int] = {}
 
     def find(
         self, url: str, table_id: str, at: datetime.datetime, commits: Callable[[], Iterable[tuple[int, int]]]
     ) -> int:
-        """The version at `at`. `commits`: the versions there are and their times (Unix ms), oldest first; called if need be.
+        """The version that was current at `at`. `commits` lists the versions and their times (Unix ms), oldest first; called if need be.
 
         Raises VersionGoneError for a time before the first of them.
         """
-        known = self._found.get((table_id, at))
-        if known is not None:
-            return known
-        # What a view shows in whole milliseconds names the commit of that millisecond.
+        version = self._versions_by_time.get((table_id, at))
+        if version is not None:
+            return version
+        # Views show whole milliseconds: such a time names the commit of that millisecond.
         at_ms = (at - _EPOCH) // _MILLISECOND
         versions, times = zip(*commits(), strict=True)
         times = tuple(itertools.accumulate(times, max))
@@ -100,12 +100,15 @@ class TimeTravel:
                 f"tells of, {versions[0]}, is of {first}"
             )
         if count < len(times):
-            self._found = {**dict(list(self._found.items())[-_TIMES_KEPT:]), (table_id, at): versions[count - 1]}
+            self._versions_by_time = {
+                **dict(list(self._versions_by_time.items())[-_TIMES_KEPT:]),
+                (table_id, at): versions[count - 1],
+            }
         return int(versions[count - 1])
 
 
 class VersionSource(abc.ABC):
-    """The versions of tables of some kinds. What a version is made of is in the version: see `TableVersion`.
+    """A source of the versions of some kinds of tables. A version carries all that reading it needs: see `TableVersion`.
 
     `kinds`: the names of the kinds. `pins`: the options by which older versions are named. `retained`: whether versions are kept, so that they can be pinned. `described`: whether the
     table's metadata says its columns, so that options about reading them have no meaning. `one_asks`: whether queries of a host wait
@@ -131,22 +134,22 @@ class VersionSource(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
-        """The kind of table that the store's answer shows; None if it is none of this source's."""
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
+        """The kind of table that the store's answer shows; None if it is not one of this source's."""
 
     @classmethod
     def marks_table(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether there is a directory of a marker's name, and it is a table's. Raises UfsError."""
+        """Whether there is a directory with a marker's name that belongs to a table of this kind. Raises UfsError."""
         return ufs.has_directory(marker_url) and cls.has_own_file(ufs, marker_url)
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether a directory of a marker's name has a file that every such table has: other programs may use the name, too."""
+        """Whether a directory with a marker's name has a file that every such table has. Other programs may use the name, too."""
         return True
 
     @abc.abstractmethod
     def current(self, question: Question) -> Answer:
-        """The version that the table's reference means: the current one, or that which it pins. One metadata call.
+        """The version that a reference to a table means: the current one, or the one that it pins. One metadata call.
 
         Raises UfsNotFoundError if there is no such table, NotATableError or another UfsError, VersionGoneError for a pin.
         """
@@ -154,17 +157,17 @@ class VersionSource(abc.ABC):
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        """Versions that a token of that digest and `newest` may name: the current one, which `ask` finds, and those before it."""
+        """The versions that a token with that digest and `newest` may name: the current one, which `ask` returns, and earlier ones."""
         return [ask()]
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
-        """A version by its metadata, from what this host has on record; None if it is not there. No store call."""
+        """The version with this metadata, from the host's records; None if they do not have it. No store call."""
         return None
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
         """Raise OptionError for an option that has no meaning for such a table."""
         self._refuse_pin(options, kind)
-        given = {
+        is_set = {
             "lookup.format": options.format is not None,
             "lookup.success-file": options.success_file,
             "lookup.settle": options.settle_s is not None,
@@ -172,7 +175,7 @@ class VersionSource(abc.ABC):
                 key: True for key in sorted(options.explicit) if key == "lookup.schema" or key.startswith("lookup.csv.")
             },
         }
-        self._refuse(options, [key for key, is_given in given.items() if is_given], kind)
+        self._refuse(options, [key for key, is_given in is_set.items() if is_given], kind)
 
     def _refuse_pin(self, options: LookupOptions, kind: str) -> None:
         for key, pin in options.pins.items():
@@ -184,35 +187,35 @@ class VersionSource(abc.ABC):
 
     def _refuse(self, options: LookupOptions, keys: Sequence[str], kind: str) -> None:
         if keys:
-            shown = redact("path", options.path)
-            raise OptionError(f"option {keys[0]} has no meaning for {shown}, a {kind.lower()} table: remove it")
+            redacted_path = redact("path", options.path)
+            raise OptionError(f"option {keys[0]} has no meaning for {redacted_path}, a {kind.lower()} table: remove it")
 
-    def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
+    def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         """The format of a version's files."""
         return FileFormatName.PARQUET
 
     # --- what views show --------------------------------------------------------------------------
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
-        """The versions that the table itself knows of, oldest first, as `lookup.view=versions` shows them; None: it knows none."""
+        """The versions that the table itself lists, oldest first, as `lookup.view=versions` shows them; None if it keeps no list."""
         return None
 
     def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:
-        """By which write each file of a version came, by URL, where that is known."""
+        """URL -> id of the write that put this file of a version; empty without write ids."""
         return {}
 
     def valid_write_ids(self, version: TableVersion) -> ValidWriteIdList | None:
-        """Which writes a version lets through; None without write ids."""
+        """The writes that a version lets through; None without write ids."""
         return None
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
-        """What `describe` shows of such a table besides."""
+        """What `describe` shows of such a table beside what it shows of all."""
         return {}
 
     # --- jobs that write --------------------------------------------------------------------------
 
     def was_here_lately(self, table: Table) -> bool:
-        """Whether a table that is not there now was a while ago, so that a job may be replacing it."""
+        """Whether a table that is missing now was there a while ago, so that a job may be replacing it."""
         return False
 
     def lacks_files(self, version: TableVersion) -> bool:

@@ -1,4 +1,4 @@
-"""The sources of versions that there are, in the order in which they are asked what a path is."""
+"""The sources of versions, in the order in which they are asked for the kind of a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that write a table's files: what a host goes on with meanwhile, and which of them are dead."""
+"""`WritingJobs`: jobs that write a table's files, the version that a host keeps meanwhile, and which of the jobs are dead."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ _log = logging.getLogger("pyspark_lookup.metadata")
 
 
 class WritingJobs:
-    """Jobs of others at one table reference, as this host sees them. What it says of one is logged once in a process."""
+    """The jobs that write a table, as this host sees them. Each message about a job is logged once in a process."""
 
     def __init__(self, ufs: Ufs, host: HostVersions, metrics: CacheMetricGroup, clock: HostClock) -> None:
         self._ufs = ufs
         self._host = host
         self._metrics = metrics
         self._clock = clock
-        self._told: set[str] = set()
-        self._lacking: str | None = None
+        self._logged_reasons: set[str] = set()
+        self._lacking_digest: str | None = None
         self._seen_s: dict[str, float] = {}  # when a version of a table was kept, by its id
         self._alive_until_s: dict[str, float] = {}  # a job's directory cannot be that of a dead one before, by URL
 
-    def keep(self, table: Table, problem: Exception, gone: str | None) -> TableVersion | None:
-        """While a job writes, the last version that this host knows: what the job has written is nobody's yet.
+    def keep(self, table: Table, problem: Exception, gone_digest: str | None) -> TableVersion | None:
+        """The last version that this host knows, while a job writes: the job's files belong to no version yet.
 
-        None if there is no job, or no such version. Its files may be gone; what reads them finds that out.
+        None if there is no job, or no such version. Its files may be gone; readers find that out.
         """
         if not isinstance(problem, TableBusyError) or not table.busy.keep:
             return None
         record = self._host.last(table)
-        kept = self._host.files(table, record["digest"]) if record is not None else None
-        if kept is None or kept.digest == gone:
+        last_version = self._host.files(table, record["digest"]) if record is not None else None
+        if last_version is None or last_version.digest == gone_digest:
             return None
         self._seen_s[table.id] = self._clock.steady_s()
         self._host.forget_missing(table)
-        lacks = problem.listing is not None and set(kept.files).difference(problem.listing.files)
-        self._lacking = kept.digest if lacks else None
+        lacks = problem.listing is not None and set(last_version.files).difference(problem.listing.files)
+        self._lacking_digest = last_version.digest if lacks else None
         self._metrics.inc("busyServedCount")
-        self._tell_once(table, str(problem), f"going on with version {kept.digest}")
-        return kept
+        self._tell_once(table, str(problem), f"going on with version {last_version.digest}")
+        return last_version
 
     def lacks_files(self, version: TableVersion) -> bool:
         """Whether a version that was kept while a job writes has files that the job has removed."""
-        return version.digest == self._lacking
+        return version.digest == self._lacking_digest
 
     def was_here_lately(self, table: Table) -> bool:
         """Whether this host has seen the table within `lookup.busy-timeout`."""
@@ -60,7 +60,7 @@ class WritingJobs:
         return seen_s is not None and self._clock.steady_s() - seen_s <= table.busy.timeout_s
 
     def missing_since_s(self, table: Table) -> float:
-        """When the first query of this host found that the table is gone: now, if this is the first one.
+        """When this host's first query found the table missing, on the steady clock: now, if this is the first one.
 
         So all queries share one wait for a job: a retried task and the next query only wait for the rest of it.
         """
@@ -73,7 +73,7 @@ class WritingJobs:
             return None
         return max(float(record["started_s"]), self._host.seen_s(table), self._seen_s.get(table.id, 0.0))
 
-    def dead(self, table: Table, listing: Listing) -> list[str]:
+    def find_dead(self, table: Table, listing: Listing) -> list[str]:
         """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""
         dead = []
         for directory in job_directories(table.url, table.kind, listing):
@@ -97,7 +97,9 @@ class WritingJobs:
         return dead
 
     def _tell_once(self, table: Table, reason: str, instead: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            shown = redact("path", table.url)
-            log_event(_log, logging.WARNING, "busy", table=shown, reason=redact("path", reason), instead=instead)
+        if reason not in self._logged_reasons:
+            self._logged_reasons.add(reason)
+            redacted_path = redact("path", table.url)
+            log_event(
+                _log, logging.WARNING, "busy", table=redacted_path, reason=redact("path", reason), instead=instead
+            )

@@ -714,9 +714,9 @@ def test_a_table_that_is_gone(tmp_path: Path) -> None:
 def test_a_file_of_another_store(root: str, written: str) -> None:
     """It is refused, and named, before any store is asked."""
     with pytest.raises(NotSupportedError, match=rf"^{root}: its metadata names {written}, a file of another store$"):
-        Locations(root, root).url_of(written)
+        Locations(root, root).resolve_url(written)
 
 
 @pytest.mark.parametrize("written", ["s3a://bucket/t/m.avro", "s3n://other/m.avro", "s3://bucket/x"])
 def test_a_file_of_the_same_store(written: str) -> None:
-    assert Locations("s3://bucket/t", "s3://bucket/t").url_of(written).startswith("s3://")
+    assert Locations("s3://bucket/t", "s3://bucket/t").resolve_url(written).startswith("s3://")

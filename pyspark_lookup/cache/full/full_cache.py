@@ -75,7 +75,7 @@ class FullCache:
 
     def __post_init__(self) -> None:
         self._reloads = self.options.reloads or self.trigger is not None
-        find_version = functools.partial(self.resolver.version_of, self.table)
+        find_version = functools.partial(self.resolver.find_recorded, self.table)
         self._stored = StoredSnapshots(
             self.key, self.table, self.disk, self.context, self.options.retained_s, find_version
         )

@@ -1,4 +1,4 @@
-"""The actions of a Delta log, and the state of a table that they make."""
+"""The actions of a Delta log, and the state of a table that they add up to."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ READER_FEATURES = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""What a table may ask of its readers. (`catalogManaged` may have commits that its log does not show yet.)"""
+"""The reader features that are supported. Not `catalogManaged`: such a table may have commits that its log does not show yet."""
 _OF_TYPES = frozenset({"variantType", "variantType-preview", "variantShredding-preview"})
-"""Features that are about the columns of a type, of which the column is refused: delta-rs asks for them without one."""
+"""Features of column types. A column of such a type is refused, and not the table: delta-rs lists them where no column needs them."""
 Key = tuple[str, str]
-"""Of a file with a deletion vector, or without one: what a remove names, the protocol's (path, unique id of the vector)."""
+"""How a remove action names a file: (path, unique id of its deletion vector, or an empty text)."""
 Rewrites = tuple[tuple[tuple[Key, ...], tuple[Key, ...]], ...]
-"""For each of the latest commits that changed no data the files that it added, and those that these replace."""
+"""For each of the latest commits that changed no data: the files that it added, and those that they replace."""
 _LEGACY_VERSION, _FEATURES_VERSION = 2, 3
 _INT_AT_MOST = 2**31 - 1  # of the protocol's `Int`
 _VECTOR_BYTES, _ROW_BYTES = 2**20, 32  # more than a vector takes, and each row in it
@@ -49,15 +49,20 @@ class Vector:
     cardinality: int
 
     @classmethod
-    def of(cls, found: Any) -> Vector | None:
-        if found is None:
+    def from_descriptor(cls, descriptor: Any) -> Vector | None:
+        """The vector that the `deletionVector` of an action describes; None if it has none. Raises one of `decoding.UNREADABLE` for anything else."""
+        if descriptor is None:
             return None
-        offset, size, rows = found.get("offset"), count_of(found["sizeInBytes"]), count_of(found["cardinality"])
+        offset, size, rows = (
+            descriptor.get("offset"),
+            count_of(descriptor["sizeInBytes"]),
+            count_of(descriptor["cardinality"]),
+        )
         place = 0 if offset is None else count_of(offset)
         # So much would be asked of the store.
         if max(place, size) > _INT_AT_MOST or size > _VECTOR_BYTES + rows * _ROW_BYTES:
             raise ValueError(f"a deletion vector of {size} bytes at {place} for {rows} rows")
-        return cls(text_of(found["storageType"]), text_of(found["pathOrInlineDv"]), place, size, rows)
+        return cls(text_of(descriptor["storageType"]), text_of(descriptor["pathOrInlineDv"]), place, size, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,25 +82,25 @@ class Add:
 
     @cached_property
     def parsed(self) -> Statistics | None:
-        """What the log says of the file's columns."""
-        return Statistics.of(self.statistics)
+        """The statistics of the file's columns; None if the log has none that can be used."""
+        return Statistics.parse(self.statistics)
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Add:
-        """An action of a commit or checkpoint. Raises one of `decoding.UNREADABLE` for what is none."""
-        values = found["partitionValues"]
+    def from_action(cls, action: Mapping[str, Any]) -> Add:
+        """The data file that an `add` action names. Raises one of `decoding.UNREADABLE` for anything else."""
+        values = action["partitionValues"]
         pairs = values.items() if isinstance(values, Mapping) else () if values is None else values
         partition = tuple(
             sorted((text_of(name), None if value is None else text_of(value) or None) for name, value in pairs)
         )
-        statistics = found.get("stats")
+        statistics = action.get("stats")
         return cls(
-            text_of(found["path"]),
+            text_of(action["path"]),
             partition,
-            positive_of(found["size"]),  # an empty file would have no rows
-            int(found.get("modificationTime") or 0),
+            positive_of(action["size"]),  # an empty file would have no rows
+            int(action.get("modificationTime") or 0),
             statistics if isinstance(statistics, str) and statistics else None,
-            Vector.of(found.get("deletionVector")),
+            Vector.from_descriptor(action.get("deletionVector")),
         )
 
     def to_json(self) -> list[Any]:
@@ -104,13 +109,13 @@ class Add:
         return [self.path, self.partition, self.size, self.modified_ms, self.statistics, vector]
 
     @classmethod
-    def from_json(cls, found: Any) -> Add:
+    def from_json(cls, record: Any) -> Add:
         """What `to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
-        path, partition, size, modified_ms, statistics, vector = found
+        path, partition, size, modified_ms, statistics, vector = record
         pairs = tuple((text_of(name), None if value is None else text_of(value)) for name, value in partition)
         storage, data, *counts = vector or ("", "", 0, 0, 0)
-        known = Vector(text_of(storage), text_of(data), *map(count_of, counts)) if vector else None
-        return cls(text_of(path), pairs, positive_of(size), int(modified_ms), statistics, known)
+        parsed_vector = Vector(text_of(storage), text_of(data), *map(count_of, counts)) if vector else None
+        return cls(text_of(path), pairs, positive_of(size), int(modified_ms), statistics, parsed_vector)
 
 
 def key_of_file(path: str, vector: Vector | None) -> Key:
@@ -118,7 +123,7 @@ def key_of_file(path: str, vector: Vector | None) -> Key:
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a data file's path does not begin at the table."""
+    """Whether a data file's path is absolute, not relative to the table."""
     return _ABSOLUTE.match(path) is not None
 
 
@@ -128,7 +133,7 @@ def decode_path(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What the log says of a data file's columns: of each by the name in the file, nested ones as mappings."""
+    """The statistics that the log has of a data file: per column, by its name in the file; nested columns are mappings."""
 
     rows: int | None
     low: Mapping[str, Any]
@@ -137,16 +142,16 @@ class Statistics:
     tight: bool
 
     @classmethod
-    def of(cls, text: str | None) -> Statistics | None:
-        """The statistics of an `Add`; None if they are not to be used: they are no part of the table's content."""
+    def parse(cls, text: str | None) -> Statistics | None:
+        """The statistics of an `Add`, from their JSON text; None if it cannot be read: a file can be read without them."""
         if text is None:
             return None
         try:
-            found = json.loads(text, parse_float=exact_of)
-            rows = found.get("numRecords")
-            parts = (found.get(name) or {} for name in ("minValues", "maxValues", "nullCount"))
+            stats = json.loads(text, parse_float=exact_of)
+            rows = stats.get("numRecords")
+            parts = (stats.get(name) or {} for name in ("minValues", "maxValues", "nullCount"))
             low, high, nulls = (part if isinstance(part, dict) else {} for part in parts)
-            tight = found.get("tightBounds", True) is True
+            tight = stats.get("tightBounds", True) is True
             return cls(None if rows is None else count_of(rows), low, high, nulls, tight)
         except (ValueError, TypeError, AttributeError, RecursionError):
             return None
@@ -177,8 +182,14 @@ class DeltaState:
 
     @property
     def configuration(self) -> dict[str, str]:
-        found = self.metadata.get("configuration")
-        pairs = found.items() if isinstance(found, Mapping) else () if found is None else found
+        configuration = self.metadata.get("configuration")
+        pairs = (
+            configuration.items()
+            if isinstance(configuration, Mapping)
+            else ()
+            if configuration is None
+            else configuration
+        )
         return {text_of(name): text_of(value) for name, value in pairs}
 
     @property
@@ -193,16 +204,16 @@ class DeltaState:
         if self.protocol["minReaderVersion"] == _LEGACY_VERSION:
             return True
         # Delta on Spark has asked only writers for it, in tables that came from version 2.
-        asked = (self.protocol.get(f"{who}Features") or () for who in ("reader", "writer"))
-        return any("columnMapping" in features for features in asked)
+        feature_lists = (self.protocol.get(f"{role}Features") or () for role in ("reader", "writer"))
+        return any("columnMapping" in features for features in feature_lists)
 
     def check(self) -> None:
-        """Raise NotSupportedError for a table that asks for what is not known here, one of `decoding.UNREADABLE` for nonsense."""
+        """Raise NotSupportedError for a table that needs a later reader, one of `decoding.UNREADABLE` if its metadata makes no sense."""
         least = count_of(self.protocol["minReaderVersion"])
         if least > _FEATURES_VERSION:
             raise NotSupportedError(f"it asks for readers of protocol version {least}; {_FEATURES_VERSION} is known")
-        asked = set(texts_of(self.protocol["readerFeatures"])) if least == _FEATURES_VERSION else set()
-        unknown = sorted(asked - READER_FEATURES - _OF_TYPES)
+        required_features = set(texts_of(self.protocol["readerFeatures"])) if least == _FEATURES_VERSION else set()
+        unknown = sorted(required_features - READER_FEATURES - _OF_TYPES)
         if unknown:
             raise NotSupportedError(f"it asks for the reader feature {', '.join(unknown)}, which is not supported")
         _ = self.mapping, self.table_id
@@ -216,7 +227,7 @@ class DeltaState:
 
 @dataclasses.dataclass
 class Replay:
-    """A state that is being made of actions, in the order of their versions."""
+    """A state under construction: actions are applied in the order of their versions."""
 
     version: int = -1
     metadata: Mapping[str, Any] | None = None
@@ -225,46 +236,51 @@ class Replay:
     rewrites: Rewrites = ()
 
     @classmethod
-    def of(cls, state: DeltaState) -> Replay:
+    def from_state(cls, state: DeltaState) -> Replay:
         return cls(state.version, state.metadata, state.protocol, dict(state.files), state.rewrites)
 
     def apply(self, actions: Iterable[Mapping[str, Any]], checkpoint: bool = False) -> None:
-        """Actions of a `checkpoint`, which all say that they change no data, or of one commit. Raises one of `decoding.UNREADABLE` for what is none."""
-        added: list[Add] = []
-        removed: list[Key] = []
-        changes = False
+        """Apply the actions of one commit, or of a `checkpoint`, which all say that they change no data.
+
+        Raises one of `decoding.UNREADABLE` for anything else.
+        """
+        added_files: list[Add] = []
+        removed_keys: list[Key] = []
+        changes_data = False
         for action in actions:
             add, remove = action.get("add"), action.get("remove")
             if add is not None:
-                added.append(Add.of(add))
-                changes |= add.get("dataChange") is not False
+                added_files.append(Add.from_action(add))
+                changes_data |= add.get("dataChange") is not False
             if remove is not None:
-                removed.append(key_of_file(text_of(remove["path"]), Vector.of(remove.get("deletionVector"))))
-                changes |= remove.get("dataChange") is not False
+                removed_keys.append(
+                    key_of_file(text_of(remove["path"]), Vector.from_descriptor(remove.get("deletionVector")))
+                )
+                changes_data |= remove.get("dataChange") is not False
             metadata, protocol = action.get("metaData"), action.get("protocol")
             self.metadata = self.metadata if metadata is None else metadata
             self.protocol = self.protocol if protocol is None else protocol
-        for key in removed:  # first: a file's vector may be replaced by another
+        for key in removed_keys:  # first: a file's vector may be replaced by another
             self.files.pop(key, None)
-        self.files.update((add.key, add) for add in added)
-        if added and removed and not changes and not checkpoint:
-            self.rewrites = (*self.rewrites[-7:], (tuple(add.key for add in added), tuple(removed)))
+        self.files.update((add.key, add) for add in added_files)
+        if added_files and removed_keys and not changes_data and not checkpoint:
+            self.rewrites = (*self.rewrites[-7:], (tuple(add.key for add in added_files), tuple(removed_keys)))
 
     def state(self) -> DeltaState:
-        """What was made, unchecked. Raises ValueError where the table itself is missing."""
+        """The state so far, unchecked. Raises ValueError if the table's metadata or protocol is missing."""
         if self.metadata is None or self.protocol is None:
             raise ValueError(f"version {self.version} lacks the table's {'protocol' if self.metadata else 'metadata'}")
         for name in ("id", "schemaString"):
             if not isinstance(self.metadata.get(name), str):
                 raise ValueError(f"its metadata has no {name}")
-        vectored = [path for path, vector in self.files if vector]
-        if len({*vectored}) < len(vectored) or any((path, "") in self.files for path in vectored):
+        vector_paths = [path for path, vector in self.files if vector]
+        if len({*vector_paths}) < len(vector_paths) or any((path, "") in self.files for path in vector_paths):
             raise ValueError("it has a data file twice, with other deleted rows")
         return DeltaState(self.version, self.metadata, self.protocol, self.files, self.rewrites)
 
 
 def check_commit(actions: Sequence[Mapping[str, Any]]) -> None:
-    """Raise one of `decoding.UNREADABLE` for a commit that makes no sense, or does not say of itself what views show."""
+    """Raise one of `decoding.UNREADABLE` for a commit that makes no sense, or whose time cannot be shown."""
     Replay().apply(actions)
     for action in actions:
         info = action.get("commitInfo")
@@ -273,15 +289,15 @@ def check_commit(actions: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"it was made at {at_ms}")
 
 
-def actions_of(text: bytes, origin: str) -> list[dict[str, Any]]:
-    """The actions of a JSON commit or checkpoint. Raises ValueError for what is none."""
-    found = []
+def parse_actions(text: bytes, origin: str) -> list[dict[str, Any]]:
+    """The actions in a JSON commit or checkpoint. Raises ValueError for anything else."""
+    actions = []
     for number, line in enumerate(text.split(b"\n"), 1):  # not splitlines: texts may hold other ends of lines
         if line.strip():
             action = json.loads(line)
             if not isinstance(action, dict):
                 raise ValueError(f"line {number} is {show(action)}")
-            found.append(action)
-    if not found:
+            actions.append(action)
+    if not actions:
         raise ValueError(f"{origin} is empty")
-    return found
+    return actions

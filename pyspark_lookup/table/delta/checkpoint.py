@@ -1,4 +1,4 @@
-"""Checkpoints of a Delta log: which of those in a listing can be used, and the actions in them."""
+"""Checkpoints of a Delta log: finds the complete ones in a listing, and reads their actions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark_lookup.base.errors import DamagedFileError, raise_ours
 from pyspark_lookup.base.memory import check_room
 from pyspark_lookup.io.stores import IMMUTABLE, FileVersion
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.delta.actions import actions_of
+from pyspark_lookup.table.delta.actions import parse_actions
 
 _NAME = re.compile(
     r"(?P<version>\d{20})\.checkpoint"
@@ -55,9 +55,9 @@ class Checkpoint:
     files: tuple[FileVersion, ...]
 
 
-def checkpoints_in(files: Sequence[FileVersion]) -> list[Checkpoint]:
+def find_checkpoints(files: Sequence[FileVersion]) -> list[Checkpoint]:
     """The complete checkpoints in a listing, the newest first."""
-    found: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     parts: dict[tuple[int, int], dict[int, FileVersion]] = {}
     for file in files:
         match = _NAME.fullmatch(file.url.rsplit("/", 1)[-1])
@@ -66,14 +66,16 @@ def checkpoints_in(files: Sequence[FileVersion]) -> list[Checkpoint]:
         version = int(match["version"])
         if match["part"] is None:
             if match["uuid"] is not None or match["format"] == "parquet":
-                found.append(Checkpoint(version, (file,)))
+                checkpoints.append(Checkpoint(version, (file,)))
         else:
             parts.setdefault((version, int(match["parts"])), {})[int(match["part"])] = file
-    for (version, count), of in parts.items():
-        if (len(of), min(of), max(of)) == (count, 1, count):
-            found.append(Checkpoint(version, tuple(of[number] for number in sorted(of))))
-    # Of one version the one of a file first: a multi-part one may be of two writers.
-    return sorted(found, key=lambda one: (-one.version, len(one.files), one.files[0].url))
+    for (version, count), part_files in parts.items():
+        if (len(part_files), min(part_files), max(part_files)) == (count, 1, count):
+            checkpoints.append(Checkpoint(version, tuple(part_files[number] for number in sorted(part_files))))
+    # Of one version, a checkpoint in one file comes first: the parts of another may come from two writers.
+    return sorted(
+        checkpoints, key=lambda checkpoint: (-checkpoint.version, len(checkpoint.files), checkpoint.files[0].url)
+    )
 
 
 def read_checkpoint(checkpoint: Checkpoint, read: Read) -> Iterator[dict[str, Any]]:
@@ -94,37 +96,39 @@ def read_checkpoint(checkpoint: Checkpoint, read: Read) -> Iterator[dict[str, An
 
 
 def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
-    shown = redact("path", file.url)
+    redacted_path = redact("path", file.url)
     try:
         if file.url.endswith(".json"):
-            yield from actions_of(data, shown)
+            yield from parse_actions(data, redacted_path)
             return
         # Spark writes bounds of instants as INT96, which may be of the year 9999.
         source = pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
         )
-        there = {field.name: field for field in source.schema_arrow}
-        wanted: list[str] = []
+        columns = {field.name: field for field in source.schema_arrow}
+        selected_columns: list[str] = []
         for name, fields in _COLUMNS.items():
-            if name in there:
-                held = [field.name for field in there[name].type]
-                wanted += [name] if fields is None else [f"{name}.{field}" for field in fields if field in held]
+            if name in columns:
+                field_names = [field.name for field in columns[name].type]
+                selected_columns += (
+                    [name] if fields is None else [f"{name}.{field}" for field in fields if field in field_names]
+                )
         new = 0  # files; other rows, as of those that were removed, are not kept
-        for batch in source.iter_batches(columns=wanted):
-            new += batch.num_rows - batch.column("add").null_count if "add" in there else 0
+        for batch in source.iter_batches(columns=selected_columns):
+            new += batch.num_rows - batch.column("add").null_count if "add" in columns else 0
             if new * _ROW_BYTES > _CHECKED_BYTES:
-                check_room(new * _ROW_BYTES, f"{shown}: {new} rows of a Delta checkpoint")
+                check_room(new * _ROW_BYTES, f"{redacted_path}: {new} rows of a Delta checkpoint")
                 new = 0
-            for action in _rows_of(batch):
+            for action in _to_rows(batch):
                 add = action.get("add")
                 if add is not None and not add.get("stats") and add.get("stats_parsed"):
                     add["stats"] = json.dumps(add["stats_parsed"], default=_json_of_value)
                 yield action
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
-        raise_ours(DamagedFileError(f"{shown} is no Delta checkpoint: {problem}"), problem)
+        raise_ours(DamagedFileError(f"{redacted_path} is no Delta checkpoint: {problem}"), problem)
 
 
-def _rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+def _to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     try:
         return list(batch.to_pylist())
     except (OverflowError, ValueError):  # a day or time that Python lacks, which is no reason to go without the rest
@@ -133,14 +137,14 @@ def _rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
             raise
         add = batch.column(place)
         fields = [field for field in add.type if field.name != "stats_parsed"]
-        less = pa.StructArray.from_arrays(
+        slim_add = pa.StructArray.from_arrays(
             [add.field(field.name) for field in fields], fields=fields, mask=add.is_null()
         )
-        return list(batch.set_column(place, "add", less).to_pylist())
+        return list(batch.set_column(place, "add", slim_add).to_pylist())
 
 
 def _json_of_value(value: Any) -> str | float:
-    """A value of `stats_parsed` as statistics in JSON have it: decimals are numbers there, of as many digits as a double has."""
+    """A value of `stats_parsed` as JSON statistics have it: a decimal is a number there, with the digits of a double."""
     if isinstance(value, decimal.Decimal):
         return float(value)
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

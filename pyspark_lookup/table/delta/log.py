@@ -1,8 +1,8 @@
-"""`DeltaLog`: the log of a Delta table, tailed.
+"""`DeltaLog`: reads the log of a Delta table, and follows it from commit to commit.
 
-A commit that is there never changes, and its file's identity tells this table from another one at the same place. So what
-follows the last commit known, with that commit, is all that is asked for: one listing where a store lists from a name on, else a
-look at each of the two.
+A commit never changes once it is there, and the identity of its file tells this table from another one at the same path. So each read asks
+only for the last commit that is cached and for those after it: one listing where a store can list from a name on, else a
+request for each of the two.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import DELTA_LOG_DIRECTORY, FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, Replay, actions_of, check_commit
-from pyspark_lookup.table.delta.checkpoint import checkpoints_in, read_checkpoint
+from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, Replay, check_commit, parse_actions
+from pyspark_lookup.table.delta.checkpoint import find_checkpoints, read_checkpoint
 from pyspark_lookup.table.restarts import read_again
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -43,11 +43,11 @@ _EARLIER_KEPT = 4  # states of earlier versions, in a process
 
 
 @dataclasses.dataclass(frozen=True)
-class _Known:
-    """A state, its last commit's file, and what it came from: an earlier state, and the commits after that."""
+class _CachedLog:
+    """The latest state, the file of its last commit, and how the host's records hold it: an earlier state, and the commits since."""
 
     state: DeltaState
-    last: FileVersion
+    last_file: FileVersion
     base: DeltaState
     tail: tuple[bytes, ...] = ()
 
@@ -61,25 +61,27 @@ class DeltaLog:
         self._blocks = blocks
         self._context = context
         self._directory = f"{url}/{DELTA_LOG_DIRECTORY}"
-        self._shown = redact("path", url)
+        self._redacted_path = redact("path", url)
         self._key = key_of("delta", ufs.scope, url)
         self._lock = threading.Lock()
-        self._known: _Known | None = None
+        self._cached_log: _CachedLog | None = None
         self._earlier: dict[int, DeltaState] = {}
 
     # --- the current version ----------------------------------------------------------------------
 
-    def known(self, version: int = 0) -> DeltaState | None:
-        """The newest state this process has read, or this host, if it goes as far as `version`. No store call.
+    def cached_state(self, version: int = 0) -> DeltaState | None:
+        """The newest state that this process has read; if that is before `version`, the host's record of it, if that is newer.
 
-        It may be of a table that was dropped since.
+        None if there is neither. No store call. The state may be of a table that was dropped since.
         """
         with self._lock:
-            if self._known is None or self._known.state.version < version:
-                kept = self._read_kept()
-                if kept is not None and (self._known is None or kept.state.version > self._known.state.version):
-                    self._known = kept
-            return None if self._known is None else self._known.state
+            if self._cached_log is None or self._cached_log.state.version < version:
+                recorded_log = self._read_record()
+                if recorded_log is not None and (
+                    self._cached_log is None or recorded_log.state.version > self._cached_log.state.version
+                ):
+                    self._cached_log = recorded_log
+            return None if self._cached_log is None else self._cached_log.state
 
     def latest(self) -> DeltaState:
         """The table's state now: one listing where nothing is new, and one read for each new commit.
@@ -87,115 +89,124 @@ class DeltaLog:
         Raises UfsNotFoundError without a log, DamagedFileError for one that contradicts itself, NotSupportedError for what is not
         known here.
         """
-        self.known()
+        self.cached_state()
         with self._lock:
-            known = self._known
-        newer = None if known is None else self._newer(known)
-        if known is None or newer is None:
+            cached_log = self._cached_log
+        newer = None if cached_log is None else self._list_newer(cached_log)
+        if cached_log is None or newer is None:
             return self._read_all()
         if not newer:
-            return known.state
+            return cached_log.state
         try:
             texts = self._read(newer)
         except SourceChangedError:  # a checkpoint holds what clean-up has just removed
             return self._read_all()
-        state = self._advance(known.state, newer, texts)
-        self._keep(_Known(state, newer[-1], known.base, (*known.tail, *texts)))
+        state = self._advance(cached_log.state, newer, texts)
+        self._keep(_CachedLog(state, newer[-1], cached_log.base, (*cached_log.tail, *texts)))
         return state
 
-    def _newer(self, known: _Known) -> list[FileVersion] | None:
-        """The commits that follow; None if the last one known is another, or is not there."""
-        version = known.state.version
+    def _list_newer(self, cached_log: _CachedLog) -> list[FileVersion] | None:
+        """The commits after the cached ones; None if the file of the last of these has changed or is gone: the log is another table's."""
+        version = cached_log.state.version
         if not self._ufs.lists_after:
             newer: list[FileVersion] = []
             with contextlib.suppress(UfsNotFoundError):
                 while True:
                     newer.append(self._ufs.get_meta(self._path(version + len(newer) + 1)))
-            # After the next ones: while it is there, what came before them was this table's.
+            # Asked last: if the cached commit is still there after the next ones were seen, these are of the same table.
             try:
-                return newer if self._ufs.get_meta(known.last.url) == known.last else None
+                return newer if self._ufs.get_meta(cached_log.last_file.url) == cached_log.last_file else None
             except UfsNotFoundError:
                 return None
-        commits = _commits_in(self._ufs.list_files(self._directory, f"{version:020}"))
-        if commits.pop(version, None) != known.last:
+        commits = _find_commits(self._ufs.list_files(self._directory, f"{version:020}"))
+        if commits.pop(version, None) != cached_log.last_file:
             return None
         return self._in_order(commits, version)
 
     def _in_order(self, commits: dict[int, FileVersion], after: int) -> list[FileVersion]:
-        """Commits by version. Raises DamagedFileError if one is missing."""
+        """The files of commits, in the order of their versions. Raises DamagedFileError if a version is missing."""
         for number, version in enumerate(sorted(commits), after + 1):
             if version != number:
                 raise DamagedFileError(
-                    f"{self._shown}: the Delta log has a gap, {number:020}.json is missing before version {version}"
+                    f"{self._redacted_path}: the Delta log has a gap, {number:020}.json is missing before version {version}"
                 )
         return [commits[version] for version in sorted(commits)]
 
     def _advance(self, state: DeltaState | None, commits: Sequence[FileVersion], texts: Sequence[bytes]) -> DeltaState:
-        """The state after commits. Raises DamagedFileError naming the one that makes no sense."""
-        replay = Replay() if state is None else Replay.of(state)
+        """The state after these commits. Raises DamagedFileError that names the commit that cannot be applied."""
+        replay = Replay() if state is None else Replay.from_state(state)
         for file, text in zip(commits, texts, strict=True):
-            shown = redact("path", file.url)
+            redacted_path = redact("path", file.url)
             try:
-                replay.apply(actions_of(text, shown))
-                replay.version = _version_of(file)
+                replay.apply(parse_actions(text, redacted_path))
+                replay.version = _parse_version(file)
             except UNREADABLE as problem:
-                raise_ours(DamagedFileError(f"{shown} is no Delta commit: {problem}"), problem)
-        return self._state_of(replay)
+                raise_ours(DamagedFileError(f"{redacted_path} is no Delta commit: {problem}"), problem)
+        return self._build_state(replay)
 
-    def _state_of(self, replay: Replay) -> DeltaState:
+    def _build_state(self, replay: Replay) -> DeltaState:
         try:
             state = replay.state()
             state.check()
             return state
         except NotSupportedError as problem:
-            raise NotSupportedError(f"{self._shown}, version {replay.version} of a Delta table: {problem}") from None
+            raise NotSupportedError(
+                f"{self._redacted_path}, version {replay.version} of a Delta table: {problem}"
+            ) from None
         except UNREADABLE as problem:
             raise_ours(
-                DamagedFileError(f"{self._shown}, version {replay.version} of a Delta table: {problem}"), problem
+                DamagedFileError(f"{self._redacted_path}, version {replay.version} of a Delta table: {problem}"),
+                problem,
             )
 
     # --- from a checkpoint on -----------------------------------------------------------------------
 
     def _read_all(self) -> DeltaState:
         with self._lock:
-            self._known, self._earlier = None, {}
-        state, last = self._replay(None)
-        self._keep(_Known(state, last, state))
+            self._cached_log, self._earlier = None, {}
+        state, last_file = self._replay(None)
+        self._keep(_CachedLog(state, last_file, state))
         return state
 
     def _replay(self, version: int | None) -> tuple[DeltaState, FileVersion]:
-        """(the state at a version (None: the newest), the file of its last commit), from the newest checkpoint before it that is whole.
+        """(the state at a version, the file of its last commit), read from the newest complete checkpoint up to it on.
+
+        `version` None: the newest.
 
         Raises VersionGoneError for a version that is not there, UfsNotFoundError without a log.
         """
-        hint = self._hint() if version is None else None
+        hint = self._read_hint() if version is None else None
         if hint is not None:
-            listed = self._ufs.list_files(self._directory, f"{hint:020}")
+            files = self._ufs.list_files(self._directory, f"{hint:020}")
             with contextlib.suppress(DamagedFileError, SourceChangedError, UfsNotFoundError):
-                return self._replay_of(listed, None)
+                return self._replay_listing(files, None)
         return read_again(
-            lambda: self._replay_of(self._ufs.list_files(self._directory), version),
+            lambda: self._replay_listing(self._ufs.list_files(self._directory), version),
             DamagedFileError,
             SourceChangedError,
         )
 
-    def _replay_of(self, listed: Sequence[FileVersion], version: int | None) -> tuple[DeltaState, FileVersion]:
-        commits = _commits_in(listed)
+    def _replay_listing(self, listing: Sequence[FileVersion], version: int | None) -> tuple[DeltaState, FileVersion]:
+        commits = _find_commits(listing)
         if not commits:
-            last = max((one.version for one in checkpoints_in(listed)), default=None)
+            checkpoint_version = max((checkpoint.version for checkpoint in find_checkpoints(listing)), default=None)
             instead = (
                 f"so it is no Delta table. To read all its files as they are (deleted rows, too), move {DELTA_LOG_DIRECTORY} away"
-                if last is None
-                else f"but a checkpoint of version {last}, which may not be the newest: restore {last:020}.json and the commits after it"
+                if checkpoint_version is None
+                else f"but a checkpoint of version {checkpoint_version}, which may not be the newest: restore {checkpoint_version:020}.json and the commits after it"
             )
-            raise UfsNotFoundError(f"{self._shown}: {DELTA_LOG_DIRECTORY} holds no commit, {instead}")
+            raise UfsNotFoundError(f"{self._redacted_path}: {DELTA_LOG_DIRECTORY} holds no commit, {instead}")
         if version is not None and not min(commits) <= version <= max(commits):
             raise VersionGoneError(
-                f"{self._shown} has no version {version}: the log has {min(commits)} to {max(commits)}"
+                f"{self._redacted_path} has no version {version}: the log has {min(commits)} to {max(commits)}"
             )
-        newest = max({*commits, *(one.version for one in checkpoints_in(listed))}) if version is None else version
-        damaged: DamagedFileError | None = None
-        for checkpoint in checkpoints_in(listed):
+        newest = (
+            max({*commits, *(checkpoint.version for checkpoint in find_checkpoints(listing))})
+            if version is None
+            else version
+        )
+        first_damage: DamagedFileError | None = None
+        for checkpoint in find_checkpoints(listing):
             if checkpoint.version > newest:
                 continue
             try:
@@ -205,33 +216,35 @@ class DeltaLog:
                 with contextlib.suppress(NotSupportedError):  # of what a later commit may have dropped
                     state.check()
             except (DamagedFileError, SourceChangedError, *UNREADABLE) as problem:  # also if a sidecar is missing
-                damaged = damaged or DamagedFileError(f"{self._shown}: {problem}")
+                first_damage = first_damage or DamagedFileError(f"{self._redacted_path}: {problem}")
                 continue
             return self._follow(state, checkpoint.version, commits, newest)
         if min(commits) == 0:
             return self._follow(None, -1, commits, newest)
-        if version is not None and damaged is None:
-            oldest = min((one.version for one in checkpoints_in(listed)), default=None)
+        if version is not None and first_damage is None:
+            oldest = min((checkpoint.version for checkpoint in find_checkpoints(listing)), default=None)
             since = "" if oldest is None else f", which is made of {oldest} on"
             raise VersionGoneError(
-                f"{self._shown} has no version {version} any more: what came before it was removed from the log{since}"
+                f"{self._redacted_path} has no version {version} any more: what came before it was removed from the log{since}"
             )
-        raise damaged or DamagedFileError(
-            f"{self._shown}: the Delta log begins with version {min(commits)}, and has no whole checkpoint to begin with"
+        raise first_damage or DamagedFileError(
+            f"{self._redacted_path}: the Delta log begins with version {min(commits)}, and has no whole checkpoint to begin with"
         )
 
     def _follow(
         self, state: DeltaState | None, after: int, commits: dict[int, FileVersion], newest: int
     ) -> tuple[DeltaState, FileVersion]:
-        wanted = {version: file for version, file in commits.items() if after < version <= newest}
-        files = self._in_order(wanted, after)
+        new_commits = {version: file for version, file in commits.items() if after < version <= newest}
+        files = self._in_order(new_commits, after)
         state = self._advance(state, files, self._read(files))
         if newest not in commits:
-            raise DamagedFileError(f"{self._shown}: the Delta log lacks {newest:020}.json, of its newest checkpoint")
+            raise DamagedFileError(
+                f"{self._redacted_path}: the Delta log lacks {newest:020}.json, of its newest checkpoint"
+            )
         return state, commits[newest]
 
-    def _hint(self) -> int | None:
-        """The version of the newest checkpoint, as `_last_checkpoint` says, which may be old, or damaged."""
+    def _read_hint(self) -> int | None:
+        """The version of the newest checkpoint, as `_last_checkpoint` has it; None if that file is missing or damaged. It may be out of date."""
         with contextlib.suppress(UfsNotFoundError, SourceChangedError, *UNREADABLE):  # a checkpoint replaces it
             file = self._ufs.get_meta(f"{self._directory}/_last_checkpoint")
             return count_of(json.loads(self._ufs.read_ranges(file, [(0, file.size)])[0])["version"])
@@ -239,34 +252,36 @@ class DeltaLog:
 
     # --- earlier versions -------------------------------------------------------------------------
 
-    def at(self, version: int, state: DeltaState | None = None) -> DeltaState:
-        """The state at a version of the table that is there now (`state`, if it is known). Raises VersionGoneError."""
+    def read_state(self, version: int, state: DeltaState | None = None) -> DeltaState:
+        """The state at a version. `state`: the latest one, if the caller has it. Raises VersionGoneError."""
         state = self.latest() if state is None else state
-        found = self.known_at(state.table_id, version)
-        if found is None:
-            found, _ = self._replay(version)
-            self._keep_earlier(found)
-        return found
+        earlier_state = self.find_cached_state(state.table_id, version)
+        if earlier_state is None:
+            earlier_state, _ = self._replay(version)
+            self._keep_earlier(earlier_state)
+        return earlier_state
 
-    def known_at(self, table_id: str, version: int) -> DeltaState | None:
-        """The state of a table at a version, as far as this host has it on record. No store call."""
-        self.known(version)
+    def find_cached_state(self, table_id: str, version: int) -> DeltaState | None:
+        """The state of a table at a version, if this process or host has it; else None. No store call."""
+        self.cached_state(version)
         with self._lock:
-            known, earlier = self._known, self._earlier.get(version)
+            cached_log, earlier = self._cached_log, self._earlier.get(version)
         if earlier is not None and earlier.table_id == table_id:
             return earlier
         if (
-            known is None
-            or known.state.table_id != table_id
-            or not known.base.version <= version <= known.state.version
+            cached_log is None
+            or cached_log.state.table_id != table_id
+            or not cached_log.base.version <= version <= cached_log.state.version
         ):
             return None
-        if version == known.state.version:
-            return known.state
+        if version == cached_log.state.version:
+            return cached_log.state
         with contextlib.suppress(NotSupportedError, *UNREADABLE):
-            found = self._state_of(_replayed(known.base, known.tail[: version - known.base.version]))
-            self._keep_earlier(found)
-            return found
+            earlier_state = self._build_state(
+                _replay_texts(cached_log.base, cached_log.tail[: version - cached_log.base.version])
+            )
+            self._keep_earlier(earlier_state)
+            return earlier_state
         return None
 
     def _keep_earlier(self, state: DeltaState) -> None:
@@ -274,48 +289,54 @@ class DeltaLog:
             self._earlier = {**dict(list(self._earlier.items())[-_EARLIER_KEPT + 1 :]), state.version: state}
 
     def commits(self) -> list[tuple[int, FileVersion]]:
-        """The commits that are there, oldest first."""
-        return sorted(_commits_in(self._ufs.list_files(self._directory)).items())
+        """(version, file) of the commits in the log, oldest first."""
+        return sorted(_find_commits(self._ufs.list_files(self._directory)).items())
 
     def commit_times(
         self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]] | None = None
     ) -> list[tuple[int, int]]:
-        """The commits that are there (or those given), oldest first, and when each was made (Unix ms), as Delta has it.
+        """(version, Unix ms) of the commits in the log, or of those given, oldest first: when each was made, as Delta has it.
 
         That is when its file was written; since the table has `delta.enableInCommitTimestamps`, what the commit says.
         """
         commits = self.commits() if commits is None else commits
-        says = state.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true"
+        has_commit_times = state.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true"
         try:
-            since = int(state.configuration.get("delta.inCommitTimestampEnablementVersion") or 0) if says else math.inf
+            since = (
+                int(state.configuration.get("delta.inCommitTimestampEnablementVersion") or 0)
+                if has_commit_times
+                else math.inf
+            )
         except ValueError as problem:
-            raise DamagedFileError(f"{self._shown}, version {state.version} of a Delta table: {problem}") from None
-        found: list[tuple[int, int]] = []
+            raise DamagedFileError(
+                f"{self._redacted_path}, version {state.version} of a Delta table: {problem}"
+            ) from None
+        recorded_times: list[tuple[int, int]] = []
         for version, file in commits:
             at_ms: Any = None
             if version >= since:
-                said = (action["commitInfo"] for action in self.read_commit(file) if action.get("commitInfo"))
-                info: dict[str, Any] = next(said, {})
+                commit_infos = (action["commitInfo"] for action in self.read_commit(file) if action.get("commitInfo"))
+                info: dict[str, Any] = next(commit_infos, {})
                 at_ms = info.get("inCommitTimestamp")
             at_ms = int((file.modified_at_s or 0) * 1000) if at_ms is None else count_of(at_ms)
-            found.append((version, at_ms))
-        # What a file's copy says of earlier commits is no later than what the others say themselves.
-        limit = next((at_ms for version, at_ms in found if version >= since), math.inf)
+            recorded_times.append((version, at_ms))
+        # A copied log's files are younger than its commits: none of the earlier commits counts as later than the first that tells its time.
+        limit = next((at_ms for version, at_ms in recorded_times if version >= since), math.inf)
         times: list[tuple[int, int]] = []
-        for version, at_ms in found:
+        for version, at_ms in recorded_times:
             later = max(at_ms, times[-1][1] + 1) if times else at_ms
             times.append((version, later if version >= since else int(min(later, limit - 1))))
         return times
 
     def read_commit(self, file: FileVersion) -> list[dict[str, Any]]:
         """The actions of a commit. Raises DamagedFileError."""
-        shown = redact("path", file.url)
+        redacted_path = redact("path", file.url)
         try:
-            actions = actions_of(self._read_blocks([file])[0], shown)
+            actions = parse_actions(self._read_blocks([file])[0], redacted_path)
             check_commit(actions)
             return actions
         except UNREADABLE as problem:
-            raise_ours(DamagedFileError(f"{shown} is no Delta commit: {problem}"), problem)
+            raise_ours(DamagedFileError(f"{redacted_path} is no Delta commit: {problem}"), problem)
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -323,86 +344,89 @@ class DeltaLog:
         return f"{self._directory}/{version:020}.json"
 
     def _read(self, files: Sequence[FileVersion]) -> list[bytes]:
-        """Whole commits, which are on record as a state and its tail: no block is kept of them."""
+        """The contents of commits. Their blocks are not cached, for the host's records hold the state and the commits after it."""
         self._check_room(files)
         return [parts[0] for parts in self._ufs.read_many([(file, [(0, file.size)]) for file in files])]
 
     def _read_blocks(self, files: Sequence[FileVersion]) -> list[bytes]:
         self._check_room(files)
         locations = [self._blocks.get_blocks_and_locations(file.url, file) for file in files]
-        return [bytes(parts[0]) for parts in self._blocks.read([(of, [(0, of.file.size)]) for of in locations])]
+        return [
+            bytes(parts[0])
+            for parts in self._blocks.read([(location, [(0, location.file.size)]) for location in locations])
+        ]
 
     def _check_room(self, files: Sequence[FileVersion]) -> None:
         size = sum(file.size for file in files)
-        check_room(size * _COPIES, f"{self._shown}: {size} bytes of its Delta log")
+        check_room(size * _COPIES, f"{self._redacted_path}: {size} bytes of its Delta log")
 
     # --- what this host knows ---------------------------------------------------------------------
 
-    def _read_kept(self) -> _Known | None:
+    def _read_record(self) -> _CachedLog | None:
         disk = self._context.disk
         if disk is None:
             return None
-        base: DeltaState | None = disk.get_record("delta", self._key, _state_of_json)
+        base: DeltaState | None = disk.get_record("delta", self._key, _state_from_json)
         if base is None:
             return None
 
-        def with_tail(found: Any) -> _Known:
-            if found["table"] != base.table_id:
+        def add_tail(record: Any) -> _CachedLog:
+            if record["table"] != base.table_id:
                 raise ValueError("of another table")
-            texts, last = (
-                tuple(text.encode() for text in texts_of(found["commits"])),
-                FileVersion.from_json(found["last"]),
+            texts, last_file = (
+                tuple(text.encode() for text in texts_of(record["commits"])),
+                FileVersion.from_json(record["last"]),
             )
-            if _version_of(last) != base.version + len(texts):
+            if _parse_version(last_file) != base.version + len(texts):
                 raise ValueError("a commit is missing")
-            state = _replayed(base, texts).state() if texts else base
+            state = _replay_texts(base, texts).state() if texts else base
             with contextlib.suppress(NotSupportedError):
                 state.check()
-                return _Known(state, last, base, texts)
+                return _CachedLog(state, last_file, base, texts)
             raise ValueError("of another release, which knows more")
 
-        return disk.get_record("delta-tail", f"{self._key}-{base.version}", with_tail)
+        return disk.get_record("delta-tail", f"{self._key}-{base.version}", add_tail)
 
-    def _keep(self, known: _Known) -> None:
-        """Know a state; a newer one of that table that is known stays."""
+    def _keep(self, log: _CachedLog) -> None:
+        """Cache a state, in this process and on the host, unless a newer one of the same table is cached."""
         with self._lock:
-            before = self._known
-            same = before is not None and before.state.table_id == known.state.table_id
-            if before is not None and same and before.state.version > known.state.version:
+            previous_log = self._cached_log
+            is_same_table = previous_log is not None and previous_log.state.table_id == log.state.table_id
+            if previous_log is not None and is_same_table and previous_log.state.version > log.state.version:
                 return
-            if len(known.tail) > _TAIL_AT_MOST:
-                known = _Known(known.state, known.last, known.state)
-            self._known = known
+            if len(log.tail) > _TAIL_AT_MOST:
+                log = _CachedLog(log.state, log.last_file, log.state)
+            self._cached_log = log
         disk = self._context.disk
         if disk is None:
             return
         try:
-            if known.base is known.state:
-                disk.replace_record("delta", self._key, _state_to_json(known.state))
+            if log.base is log.state:
+                disk.replace_record("delta", self._key, _state_to_json(log.state))
             value = {
-                "table": known.state.table_id,
-                "commits": [text.decode() for text in known.tail],
-                "last": known.last.to_json(),
+                "table": log.state.table_id,
+                "commits": [text.decode() for text in log.tail],
+                "last": log.last_file.to_json(),
             }
-            disk.replace_record("delta-tail", f"{self._key}-{known.base.version}", value)
-            if before is not None and before.base.version != known.base.version:
-                disk.remove_record("delta-tail", f"{self._key}-{before.base.version}")
+            disk.replace_record("delta-tail", f"{self._key}-{log.base.version}", value)
+            if previous_log is not None and previous_log.base.version != log.base.version:
+                disk.remove_record("delta-tail", f"{self._key}-{previous_log.base.version}")
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
 
 
-def _commits_in(files: Sequence[FileVersion]) -> dict[int, FileVersion]:
-    """The commits in a listing, by version; what lies in directories below is none."""
-    found = {}
+def _find_commits(files: Sequence[FileVersion]) -> dict[int, FileVersion]:
+    """Version -> file of the commits in a listing; files in directories below the log are left out."""
+    commits = {}
     for file in files:
         directory, _, name = file.url.rpartition("/")
         match = _COMMIT.fullmatch(name) if directory.endswith(f"/{DELTA_LOG_DIRECTORY}") else None
         if match is not None:
-            found[int(match[1])] = file
-    return found
+            commits[int(match[1])] = file
+    return commits
 
 
-def _version_of(file: FileVersion) -> int:
+def _parse_version(file: FileVersion) -> int:
     return int(file.url.rsplit("/", 1)[-1].partition(".")[0])
 
 
@@ -416,24 +440,24 @@ def _state_to_json(state: DeltaState) -> dict[str, Any]:
     }
 
 
-def _replayed(base: DeltaState, texts: Sequence[bytes]) -> Replay:
-    """A state after the commits that follow it, as they were read before."""
-    replay = Replay.of(base)
+def _replay_texts(base: DeltaState, texts: Sequence[bytes]) -> Replay:
+    """A state after the commits of the given texts."""
+    replay = Replay.from_state(base)
     for text in texts:
-        replay.apply(actions_of(text, "the host's record of the log"))
+        replay.apply(parse_actions(text, "the host's record of the log"))
         replay.version += 1
     return replay
 
 
-def _state_of_json(found: Any) -> DeltaState:
+def _state_from_json(record: Any) -> DeltaState:
     """What `_state_to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
-    files = [Add.from_json(row) for row in found["files"]]
-    rewrites = tuple((_keys_of(new), _keys_of(old)) for new, old in found["rewrites"])
-    metadata = {**found["metadata"]}
+    files = [Add.from_json(row) for row in record["files"]]
+    rewrites = tuple((_parse_keys(new), _parse_keys(old)) for new, old in record["rewrites"])
+    metadata = {**record["metadata"]}
     text_of(metadata["id"])
-    known = {add.key: add for add in files}
-    return Replay(count_of(found["version"]), metadata, {**found["protocol"]}, known, rewrites).state()
+    files_by_key = {add.key: add for add in files}
+    return Replay(count_of(record["version"]), metadata, {**record["protocol"]}, files_by_key, rewrites).state()
 
 
-def _keys_of(found: Any) -> tuple[Key, ...]:
-    return tuple((text_of(path), text_of(vector)) for path, vector in found)
+def _parse_keys(pairs: Any) -> tuple[Key, ...]:
+    return tuple((text_of(path), text_of(vector)) for path, vector in pairs)

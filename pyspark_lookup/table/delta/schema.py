@@ -1,4 +1,4 @@
-"""A Delta table's columns, from the log's JSON: as Arrow types, and by which names its files have them."""
+"""A Delta table's columns, from the log's JSON: their Arrow types, and the names that they have in its files."""
 
 from __future__ import annotations
 
@@ -32,58 +32,65 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 def arrow_schema(schema: Any) -> pa.Schema:
-    """The columns of a schema in the log; one of a type that is unknown here is of an `unreadable_type`. Raises TypeError or ValueError for no schema."""
+    """The columns of a schema in the log. A column of an unknown type gets an `unreadable_type`. Raises TypeError or ValueError for anything else."""
     columns = [
-        with_collations(pa.field(text_of(field["name"]), type_of_column(_type_of, field["type"], field["name"])), field)
+        with_collations(
+            pa.field(text_of(field["name"]), type_of_column(_parse_type, field["type"], field["name"])), field
+        )
         for field in schema["fields"]
     ]
     return lenient_schema(pa.schema(columns))
 
 
-def _type_of(found: Any, depth: int = 0) -> pa.DataType:
+def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
     if depth > MOST_NESTED:
         raise NotSupportedError(f"a type nested more than {MOST_NESTED} deep")
     depth += 1
-    if isinstance(found, str):
-        if found in _TYPES:
-            return _TYPES[found]
-        decimal = _DECIMAL.fullmatch(found)
+    if isinstance(definition, str):
+        if definition in _TYPES:
+            return _TYPES[definition]
+        decimal = _DECIMAL.fullmatch(definition)
         if decimal is not None and len(decimal[1]) <= 2 and 0 < int(decimal[1]) <= 38 and len(decimal[2]) <= 2:
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    elif isinstance(found, dict):
-        kind = found.get("type")
+    elif isinstance(definition, dict):
+        kind = definition.get("type")
         if kind == "struct":
-            fields = found["fields"]
-            return pa.struct([pa.field(text_of(f["name"]), _type_of(f["type"], depth)) for f in fields])
+            fields = definition["fields"]
+            return pa.struct([pa.field(text_of(f["name"]), _parse_type(f["type"], depth)) for f in fields])
         if kind == "array":
-            return pa.list_(pa.field("element", _type_of(found["elementType"], depth)))
+            return pa.list_(pa.field("element", _parse_type(definition["elementType"], depth)))
         if kind == "map":
-            return pa.map_(_type_of(found["keyType"], depth), pa.field("value", _type_of(found["valueType"], depth)))
-    raise NotSupportedError(f"type {show(found)}")
+            return pa.map_(
+                _parse_type(definition["keyType"], depth),
+                pa.field("value", _parse_type(definition["valueType"], depth)),
+            )
+    raise NotSupportedError(f"type {show(definition)}")
 
 
 def stored_columns(schema: Any, mode: str) -> tuple[StoredColumn, ...]:
-    """How files name the columns, under a column mapping (`name` or `id`), or without one (`none`)."""
-    return tuple(_stored(field, mode) for field in schema["fields"])
+    """The names of the columns in the files. `mode`: of the column mapping, `name`, `id` or `none`."""
+    return tuple(_to_stored_column(field, mode) for field in schema["fields"])
 
 
-def _stored(field: Any, mode: str) -> StoredColumn:
+def _to_stored_column(field: Any, mode: str) -> StoredColumn:
     metadata = field.get("metadata") or {}
     number = metadata.get(_ID)
     if mode == "id" and not isinstance(number, int):
         raise ValueError(f"column {show(field['name'])} has no {_ID}")
-    stored = text_of(field["name"] if mode == "none" else metadata[_PHYSICAL])
-    return StoredColumn(text_of(field["name"]), stored, number if mode == "id" else None, _parts(field["type"], mode))
+    stored_name = text_of(field["name"] if mode == "none" else metadata[_PHYSICAL])
+    return StoredColumn(
+        text_of(field["name"]), stored_name, number if mode == "id" else None, _parts(field["type"], mode)
+    )
 
 
-def _parts(found: Any, mode: str) -> tuple[StoredColumn, ...]:
-    """The fields of a struct; what a list or a map has, by the names that Arrow gives them."""
-    kind = found.get("type") if isinstance(found, dict) else None
+def _parts(definition: Any, mode: str) -> tuple[StoredColumn, ...]:
+    """The fields of a struct, or the parts of a list or map, by Arrow's names for these."""
+    kind = definition.get("type") if isinstance(definition, dict) else None
     if kind == "struct":
-        return tuple(_stored(field, mode) for field in found["fields"])
+        return tuple(_to_stored_column(field, mode) for field in definition["fields"])
     if kind == "array":
-        return (StoredColumn("element", "element", None, _parts(found["elementType"], mode)),)
+        return (StoredColumn("element", "element", None, _parts(definition["elementType"], mode)),)
     if kind == "map":
-        pairs = (("key", found["keyType"]), ("value", found["valueType"]))
-        return tuple(StoredColumn(name, name, None, _parts(of, mode)) for name, of in pairs)
+        pairs = (("key", definition["keyType"]), ("value", definition["valueType"]))
+        return tuple(StoredColumn(name, name, None, _parts(part_definition, mode)) for name, part_definition in pairs)
     return ()

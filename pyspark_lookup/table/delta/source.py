@@ -34,7 +34,7 @@ from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, decode_path
 from pyspark_lookup.table.delta.log import DeltaLog
 from pyspark_lookup.table.delta.schema import arrow_schema, stored_columns
 from pyspark_lookup.table.delta.vectors import DeletionVector, vector_url
-from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, metadata_of
+from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.table.restarts import read_again
 from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
@@ -51,7 +51,7 @@ _ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs
 
 
 class DeltaSource(VersionSource):
-    """A Delta table. Its files are never written anew, so they need neither pins nor time to settle."""
+    """The versions of Delta tables. A data file is never rewritten in place, so it needs no time to settle."""
 
     kinds = ("DELTA",)
     markers = (DELTA_LOG_DIRECTORY,)
@@ -69,7 +69,7 @@ class DeltaSource(VersionSource):
         return any(_OF_LOG.fullmatch(file.url.rpartition("/")[2]) for file in files)
 
     @classmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         return cls.kinds[0] if isinstance(status, Listing) and DELTA_LOG_DIRECTORY in status.directories else None
 
     def log(self, url: str) -> DeltaLog:
@@ -84,9 +84,9 @@ class DeltaSource(VersionSource):
             state = log.latest()
             times = functools.partial(read_again, lambda: log.commit_times(state), SourceChangedError)
             number = self._times.find(table.url, state.table_id, table.pinned, times)
-            state = log.at(number, state)
+            state = log.read_state(number, state)
         else:
-            state = log.latest() if table.pinned is None else log.at(cast(int, table.pinned))
+            state = log.latest() if table.pinned is None else log.read_state(cast(int, table.pinned))
         return Answer(self._version(table, state), question.started_s)
 
     def candidates(
@@ -94,29 +94,31 @@ class DeltaSource(VersionSource):
     ) -> Sequence[TableVersion]:
         states = [ask()]
         with contextlib.suppress(VersionGoneError, ValueError, OverflowError):
-            states.append(self._version(table, self.log(table.url).at(int(newest))))
+            states.append(self._version(table, self.log(table.url).read_state(int(newest))))
         return states
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
         if metadata.position is None:
             return None
-        state = self.log(table.url).known_at(metadata.table_id, metadata.position)
+        state = self.log(table.url).find_cached_state(metadata.table_id, metadata.position)
         return None if state is None else self._version(table, state)
 
     def _version(self, table: Table, state: DeltaState) -> TableVersion:
-        known = state.memo.get((table, self._parts.ufs.scope))
-        if known is None:
+        version = state.memo.get((table, self._parts.ufs.scope))
+        if version is None:
             try:
-                known = self._files_of(table, state).version(state)
+                version = self._get_files(table, state).version(state)
             except UNREADABLE as problem:
-                shown = redact("path", table.url)
-                raise_ours(DamagedFileError(f"{shown}, version {state.version} of a Delta table: {problem}"), problem)
-            state.memo[table, self._parts.ufs.scope] = known
-        assert isinstance(known, TableVersion)
-        return known
+                redacted_path = redact("path", table.url)
+                raise_ours(
+                    DamagedFileError(f"{redacted_path}, version {state.version} of a Delta table: {problem}"), problem
+                )
+            state.memo[table, self._parts.ufs.scope] = version
+        assert isinstance(version, TableVersion)
+        return version
 
-    def _files_of(self, table: Table, state: DeltaState) -> DeltaFiles:
-        """What was made of the files of the version before, if its columns were the same."""
+    def _get_files(self, table: Table, state: DeltaState) -> DeltaFiles:
+        """What builds the table's versions: that of the version before, if its columns were the same."""
         files = self._files.get(table.url)
         if files is None or not files.fits(table, state):
             files = DeltaFiles(table, state, self._parts.ufs.url_of)
@@ -134,9 +136,9 @@ class DeltaSource(VersionSource):
         for (version, file), (_, at_ms) in zip(commits, log.commit_times(state, commits), strict=True):
             actions = log.read_commit(file)
             info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if action.get("commitInfo")), {})
-            added = [Add.of(action["add"]) for action in actions if action.get("add")]
-            counts = [None if one.parsed is None else one.parsed.rows for one in added]
-            known = [count for count in counts if count is not None]
+            added = [Add.from_action(action["add"]) for action in actions if action.get("add")]
+            counts = [None if add.parsed is None else add.parsed.rows for add in added]
+            known_counts = [count for count in counts if count is not None]
             rows.append(
                 {
                     "version": version,
@@ -144,14 +146,14 @@ class DeltaSource(VersionSource):
                     "operation": str(info.get("operation", "unknown")).lower(),
                     "write_id": None,
                     "files_added": len(added),
-                    "rows_added": sum(known) if len(known) == len(counts) else None,
+                    "rows_added": sum(known_counts) if len(known_counts) == len(counts) else None,
                 }
             )
         return rows
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
-        state = self.log(table.url).known()
-        metadata = metadata_of(table, version)
+        state = self.log(table.url).cached_state()
+        metadata = require_metadata(table, version)
         if state is None:
             return {}
         protocol = {name: state.protocol.get(name) for name in ("minReaderVersion", "readerFeatures")}
@@ -164,7 +166,7 @@ class DeltaSource(VersionSource):
 
 
 class DeltaFiles:
-    """The versions of a table as long as its columns stay the same: what was made of a file is kept for later versions.
+    """Builds the versions of a table while its columns stay the same; keeps each built file for later versions.
 
     Raises one of `decoding.UNREADABLE`, NotSupportedError for types that are not known.
     """
@@ -172,7 +174,7 @@ class DeltaFiles:
     def __init__(self, table: Table, state: DeltaState, url_of: Callable[[str], str]) -> None:
         self._table = table
         self._url_of = url_of
-        self._of = _columns_of(state)
+        self._definitions = _column_definitions(state)
         self._schema = arrow_schema(state.schema)
         self._columns = stored_columns(state.schema, state.mapping)
         self._stored = {column.name: column.stored for column in self._columns}
@@ -180,19 +182,23 @@ class DeltaFiles:
         self._data = [self._schema.field(name) for name in self._schema.names if name not in state.partition_columns]
         # A name may be used again by another table at this path.
         self._identity = f"{IMMUTABLE}{key_of(state.table_id)}"
-        self._made: dict[Key, tuple[Add, FileVersion]] = {}
+        self._built_files: dict[Key, tuple[Add, FileVersion]] = {}
 
     def fits(self, table: Table, state: DeltaState) -> bool:
-        return (table, _columns_of(state)) == (self._table, self._of)
+        return (table, _column_definitions(state)) == (self._table, self._definitions)
 
     def version(self, state: DeltaState) -> TableVersion:
-        """A state as a version."""
-        said = {add.statistics: file.statistics for add, file in self._made.values()}
-        made = {}
+        """The version that a state of the log stands for."""
+        statistics_by_text = {add.statistics: file.statistics for add, file in self._built_files.values()}
+        built_files = {}
         for key, add in state.files.items():
-            known = self._made.get(key)
-            made[key] = known if known is not None and known[0] == add else (add, self._file(add, said))
-        self._made = made
+            built_file = self._built_files.get(key)
+            built_files[key] = (
+                built_file
+                if built_file is not None and built_file[0] == add
+                else (add, self._file(add, statistics_by_text))
+            )
+        self._built_files = built_files
         # A reader sees it by version, and two versions with the same rows as one.
         digest = key_of(state.table_id, state.metadata["schemaString"], *sorted(state.files))
         metadata = VersionMetadata(
@@ -203,26 +209,31 @@ class DeltaFiles:
             (),
             text_of_schema(self._schema),
             state.partition_columns,
-            tuple((self._names_of(new), self._names_of(old)) for new, old in state.rewrites),
+            tuple((self._row_names(new), self._row_names(old)) for new, old in state.rewrites),
             state.version,
         )
-        files = sorted((file for _, file in made.values()), key=lambda file: file.url)
+        files = sorted((file for _, file in built_files.values()), key=lambda file: file.url)
         return TableVersion(self._table.id, tuple(files), metadata)
 
-    def _file(self, add: Add, said: Mapping[str | None, FileStatistics | None]) -> FileVersion:
+    def _file(self, add: Add, statistics_by_text: Mapping[str | None, FileStatistics | None]) -> FileVersion:
         url = self._url(add.path)
         values = dict(add.partition)
-        found = said[add.statistics] if add.statistics in said else _statistics_of(add, self._data, self._stored)
+        statistics = (
+            statistics_by_text[add.statistics]
+            if add.statistics in statistics_by_text
+            else _to_statistics(add, self._data, self._stored)
+        )
         return FileVersion(
             url,
             add.size,
             self._identity,
             modified_at_s=add.modified_ms / 1000,
             partition=tuple(
-                (name, _zoned(values.get(own), self._schema.field(name).type)) for own, name in self._partitions.items()
+                (name, _add_zone(values.get(stored_name), self._schema.field(name).type))
+                for stored_name, name in self._partitions.items()
             ),
-            deletes=_deletes_of(self._table, add, url, self._url_of),
-            statistics=found,
+            deletes=_to_deletes(self._table, add, url, self._url_of),
+            statistics=statistics,
             columns=self._columns,
         )
 
@@ -230,7 +241,7 @@ class DeltaFiles:
         path = decode_path(spelled)
         return _url_elsewhere(self._table, path, self._url_of) if is_absolute(spelled) else f"{self._table.url}/{path}"
 
-    def _names_of(self, keys: Sequence[Key]) -> tuple[str, ...]:
+    def _row_names(self, keys: Sequence[Key]) -> tuple[str, ...]:
         urls = ((self._url(path), vector) for path, vector in keys)
         return tuple(
             key_of(name, f"{vector}#{url.removeprefix(self._table.url + '/')}") if vector else name
@@ -239,30 +250,32 @@ class DeltaFiles:
         )
 
 
-def _columns_of(state: DeltaState) -> tuple[object, ...]:
+def _column_definitions(state: DeltaState) -> tuple[object, ...]:
     return state.table_id, state.metadata["schemaString"], state.partition_columns, state.mapping
 
 
 def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str:
-    """The URL of an absolute path. Raises NotSupportedError for one of another kind of store than the table's."""
-    scheme, colon, rest = path.partition(":") if not path.startswith("/") else ("file", ":", path)
-    theirs, own = scheme.lower(), table.url.partition("://")[0].lower()
+    """The URL of an absolute path. Raises NotSupportedError if that is in another kind of store than the table."""
+    scheme, colon, location = path.partition(":") if not path.startswith("/") else ("file", ":", path)
+    path_scheme, table_scheme = scheme.lower(), table.url.partition("://")[0].lower()
     # Behind two slashes stands the name of a host, which a file of this one has not.
-    whole = re.match(r"/(?!/)|///|//localhost/", rest) if theirs == "file" else rest.startswith("//")
-    if not (colon and whole) or (theirs != own and not {theirs, own} <= {"s3", "s3a", "s3n"}):
+    is_complete = re.match(r"/(?!/)|///|//localhost/", location) if path_scheme == "file" else location.startswith("//")
+    if not (colon and is_complete) or (
+        path_scheme != table_scheme and not {path_scheme, table_scheme} <= {"s3", "s3a", "s3n"}
+    ):
         raise NotSupportedError(
             f"{redact('path', table.url)}: its Delta log names {redact('path', path)}, a file of another store"
         )
-    return url_of("file:///" + rest.removeprefix("//localhost").lstrip("/") if theirs == "file" else path)
+    return url_of("file:///" + location.removeprefix("//localhost").lstrip("/") if path_scheme == "file" else path)
 
 
-def _zoned(value: str | None, kind: pa.DataType) -> str | None:
-    """A partition value as the log has it; an instant without a zone, which is one of UTC, says so."""
+def _add_zone(value: str | None, kind: pa.DataType) -> str | None:
+    """A partition value as the log has it, with a Z added to an instant that has no zone, for it is in UTC."""
     instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
     return f"{value}Z" if value is not None and instant and not _ZONE.search(value) else value
 
 
-def _deletes_of(table: Table, add: Add, url: str, url_of: Callable[[str], str]) -> tuple[DeletionVector, ...]:
+def _to_deletes(table: Table, add: Add, url: str, url_of: Callable[[str], str]) -> tuple[DeletionVector, ...]:
     vector = add.vector
     if vector is None:
         return ()
@@ -276,30 +289,34 @@ def _deletes_of(table: Table, add: Add, url: str, url_of: Callable[[str], str]) 
 # --- statistics -----------------------------------------------------------------------------------
 
 
-def _statistics_of(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]) -> FileStatistics | None:
-    found = add.parsed
-    if found is None:
+def _to_statistics(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]) -> FileStatistics | None:
+    statistics = add.parsed
+    if statistics is None:
         return None
     bounds = {}
-    if found.rows is not None:
+    if statistics.rows is not None:
         for field in data:
-            own = stored[field.name]
-            nulls = found.nulls.get(own)
-            if type(nulls) is not int or not 0 <= nulls <= found.rows or (not found.tight and 0 < nulls < found.rows):
+            stored_name = stored[field.name]
+            nulls = statistics.nulls.get(stored_name)
+            if (
+                type(nulls) is not int
+                or not 0 <= nulls <= statistics.rows
+                or (not statistics.tight and 0 < nulls < statistics.rows)
+            ):
                 nulls = None
-            low = _bound(found.low.get(own), field.type, False)
-            high = _bound(found.high.get(own), field.type, True)
+            low = _parse_bound(statistics.low.get(stored_name), field.type, False)
+            high = _parse_bound(statistics.high.get(stored_name), field.type, True)
             if low is None or high is None or low > high:
                 low = high = None
             elif pa.types.is_temporal(field.type):
                 low, high = widened(low, high)  # those of a table that was converted are as its footers have them
             if nulls is not None or low is not None:
-                bounds[field.name] = ColumnStats(low, high, nulls, found.rows)
-    return FileStatistics(found.rows, bounds)
+                bounds[field.name] = ColumnStats(low, high, nulls, statistics.rows)
+    return FileStatistics(statistics.rows, bounds)
 
 
-def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
-    """A bound in statistics as a value of its column's type; None if it says nothing or is of another type, as in Spark."""
+def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
+    """A bound in statistics as a value of its column's type; None if it is missing or of another type, as in Spark."""
     is_number = isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool)
     if not is_number and not isinstance(value, str):
         return None
@@ -318,21 +335,21 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
                 return exact
             if exact in _ENDS:
                 return None
-            more = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes doubles
-            away = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
-            return EXACT.add(exact, more).quantize(decimal.Decimal(1).scaleb(-kind.scale), away, EXACT)
+            margin = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes doubles
+            rounding = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
+            return EXACT.add(exact, margin).quantize(decimal.Decimal(1).scaleb(-kind.scale), rounding, EXACT)
         if pa.types.is_floating(kind):
             if not is_number and value not in _FLOATS_AS_TEXTS:
                 return None
             number = float(value)
             if math.isnan(number):
                 return None
-            near = number
+            float32 = number
             with contextlib.suppress(
                 OverflowError
             ):  # of a float the shortest text, which may be that of another double
-                (near,) = struct.unpack("f", struct.pack("f", number))
-            return max(number, near) if high else min(number, near)
+                (float32,) = struct.unpack("f", struct.pack("f", number))
+            return max(number, float32) if high else min(number, float32)
         if pa.types.is_date(kind):
             return datetime.date.fromisoformat(value[:10])
         if pa.types.is_timestamp(kind):
@@ -347,9 +364,9 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
 
 
 def _text_bound(text: str, high: bool) -> str:
-    """A bound of texts. What older versions of Delta have cut off of a high one may be above the U+FFFD that they put there.
+    """A bound of a text column. A high bound that older versions of Delta have cut, and ended with U+FFFD, is raised to be one again.
 
-    They cut pairs of UTF-16, too, and wrote `?` for the half that was left.
+    They also cut UTF-16 pairs in two, and wrote `?` for the half that was left.
     """
     if not high or not text.endswith(_CUT):
         return text

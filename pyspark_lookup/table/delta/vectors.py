@@ -1,4 +1,4 @@
-"""Deletion vectors: which rows of a Delta data file are deleted, as 64-bit roaring bitmaps."""
+"""Deletion vectors: the deleted rows of a Delta data file, as 64-bit roaring bitmaps."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from pyspark_lookup.table.roaring import checked_blob, read_roaring
 # Z85 (ZeroMQ 32) is base 85 with other digits than Python's.
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-_DIGITS = {ord(ours): ord(theirs) for ours, theirs in zip(_Z85, _B85, strict=True)}
+_DIGITS = {ord(z85_digit): ord(b85_digit) for z85_digit, b85_digit in zip(_Z85, _B85, strict=True)}
 _UUID_DIGITS = 20
 
 
 def decode_z85(text: str) -> bytes:
-    """The bytes of a Z85 text. Raises ValueError for another one.
+    """The bytes of a Z85 text. Raises ValueError for any other text.
 
     The last five digits may begin with a `#` for each byte that they have less than four, as writers in Rust fill them up.
     """
     if len(text) % 5 or not set(text) <= set(_Z85):
         raise ValueError(f"no Z85: {text[:40]!r}")
-    last = text[-5:].lstrip("#")
-    less = len(text[-5:]) - len(last)
-    if not 1 <= less <= 3:
+    last_digits = text[-5:].lstrip("#")
+    missing = len(text[-5:]) - len(last_digits)
+    if not 1 <= missing <= 3:
         return base64.b85decode(text.translate(_DIGITS))
-    digits = text[:-5] + _Z85[0] * less + last
-    found = base64.b85decode(digits.translate(_DIGITS))
-    if any(found[-4 : less - 4]):
+    digits = text[:-5] + _Z85[0] * missing + last_digits
+    content = base64.b85decode(digits.translate(_DIGITS))
+    if any(content[-4 : missing - 4]):
         raise ValueError(f"no Z85: {text[-5:]!r} at its end")
-    return found[:-4] + found[less - 4 :]
+    return content[:-4] + content[missing - 4 :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class DeletionVector:
 
     @property
     def name(self) -> str:
-        """As the protocol's unique id of a vector."""
+        """The protocol's unique id of the vector, and the data file's path."""
         return f"{self.storage}{self.data}@{self.offset}#{self.path}"
 
     @property
@@ -72,28 +72,28 @@ class DeletionVector:
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         try:
             blob = decode_z85(self.data)[: self.size] if self.url is None else checked_blob(data, self.size)
-            found = read_roaring(blob, self.cardinality)
+            rows = read_roaring(blob, self.cardinality)
         except (*UNREADABLE, struct.error) as problem:
-            of = "the deletion vector of " if self.url is None else ""
-            at = "" if self.url is None else f" at {self.offset}"
-            shown = redact("path", self.path if self.url is None else self.url)
-            raise DamagedFileError(f"{of}{shown}{at} is damaged: {problem}") from None
-        return {self.path: found}
+            prefix = "the deletion vector of " if self.url is None else ""
+            place = "" if self.url is None else f" at {self.offset}"
+            redacted_path = redact("path", self.path if self.url is None else self.url)
+            raise DamagedFileError(f"{prefix}{redacted_path}{place} is damaged: {problem}") from None
+        return {self.path: rows}
 
     def to_json(self) -> list[Any]:
         return ["vector", self.path, self.storage, self.data, self.offset, self.size, self.cardinality, self.url]
 
     @classmethod
-    def from_json(cls, found: Any) -> DeletionVector:
+    def from_json(cls, record: Any) -> DeletionVector:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
-        path, storage, data, offset, size, cardinality, url = found
+        path, storage, data, offset, size, cardinality, url = record
         place = None if url is None else text_of(url)
         counts = (count_of(offset), count_of(size), count_of(cardinality))
         return cls(text_of(path), text_of(storage), text_of(data), *counts, place)
 
 
 def vector_url(table: str, storage: str, data: str) -> str | None:
-    """Where a vector lies; None if it is in the log. Raises ValueError for what the protocol does not know."""
+    """The URL of a vector's file; None if the vector is in the log. Raises ValueError for a storage type that the protocol does not have."""
     if storage == "i":
         return None
     if storage == "p" and is_absolute(data):

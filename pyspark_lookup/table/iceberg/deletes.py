@@ -1,4 +1,4 @@
-"""Which rows of an Iceberg table's files are deleted: by position, by deletion vectors, or by equality."""
+"""Deletes of Iceberg tables: position delete files, deletion vectors, and equality delete files."""
 
 from __future__ import annotations
 
@@ -64,24 +64,24 @@ class PositionDeletes:
         try:
             table = self._rows(pa.BufferReader(data))
             paths, places = table.column(0).cast(pa.string()), table.column(1)
-            known = pc.and_(pc.is_valid(paths), pc.is_valid(places))  # a row may say nothing
-            codes = one_array(paths.filter(known)).dictionary_encode()
-            rows = one_array(places.filter(known).cast(pa.int64())).to_numpy()
+            is_complete = pc.and_(pc.is_valid(paths), pc.is_valid(places))  # a row may say nothing
+            codes = one_array(paths.filter(is_complete)).dictionary_encode()
+            rows = one_array(places.filter(is_complete).cast(pa.int64())).to_numpy()
             order = np.lexsort((rows, codes.indices.to_numpy()))
             starts = np.searchsorted(codes.indices.to_numpy()[order], np.arange(len(codes.dictionary) + 1))
-            found: dict[str, Numbers] = {}
+            positions: dict[str, Numbers] = {}
             for number, path in enumerate(codes.dictionary.to_pylist()):
                 part = np.unique(rows[order[starts[number] : starts[number + 1]]])
                 if part[0] < 0:
                     raise ValueError(f"position {part[0]} of {path}")
-                key = locations.url_of(path).removeprefix(self.table + "/")
-                found[key] = np.union1d(found[key], part) if key in found else part
+                key = locations.resolve_url(path).removeprefix(self.table + "/")
+                positions[key] = np.union1d(positions[key], part) if key in positions else part
         except (*UNREADABLE, pa.ArrowException, OSError) as problem:
             raise_ours(DamagedFileError(f"{redact('path', self.url)} names no deleted rows: {problem}"), problem)
-        return found
+        return positions
 
     def _rows(self, source: pa.BufferReader) -> pa.Table:
-        """The paths and positions, by their field ids, or by their names in a file that has none."""
+        """A table of paths and positions, found by their field ids, or by their names in a file without ids."""
         if self.format is FileFormatName.ORC:
             file: Any = pa.orc.ORCFile(source)
             schema = file.schema
@@ -97,15 +97,15 @@ class PositionDeletes:
         return ["iceberg-positions", self.url, self.size, self.format.value, self.table, self.location, self.root]
 
     @classmethod
-    def from_json(cls, found: Any) -> PositionDeletes:
+    def from_json(cls, record: Any) -> PositionDeletes:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
-        url, size, form, *places = found
+        url, size, form, *places = record
         return cls(text_of(url), count_of(size), FileFormatName(form), *map(text_of, places))
 
 
 @dataclasses.dataclass(frozen=True)
 class PuffinVector:
-    """A deletion vector of the data file `path` (below the table, or a URL): so many bytes of a file, which is said to be a Puffin file."""
+    """A deletion vector of the data file `path` (below the table, or a URL): `size` bytes at `offset` of the Puffin file at `url`."""
 
     path: str
     url: str
@@ -126,28 +126,30 @@ class PuffinVector:
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         try:
-            found = read_roaring(checked_blob(data, self.size - 8), self.cardinality)
+            rows = read_roaring(checked_blob(data, self.size - 8), self.cardinality)
         except (*UNREADABLE, struct.error) as problem:
-            shown = redact("path", self.url)
-            raise DamagedFileError(f"{shown} at {self.offset}: a deletion vector is damaged: {problem}") from None
-        return {self.path: found}
+            redacted_path = redact("path", self.url)
+            raise DamagedFileError(
+                f"{redacted_path} at {self.offset}: a deletion vector is damaged: {problem}"
+            ) from None
+        return {self.path: rows}
 
     def to_json(self) -> list[Any]:
         return ["iceberg-vector", self.path, self.url, self.offset, self.size, self.cardinality]
 
     @classmethod
-    def from_json(cls, found: Any) -> PuffinVector:
+    def from_json(cls, record: Any) -> PuffinVector:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
-        path, url, *counts = found
+        path, url, *counts = record
         return cls(text_of(path), text_of(url), *map(count_of, counts))
 
 
 @dataclasses.dataclass(frozen=True)
 class EqualityDeletes:
-    """An equality delete file: rows are deleted that have the values of one of its rows in the `columns`.
+    """An equality delete file: a data row is deleted if it has the values of one of its rows in the `columns`.
 
-    `schema`: these columns as a table's, by names that are none of others. `known`: those of them that the table has now, for the bounds of
-    their values.
+    `schema`: these columns as a table's, by names that no other column has. `current_columns`: those of them that the table still has, whose
+    bounds tell which files the deletes may concern.
     """
 
     url: str
@@ -155,7 +157,7 @@ class EqualityDeletes:
     format: FileFormatName
     schema: str
     columns: tuple[StoredColumn, ...]
-    known: tuple[StoredColumn, ...]
+    current_columns: tuple[StoredColumn, ...]
 
     place = None
 
@@ -165,7 +167,7 @@ class EqualityDeletes:
 
     @cached_property  # asked of each file that it concerns
     def keys(self) -> FileVersion:
-        return FileVersion(self.url, self.size, DELETE_FILE, columns=self.known, format=self.format)
+        return FileVersion(self.url, self.size, DELETE_FILE, columns=self.current_columns, format=self.format)
 
     @cached_property
     def equality(self) -> EqualityColumns:
@@ -176,16 +178,16 @@ class EqualityDeletes:
         return {}
 
     def to_json(self) -> list[Any]:
-        columns = [[column.to_json() for column in some] for some in (self.columns, self.known)]
+        columns = [[column.to_json() for column in column_set] for column_set in (self.columns, self.current_columns)]
         return ["iceberg-equality", self.url, self.size, self.format.value, self.schema, *columns]
 
     @classmethod
-    def from_json(cls, found: Any) -> EqualityDeletes:
+    def from_json(cls, record: Any) -> EqualityDeletes:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
-        url, size, form, schema, *columns = found
-        stored, known = (tuple(map(StoredColumn.from_json, some)) for some in columns)
+        url, size, form, schema, *columns = record
+        stored_columns, current_columns = (tuple(map(StoredColumn.from_json, column_set)) for column_set in columns)
         text_of_schema(schema_of_text(text_of(schema)))
-        return cls(text_of(url), count_of(size), FileFormatName(form), schema, stored, known)
+        return cls(text_of(url), count_of(size), FileFormatName(form), schema, stored_columns, current_columns)
 
 
 DELETES["iceberg-positions"] = PositionDeletes.from_json

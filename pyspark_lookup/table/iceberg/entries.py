@@ -1,4 +1,4 @@
-"""What manifests say of a table's files, as values."""
+"""`Manifest` and `Entry`: the manifests of a snapshot, and the files that they list."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Entry:
     length: int | None
 
 
-def bound_of(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any:
-    """A bound as a value of Python's (the specification's "Binary single-value serialization"); None: it says nothing."""
+def parse_bound(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any:
+    """A bound as a Python value (the specification's "Binary single-value serialization"); None if it has no value to compare by."""
     if data is None:
         return None
     with contextlib.suppress(*UNREADABLE, struct.error):

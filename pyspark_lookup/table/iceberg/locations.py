@@ -1,4 +1,4 @@
-"""Where the files lie that an Iceberg table's metadata names."""
+"""`Locations`: the URLs of the files that an Iceberg table's metadata names."""
 
 from __future__ import annotations
 
@@ -15,63 +15,68 @@ _S3 = ("s3a", "s3n")
 
 def plain_location(location: str) -> str:
     """One spelling of a location: `s3a://` is `s3://`, and of a path on a disk or in HDFS the path alone counts."""
-    found = _SCHEME.match(location)
-    scheme, rest = (found[1].lower(), location[found.end() :]) if found else ("", location)
+    match = _SCHEME.match(location)
+    scheme, path = (match[1].lower(), location[match.end() :]) if match else ("", location)
     if scheme in _PATHS:
-        return posixpath.normpath("/" + rest.lstrip("/") if found or rest.startswith("/") else rest)
-    authority = found[2] or "" if found else ""
-    return f"{'s3' if scheme in _S3 else scheme}://{authority}{rest}"
+        return posixpath.normpath("/" + path.lstrip("/") if match or path.startswith("/") else path)
+    authority = match[2] or "" if match else ""
+    return f"{'s3' if scheme in _S3 else scheme}://{authority}{path}"
 
 
-def authority_of(location: str) -> str:
+def parse_authority(location: str) -> str:
     """What comes before the path in a location: scheme and authority, or nothing."""
-    found = _SCHEME.match(location)
-    return found[0] if found else ""
+    match = _SCHEME.match(location)
+    return match[0] if match else ""
 
 
-def _scheme_of(url: str) -> str:
+def _parse_scheme(url: str) -> str:
     scheme = url.partition("://")[0].lower() if "://" in url else "file"
     return "s3" if scheme in _S3 else scheme
 
 
 class Locations:
-    """What metadata calls `location` is at the URL `root`: a table may have been written under another name, or relative to the writer's
-    directory, or copied."""
+    """Maps locations in a table's metadata to URLs. The table's own `location` is at the URL `root`: it may have been written under another
+    name, or relative to the writer's directory, or copied."""
 
     def __init__(self, location: str, root: str) -> None:
         self.location, self.root = location, root
-        self._own = plain_location(location)
-        here, there = plain_location(root).split("/"), self._own.split("/")
-        shared = 0
-        while shared < min(len(here), len(there)) and here[-shared - 1] == there[-shared - 1]:
-            shared += 1
+        self._plain_location = plain_location(location)
+        root_parts, location_parts = plain_location(root).split("/"), self._plain_location.split("/")
+        common = 0
+        while (
+            common < min(len(root_parts), len(location_parts))
+            and root_parts[-common - 1] == location_parts[-common - 1]
+        ):
+            common += 1
         # Above what both have in common: where the writer's files lay, and where they are now, if they were copied together.
-        self._before = "/".join(there[: len(there) - shared])
-        self._now = root.rsplit("/", shared)[0]
-        self._moved = shared > 0 and (self._before, self._own) != (
-            "/".join(here[: len(here) - shared]),
+        self._location_above = "/".join(location_parts[: len(location_parts) - common])
+        self._root_above = root.rsplit("/", common)[0]
+        self._moved = common > 0 and (self._location_above, self._plain_location) != (
+            "/".join(root_parts[: len(root_parts) - common]),
             plain_location(root),
         )
 
-    def url_of(self, written: str) -> str:
-        """The URL of a file. Raises ValueError for a relative path of which nobody knows where it begins, NotSupportedError for a file of
+    def resolve_url(self, file_location: str) -> str:
+        """The URL of a file. Raises ValueError for a relative path that is not below the table's location, NotSupportedError for a file in
         another store than the table's."""
-        url = self._url_of(written)
-        theirs, own = (_scheme_of(each) for each in (url, self.root))
-        if theirs != own and not {theirs, own} <= {"hdfs", "viewfs"}:
+        url = self._resolve(file_location)
+        file_scheme, table_scheme = (_parse_scheme(address) for address in (url, self.root))
+        if file_scheme != table_scheme and not {file_scheme, table_scheme} <= {"hdfs", "viewfs"}:
             raise NotSupportedError(
-                f"{redact('path', self.root)}: its metadata names {redact('path', written)}, a file of another store"
+                f"{redact('path', self.root)}: its metadata names {redact('path', file_location)}, a file of another store"
             )
         return url
 
-    def _url_of(self, written: str) -> str:
-        plain = plain_location(written)
-        if plain == self._own or plain.startswith(self._own + "/"):
-            return self.root + plain[len(self._own) :]
-        if self._moved and (plain.startswith(self._before + "/") or (not self._before and "://" not in plain)):
-            return self._now + "/" + plain[len(self._before) :].lstrip("/")
+    def _resolve(self, file_location: str) -> str:
+        plain = plain_location(file_location)
+        if plain == self._plain_location or plain.startswith(self._plain_location + "/"):
+            return self.root + plain[len(self._plain_location) :]
+        if self._moved and (
+            plain.startswith(self._location_above + "/") or (not self._location_above and "://" not in plain)
+        ):
+            return self._root_above + "/" + plain[len(self._location_above) :].lstrip("/")
         if plain.startswith("/"):
-            scheme = _SCHEME.match(written)
+            scheme = _SCHEME.match(file_location)
             if scheme is None or scheme[1].lower() == "file":
                 home = _SCHEME.match(self.root)
                 # A path alone is one of the store that the table lies in.
@@ -81,4 +86,6 @@ class Locations:
             return f"{scheme[1].lower()}://{scheme[2] or ''}{plain}"
         if "://" in plain:
             return plain
-        raise ValueError(f"a relative path, {written!r}, which is not below the table's location {self.location!r}")
+        raise ValueError(
+            f"a relative path, {file_location!r}, which is not below the table's location {self.location!r}"
+        )

@@ -46,15 +46,15 @@ _SYNC_BYTES = 16
 _BYTES_AT_MOST = 2**29  # of the records in a file, decompressed
 _RECORD_BYTES = 1000  # of memory that a record takes, about
 _NESTED = ("type", "fields", "items", "values")
-_KNOWN = ("decimal", "map")
+_LOGICAL_TYPES = ("decimal", "map")
 # Format 1 has left out what the later ones require, and nothing of that is used here.
-_LISTED = Schema(
+_MANIFEST_LIST_SCHEMA = Schema(
     *(field.model_copy(update={"required": False}) for field in MANIFEST_LIST_FILE_SCHEMAS[_NEWEST].fields)
 )
 
 
 class _AvroFile(AvroFile[Any]):
-    """That of PyIceberg, but with a decoder that looks where its bytes end, and no block that is cut off or not used up.
+    """PyIceberg's AvroFile, with a decoder that stops at the end of its bytes; raises ValueError for a block that is cut off or not used up.
 
     The compiled decoder (0.12.0) reads beyond the end, and rounds doubles to floats.
     """
@@ -63,7 +63,9 @@ class _AvroFile(AvroFile[Any]):
         with self.input_file.open() as stream:
             self.decoder = StreamingBinaryDecoder(stream.read())
         self.header = self._read_header()
-        self.schema = AvroSchemaConversion().avro_to_iceberg(_expanded(json.loads(self.header.meta["avro.schema"]), {}))
+        self.schema = AvroSchemaConversion().avro_to_iceberg(
+            _expand_schema(json.loads(self.header.meta["avro.schema"]), {})
+        )
         read_schema = self.read_schema or self.schema
         self.reader = resolve_reader(self.schema, read_schema, self.read_types, self.read_enums)
         self._block_bytes = self._read_bytes = self._records = 0
@@ -96,7 +98,7 @@ class _AvroFile(AvroFile[Any]):
         return int(count)
 
     def _decompress(self, data: bytes, at_most: int) -> bytes:
-        """What is in a block. Raises ValueError for more than `at_most` bytes, before they are in memory."""
+        """The content of a block. Raises ValueError if it is more than `at_most` bytes, before they are in memory."""
         codec = self.header.compression_codec()  # raises ValueError for one that is not known
         if codec is None:
             return data
@@ -108,21 +110,21 @@ class _AvroFile(AvroFile[Any]):
                 shift += 7
                 if byte < 0x80:
                     break
-            made = b"" if size > at_most else codec.decompress(data)
-            over = size > at_most
+            content = b"" if size > at_most else codec.decompress(data)
+            is_too_large = size > at_most
         elif name in ("deflate", "bzip2"):
             decoder = zlib.decompressobj(-15) if name == "deflate" else bz2.BZ2Decompressor()
-            made = decoder.decompress(data, at_most + 1)
-            over = len(made) > at_most
-            if not (over or decoder.eof):
+            content = decoder.decompress(data, at_most + 1)
+            is_too_large = len(content) > at_most
+            if not (is_too_large or decoder.eof):
                 raise ValueError("a block is cut off")
         else:
             with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as reader:
-                made = reader.read(at_most + 1)
-            over = len(made) > at_most
-        if over:
+                content = reader.read(at_most + 1)
+            is_too_large = len(content) > at_most
+        if is_too_large:
             raise ValueError(f"its records are of more than {_BYTES_AT_MOST} bytes")
-        return made
+        return content
 
     def __next__(self) -> Any:
         while self.block is None or not self.block.has_next():
@@ -136,19 +138,25 @@ class _AvroFile(AvroFile[Any]):
             raise ValueError("a block is cut off") from None
 
 
-def _expanded(found: Any, named: dict[str, Any]) -> Any:
-    """A schema of Avro without what PyIceberg does not take: types by the name of one before, and logical types that it does not know."""
-    if isinstance(found, list):
-        return [_expanded(one, named) for one in found]
-    if not isinstance(found, dict):
-        return named.get(found, found)
-    made = {key: _expanded(value, named) if key in _NESTED else value for key, value in found.items()}
-    logical = made.get("logicalType")
-    if logical is not None and logical not in _KNOWN and (logical, made["type"]) not in LOGICAL_FIELD_TYPE_MAPPING:
-        del made["logicalType"]
-    if made["type"] in ("record", "fixed", "enum"):
-        named[found["name"]] = made
-    return made
+def _expand_schema(schema: Any, named_types: dict[str, Any]) -> Any:
+    """An Avro schema as PyIceberg takes it: names of types are replaced by the types, and unknown logical types are left out."""
+    if isinstance(schema, list):
+        return [_expand_schema(part, named_types) for part in schema]
+    if not isinstance(schema, dict):
+        return named_types.get(schema, schema)
+    expanded_schema = {
+        key: _expand_schema(value, named_types) if key in _NESTED else value for key, value in schema.items()
+    }
+    logical = expanded_schema.get("logicalType")
+    if (
+        logical is not None
+        and logical not in _LOGICAL_TYPES
+        and (logical, expanded_schema["type"]) not in LOGICAL_FIELD_TYPE_MAPPING
+    ):
+        del expanded_schema["logicalType"]
+    if expanded_schema["type"] in ("record", "fixed", "enum"):
+        named_types[schema["name"]] = expanded_schema
+    return expanded_schema
 
 
 class _Bytes(InputFile):
@@ -173,17 +181,17 @@ def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
     try:
         with _AvroFile(
             _Bytes(location, data),
-            _LISTED,
+            _MANIFEST_LIST_SCHEMA,
             read_types={-1: ManifestFile, 508: PartitionFieldSummary},
             read_enums={517: ManifestContent},
         ) as reader:
-            names = [field.name for field in _LISTED.fields]
-            rows = [dict(zip(names, found._data, strict=True)) for found in reader]
+            names = [field.name for field in _MANIFEST_LIST_SCHEMA.fields]
+            rows = [dict(zip(names, record._data, strict=True)) for record in reader]
         return [_manifest(row) for row in rows]
     except NotSupportedError:
         raise
     except Exception as problem:
-        raise_ours(_damaged(location, "manifest list", problem), problem)
+        raise_ours(_damaged_file_error(location, "manifest list", problem), problem)
 
 
 def _manifest(row: dict[str, Any]) -> Manifest:
@@ -200,7 +208,7 @@ def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
     except NotSupportedError:
         raise
     except Exception as problem:
-        raise_ours(_damaged(manifest.location, "manifest", problem), problem)
+        raise_ours(_damaged_file_error(manifest.location, "manifest", problem), problem)
 
 
 def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
@@ -214,8 +222,8 @@ def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
         if spec_id is None:
             spec_id = int(reader.header.meta.get(_SPEC_ID, 0))
         ids = tuple(field.field_id for field in cast("StructType", reader.schema.find_type(_PARTITION_ID)).fields)
-        for found in reader:
-            status, _, sequence, _, file = found._data
+        for record in reader:
+            status, _, sequence, _, file = record._data
             if int(status) == _DELETED:
                 continue
             if sequence is None:
@@ -254,6 +262,6 @@ def _entry(row: list[Any], spec_id: int, partition_ids: tuple[int, ...], sequenc
     )
 
 
-def _damaged(location: str, what: str, problem: Exception) -> DamagedFileError:
-    shown = redact("path", location)
-    return DamagedFileError(f"{shown} is no Iceberg {what}: {type(problem).__name__}: {problem}")
+def _damaged_file_error(location: str, file_kind: str, problem: Exception) -> DamagedFileError:
+    redacted_path = redact("path", location)
+    return DamagedFileError(f"{redacted_path} is no Iceberg {file_kind}: {type(problem).__name__}: {problem}")

@@ -1,4 +1,4 @@
-"""`IcebergMetadata`: what a table's metadata.json says (the specification's "Table Metadata"), formats 1 to 3."""
+"""`IcebergMetadata`: a table's metadata.json (the specification's "Table Metadata"), formats 1 to 3."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GZIP = b"\x1f\x8b"
 _NAME_MAPPING = "schema.name-mapping.default"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
-_SHOWN = 5
+_SNAPSHOTS_NAMED = 5
 _COPIES = 5  # of metadata in memory: its bytes, its text, and what is parsed
 _TEXT_AT_MOST = 2**29  # bytes of JSON, decompressed
 _FIRST_PARTITION_ID = 1000
@@ -34,7 +34,7 @@ _FIRST_PARTITION_ID = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A snapshot: its manifests are in the file `manifest_list`, or (format 1) are `manifests`."""
+    """A snapshot. The file `manifest_list` names its manifests, or, in format 1, `manifests` does."""
 
     id: int
     parent: int | None
@@ -46,16 +46,20 @@ class Snapshot:
     summary: Mapping[str, str]
 
     @classmethod
-    def of(cls, found: Any) -> Snapshot:
-        """Raises one of `decoding.UNREADABLE` for what is none."""
-        summary = found.get("summary") or {}
-        listed, parent, schema_id = found.get("manifest-list"), found.get("parent-snapshot-id"), found.get("schema-id")
-        manifests = texts_of(found["manifests"]) if not listed else ()
+    def parse(cls, document: Any) -> Snapshot:
+        """The snapshot that an object of a metadata file describes. Raises one of `decoding.UNREADABLE` for anything else."""
+        summary = document.get("summary") or {}
+        manifest_list, parent, schema_id = (
+            document.get("manifest-list"),
+            document.get("parent-snapshot-id"),
+            document.get("schema-id"),
+        )
+        manifests = texts_of(document["manifests"]) if not manifest_list else ()
         return cls(
-            int(found["snapshot-id"]),
+            int(document["snapshot-id"]),
             None if parent is None else int(parent),
-            count_of(found["timestamp-ms"]),
-            text_of(listed) if listed else None,
+            count_of(document["timestamp-ms"]),
+            text_of(manifest_list) if manifest_list else None,
             manifests,
             None if schema_id is None else int(schema_id),
             str(summary.get("operation", "unknown")),
@@ -65,7 +69,7 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionField:
-    """A field of a partition spec: `transform` of the column with field id `source`; None: of several, which is not known here."""
+    """A field of a partition spec: `transform` of the column with field id `source`. None: of several columns, which is not used here."""
 
     field_id: int
     source: int | None
@@ -73,8 +77,8 @@ class PartitionField:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
-    """What a reference to a table means: a snapshot (None: the table has none) and the schema it is read with."""
+class Selection:
+    """The snapshot that a reference to a table means (None: the table has none), the schema it is read with, and a digest of both."""
 
     snapshot: Snapshot | None
     schema: Mapping[str, Any]
@@ -82,131 +86,136 @@ class Chosen:
 
 
 class IcebergMetadata:
-    """A table as a metadata file describes it. `place`: the URL by which it is read, for a copy has the same ids.
+    """A table as its metadata file describes it. `place`: the URL by which it is read, to tell a copy with the same ids apart.
 
     Raises one of `decoding.UNREADABLE`, NotSupportedError.
     """
 
-    def __init__(self, found: Mapping[str, Any], place: str) -> None:
+    def __init__(self, document: Mapping[str, Any], place: str) -> None:
         self._place = place
-        self.format = count_of(found["format-version"])
+        self.format = count_of(document["format-version"])
         if self.format not in _FORMATS:
             raise NotSupportedError(f"it is of format version {self.format}; {', '.join(map(str, _FORMATS))} are known")
-        if found.get("encryption-keys"):
+        if document.get("encryption-keys"):
             raise NotSupportedError("it is encrypted")
-        self.location = text_of(found["location"]).rstrip("/")
-        self.table_id = text_of(found.get("table-uuid") or self.location)
-        schemas = found.get("schemas") or [found["schema"]]
-        self.schemas: dict[int, Mapping[str, Any]] = {int(one.get("schema-id", 0)): one for one in schemas}
-        self.schema_id = int(found.get("current-schema-id", min(self.schemas)))
-        specs = found.get("partition-specs") or [{"spec-id": 0, "fields": found["partition-spec"]}]
+        self.location = text_of(document["location"]).rstrip("/")
+        self.table_id = text_of(document.get("table-uuid") or self.location)
+        schemas = document.get("schemas") or [document["schema"]]
+        self.schemas: dict[int, Mapping[str, Any]] = {int(schema.get("schema-id", 0)): schema for schema in schemas}
+        self.schema_id = int(document.get("current-schema-id", min(self.schemas)))
+        specs = document.get("partition-specs") or [{"spec-id": 0, "fields": document["partition-spec"]}]
         self.specs = {
             int(spec["spec-id"]): tuple(map(_partition_field, spec["fields"], itertools.count(_FIRST_PARTITION_ID)))
             for spec in specs
         }
-        self.properties = {text_of(key): text_of(value) for key, value in (found.get("properties") or {}).items()}
-        self.snapshots = {one.id: one for one in map(Snapshot.of, found.get("snapshots") or ())}
+        self.properties = {text_of(key): text_of(value) for key, value in (document.get("properties") or {}).items()}
+        self.snapshots = {snapshot.id: snapshot for snapshot in map(Snapshot.parse, document.get("snapshots") or ())}
         self._log = [
-            (count_of(one["timestamp-ms"]), int(one["snapshot-id"])) for one in found.get("snapshot-log") or ()
+            (count_of(entry["timestamp-ms"]), int(entry["snapshot-id"])) for entry in document.get("snapshot-log") or ()
         ]
-        refs = found.get("refs") or {}
+        refs = document.get("refs") or {}
         self.refs = {text_of(name): (text_of(ref["type"]), int(ref["snapshot-id"])) for name, ref in refs.items()}
-        current = found.get("current-snapshot-id")
+        current = document.get("current-snapshot-id")
         self._current = None if current is None or int(current) == -1 else int(current)
         _ = self.schema(self.schema_id), self.name_mapping
 
     def schema(self, schema_id: int | None) -> Mapping[str, Any]:
-        """A schema by its id (None: the current one). Raises ValueError if there is none."""
-        wanted = self.schema_id if schema_id is None else schema_id
-        if wanted not in self.schemas:
-            raise ValueError(f"there is no schema {wanted}")
-        return self.schemas[wanted]
+        """The schema with an id (None: the current one). Raises ValueError if there is none."""
+        id_ = self.schema_id if schema_id is None else schema_id
+        if id_ not in self.schemas:
+            raise ValueError(f"there is no schema {id_}")
+        return self.schemas[id_]
 
     @cached_property
     def name_mapping(self) -> list[Any] | None:
-        """By which names files without field ids have the columns; None: nothing is said of it."""
+        """The names by which files without field ids have the columns; None if the table has no such mapping."""
         text = self.properties.get(_NAME_MAPPING)
-        found = None if text is None else json.loads(text)
-        if found is not None and not isinstance(found, list):
+        mapping = None if text is None else json.loads(text)
+        if mapping is not None and not isinstance(mapping, list):
             raise ValueError(f"{_NAME_MAPPING} = {show(text)}")
-        return found
+        return mapping
 
-    def choose(self, pin: Pin | None, shown: str) -> Chosen:
-        """What a reference means: the current snapshot and schema; those of a branch; of a tag, a time, or a snapshot id, with its own schema.
+    def choose(self, pin: Pin | None, redacted_path: str) -> Selection:
+        """The snapshot and schema that a reference means.
 
-        Raises VersionGoneError, OptionError for a branch or tag that there is not. `shown`: the table in errors.
+        Without a pin and for a branch that is the latest snapshot with the current schema; for a tag, a time or a snapshot id it is that snapshot
+        with its own schema. `redacted_path` names the table in errors. Raises VersionGoneError, and OptionError for a branch or tag that does not exist.
         """
         if pin is None:
-            return self._chosen(None if self._current is None else self._snapshot(self._current, shown), None)
+            return self._select(None if self._current is None else self._snapshot(self._current, redacted_path), None)
         if isinstance(pin, Ref):
-            return self._by_ref(pin, shown)
+            return self._by_ref(pin, redacted_path)
         if isinstance(pin, datetime.datetime):
-            return self._own(self._at(pin, shown))
+            return self._with_own_schema(self._find_by_time(pin, redacted_path))
         if isinstance(pin, int):
-            return self._own(self._snapshot(pin, shown))
-        raise OptionError(f"option lookup.valid-write-ids is for managed tables, not for {shown}")
+            return self._with_own_schema(self._snapshot(pin, redacted_path))
+        raise OptionError(f"option lookup.valid-write-ids is for managed tables, not for {redacted_path}")
 
-    def named(self, digest: str) -> Chosen | None:
+    def find_selection(self, digest: str) -> Selection | None:
         """The snapshot and schema with that digest; None if there are none."""
-        every = [*self.snapshots.values(), None]
-        chosen = (self._chosen(one, id_) for one in every for id_ in {None, None if one is None else one.schema_id})
-        return next((one for one in chosen if one.digest == digest), None)
+        snapshots = [*self.snapshots.values(), None]
+        selections = (
+            self._select(snapshot, schema_id)
+            for snapshot in snapshots
+            for schema_id in {None, None if snapshot is None else snapshot.schema_id}
+        )
+        return next((selection for selection in selections if selection.digest == digest), None)
 
-    def _own(self, snapshot: Snapshot) -> Chosen:
-        return self._chosen(snapshot, snapshot.schema_id)
+    def _with_own_schema(self, snapshot: Snapshot) -> Selection:
+        return self._select(snapshot, snapshot.schema_id)
 
-    def _chosen(self, snapshot: Snapshot | None, schema_id: int | None) -> Chosen:
+    def _select(self, snapshot: Snapshot | None, schema_id: int | None) -> Selection:
         schema = self.schema(schema_id if schema_id in self.schemas else None)
-        said = json.dumps([schema["fields"], self.name_mapping], sort_keys=True)
-        digest = key_of("iceberg", self._place, self.table_id, "" if snapshot is None else str(snapshot.id), said)
-        return Chosen(snapshot, schema, digest)
+        content = json.dumps([schema["fields"], self.name_mapping], sort_keys=True)
+        digest = key_of("iceberg", self._place, self.table_id, "" if snapshot is None else str(snapshot.id), content)
+        return Selection(snapshot, schema, digest)
 
-    def _by_ref(self, ref: Ref, shown: str) -> Chosen:
+    def _by_ref(self, ref: Ref, redacted_path: str) -> Selection:
         refs = self.refs
         if _MAIN not in refs and self._current is not None:
             refs = {**refs, _MAIN: ("branch", self._current)}
         if (ref.kind, ref.name) == ("branch", _MAIN) and _MAIN not in refs:
-            return self.choose(None, shown)  # nothing was committed yet
+            return self.choose(None, redacted_path)  # nothing was committed yet
         kind, snapshot_id = refs.get(ref.name, ("", 0))
         if kind != ref.kind:
-            there = ", ".join(sorted(name for name, (kind, _) in refs.items() if kind == ref.kind))
+            existing_names = ", ".join(sorted(name for name, (kind, _) in refs.items() if kind == ref.kind))
             raise OptionError(
-                f"option lookup.{ref.kind} = {ref.name!r}: {shown} has no such {ref.kind}; it has {there or 'none'}"
+                f"option lookup.{ref.kind} = {ref.name!r}: {redacted_path} has no such {ref.kind}; it has {existing_names or 'none'}"
             )
-        snapshot = self._snapshot(snapshot_id, shown)
-        return self._own(snapshot) if ref.kind == "tag" else self._chosen(snapshot, None)
+        snapshot = self._snapshot(snapshot_id, redacted_path)
+        return self._with_own_schema(snapshot) if ref.kind == "tag" else self._select(snapshot, None)
 
-    def _snapshot(self, snapshot_id: int, shown: str) -> Snapshot:
+    def _snapshot(self, snapshot_id: int, redacted_path: str) -> Snapshot:
         if snapshot_id not in self.snapshots:
-            newest = sorted(self.snapshots.values(), key=lambda one: one.timestamp_ms)[-_SHOWN:]
-            there = ", ".join(str(one.id) for one in newest) or "none"
+            newest = sorted(self.snapshots.values(), key=lambda snapshot: snapshot.timestamp_ms)[-_SNAPSHOTS_NAMED:]
+            existing_ids = ", ".join(str(snapshot.id) for snapshot in newest) or "none"
             raise VersionGoneError(
-                f"{shown} has no snapshot {snapshot_id}: it was expired, or never was one of this table; the newest are {there}"
+                f"{redacted_path} has no snapshot {snapshot_id}: it was expired, or never was one of this table; the newest are {existing_ids}"
             )
         return self.snapshots[snapshot_id]
 
-    def _at(self, at: datetime.datetime, shown: str) -> Snapshot:
+    def _find_by_time(self, at: datetime.datetime, redacted_path: str) -> Snapshot:
         at_ms = (at - _EPOCH) // _MILLISECOND
         # In the order in which they became the current one, also by a rollback; clocks may have been set back.
-        found = [snapshot_id for time_ms, snapshot_id in self._log if time_ms <= at_ms]
-        if not found:
+        snapshot_ids = [snapshot_id for time_ms, snapshot_id in self._log if time_ms <= at_ms]
+        if not snapshot_ids:
             since = (_EPOCH + self._log[0][0] * _MILLISECOND).isoformat() if self._log else "never"
             raise VersionGoneError(
-                f"{shown} has no snapshot of {at.isoformat()} (lookup.timestamp): the first that it tells of is of {since}"
+                f"{redacted_path} has no snapshot of {at.isoformat()} (lookup.timestamp): the first that it tells of is of {since}"
             )
-        return self._snapshot(found[-1], shown)
+        return self._snapshot(snapshot_ids[-1], redacted_path)
 
 
-def _partition_field(found: Any, number: int) -> PartitionField:
-    """`number`: its id, if format 1 does not say it."""
-    sources = found.get("source-ids") or [found.get("source-id")]
+def _partition_field(document: Any, number: int) -> PartitionField:
+    """A field of a partition spec. `number`: its id where format 1 leaves that out."""
+    sources = document.get("source-ids") or [document.get("source-id")]
     source = sources[0] if len(sources) == 1 else None
-    id_ = int(found.get("field-id", number))
-    return PartitionField(id_, None if source is None else int(source), text_of(found["transform"]))
+    id_ = int(document.get("field-id", number))
+    return PartitionField(id_, None if source is None else int(source), text_of(document["transform"]))
 
 
-def _decompressed(data: bytes) -> bytes:
-    """What is in a gzip file. Raises ValueError for more than metadata can be, before it is in memory."""
+def _decompress(data: bytes) -> bytes:
+    """The content of a gzip file. Raises ValueError if it is larger than metadata may be, before it is in memory."""
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
         text = file.read(_TEXT_AT_MOST + 1)
     if len(text) > _TEXT_AT_MOST:
@@ -215,20 +224,20 @@ def _decompressed(data: bytes) -> bytes:
 
 
 def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
-    """The metadata in a file. Raises DamagedFileError that names it, NotSupportedError for what is not known here."""
+    """The metadata in a file. Raises DamagedFileError that names the file, NotSupportedError for a later format."""
     try:
-        text = _decompressed(data) if data[:2] == _GZIP else data
-        shown = redact("path", location)
-        check_room(len(text) * _COPIES, f"{shown}: {len(text)} bytes of Iceberg metadata")
-        return metadata_of_json(location, json.loads(text), place)
+        text = _decompress(data) if data[:2] == _GZIP else data
+        redacted_path = redact("path", location)
+        check_room(len(text) * _COPIES, f"{redacted_path}: {len(text)} bytes of Iceberg metadata")
+        return parse_metadata_json(location, json.loads(text), place)
     except (*UNREADABLE, EOFError, OSError) as problem:
         raise_ours(DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}"), problem)
 
 
-def metadata_of_json(location: str, found: Any, place: str) -> IcebergMetadata:
+def parse_metadata_json(location: str, document: Any, place: str) -> IcebergMetadata:
     """The metadata that a catalog sent, or a file holds. Raises as `parse_metadata`."""
     try:
-        return IcebergMetadata(found, place)
+        return IcebergMetadata(document, place)
     except NotSupportedError as problem:
         raise NotSupportedError(f"{redact('path', place)}, an Iceberg table: {problem}") from None
     except UNREADABLE as problem:

@@ -1,4 +1,4 @@
-"""What an Iceberg file's partition says of its columns: a value, bounds, or a bucket (the specification's "Partition Transforms")."""
+"""What the partition of an Iceberg file tells about its columns: a value, bounds, or a bucket (the specification's "Partition Transforms")."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def python_value(value: Any, iceberg_type: str) -> Any:
 
 
 def is_told_in_text(iceberg_type: str) -> bool:
-    """Whether values of a type come back from text as they were, and are chosen by it: not floats, nor bytes."""
+    """Whether values of a type survive as text, and can be selected by it: not floats, nor bytes."""
     return iceberg_type in _IN_TEXT or iceberg_type.startswith("decimal")
 
 
 def text_of_value(value: Any, iceberg_type: str) -> str:
-    """A partition value as text. Raises one of `decoding.UNREADABLE` for what is none."""
-    found = python_value(value, iceberg_type)
-    if isinstance(found, bool):
-        return str(found).lower()
-    if isinstance(found, bytes):
-        return found.hex()
-    return found.isoformat() if isinstance(found, datetime.date) else str(found)
+    """A partition value as text. Raises one of `decoding.UNREADABLE` for a value of another type."""
+    native_value = python_value(value, iceberg_type)
+    if isinstance(native_value, bool):
+        return str(native_value).lower()
+    if isinstance(native_value, bytes):
+        return native_value.hex()
+    return native_value.isoformat() if isinstance(native_value, datetime.date) else str(native_value)
 
 
 def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
-    """Field id of a column -> its place in a partition, of columns that files are partitioned by as they are."""
+    """Field id of a column -> its place in a partition, for the columns with the identity transform."""
     return {
         field.source: place
         for place, field in enumerate(fields)
@@ -62,26 +62,26 @@ def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
     }
 
 
-def bounds_of_partition(
+def partition_stats(
     field: PartitionField, value: Any, iceberg_type: str, kind: pa.DataType, rows: int
 ) -> ColumnStats | None:
-    """What a field of a partition says of the column that it is made of, in a file of so many rows; None: nothing."""
-    transform, found = field.transform, _WIDTH.fullmatch(field.transform)
-    if transform == "void" or not (transform in ("identity", *_TIMES) or found):
+    """The bounds that a partition value gives its source column, in a file of so many rows; None if it gives none."""
+    transform, width_match = field.transform, _WIDTH.fullmatch(field.transform)
+    if transform == "void" or not (transform in ("identity", *_TIMES) or width_match):
         return None
     if value is None:  # of a null, and of nothing else
         return ColumnStats(None, None, rows, rows)
     with contextlib.suppress(*UNREADABLE, decimal.InvalidOperation):
         if transform == "identity":
-            one = python_value(value, iceberg_type)
-            if isinstance(one, (float, bytes)):
+            native_value = python_value(value, iceberg_type)
+            if isinstance(native_value, (float, bytes)):
                 return None
-            return ColumnStats(one, one, 0, rows)
-        if found and found[1] == "bucket":
-            hashed = iceberg_type != "uuid" and not pa.types.is_decimal(kind)
-            return ColumnStats(None, None, 0, rows, (int(found[2]), int(value))) if hashed else None
-        if found:
-            return _truncated(value, int(found[2]), kind, rows)
+            return ColumnStats(native_value, native_value, 0, rows)
+        if width_match and width_match[1] == "bucket":
+            is_hashed = iceberg_type != "uuid" and not pa.types.is_decimal(kind)
+            return ColumnStats(None, None, 0, rows, (int(width_match[2]), int(value))) if is_hashed else None
+        if width_match:
+            return _truncated_stats(value, int(width_match[2]), kind, rows)
         low, high = widened(*_span(transform, value))  # of files that were added by what their footers say
         if iceberg_type == "date":
             return ColumnStats(low.date(), high.date(), 0, rows)
@@ -106,7 +106,7 @@ def _start(transform: str, number: int) -> datetime.datetime:
     return EPOCH + (datetime.timedelta(days=number) if transform == "day" else datetime.timedelta(hours=number))
 
 
-def _truncated(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnStats | None:
+def _truncated_stats(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnStats | None:
     if isinstance(value, str):
         if len(value) < width:
             return ColumnStats(value, value, 0, rows)
@@ -121,14 +121,14 @@ def _truncated(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnSt
     return ColumnStats(value, value + width - 1, 0, rows) if isinstance(value, int) else None
 
 
-def narrow(one: ColumnStats | None, other: ColumnStats | None) -> ColumnStats | None:
-    """What both bounds of a column say together."""
-    if one is None or other is None:
-        return one if other is None else other
-    lows = [bound for bound in (one.low, other.low) if bound is not None]
-    highs = [bound for bound in (one.high, other.high) if bound is not None]
-    nulls = one.null_count if one.null_count is not None else other.null_count
-    if one.all_null or other.all_null:
-        nulls = one.rows
+def narrow(first: ColumnStats | None, second: ColumnStats | None) -> ColumnStats | None:
+    """The narrowest bounds that follow from two bounds of one column, each of which holds."""
+    if first is None or second is None:
+        return first if second is None else second
+    lows = [low for low in (first.low, second.low) if low is not None]
+    highs = [high for high in (first.high, second.high) if high is not None]
+    nulls = first.null_count if first.null_count is not None else second.null_count
+    if first.all_null or second.all_null:
+        nulls = first.rows
     low, high = max(lows, default=None), min(highs, default=None)
-    return ColumnStats(low, high, nulls, one.rows, one.bucket or other.bucket)
+    return ColumnStats(low, high, nulls, first.rows, first.bucket or second.bucket)

@@ -1,4 +1,4 @@
-"""What PyIceberg is asked of catalogs: where a table's metadata lies."""
+"""Asks a catalog, by PyIceberg, where a table's metadata lies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PointerFileIO(FileIO):
         raise NotSupportedError(f"{location} is not written here")
 
 
-_OURS = {
+_CATALOG_PROPERTIES = {
     "py-io-impl": f"{__name__}.{PointerFileIO.__name__}",
     "init_catalog_tables": "false",  # of an SQL catalog, which is read only here
 }
@@ -54,10 +54,10 @@ _OURS = {
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     """The catalog of that name. Raises OptionError if it is not configured or PyIceberg lacks a part, CatalogUnavailableError."""
     try:
-        catalog = load_catalog(name, **properties, **_OURS)
+        catalog = load_catalog(name, **properties, **_CATALOG_PROPERTIES)
     except (ValueError, NotInstalledError, ImportError) as problem:
         if isinstance(problem, pydantic.ValidationError):
-            raise_ours(_unavailable(name, problem), problem)
+            raise_ours(_unavailable_error(name, problem), problem)
         raise_ours(
             OptionError(
                 f"option lookup.catalog = {name!r}: {problem}. Configure it in .pyiceberg.yaml, in the environment, or by "
@@ -66,7 +66,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
             problem,
         )
     except Exception as problem:
-        raise_ours(_unavailable(name, problem), problem)
+        raise_ours(_unavailable_error(name, problem), problem)
     session = getattr(catalog, "_session", None)
     if session is not None:  # of a REST catalog
         session.hooks["response"].append(_take_table)
@@ -78,8 +78,8 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
 def _take_table(response: Any, *_: object, **__: object) -> None:
     """Take a table out of a REST catalog's answer: PyIceberg would make objects of it all, or refuse what it does not know yet."""
     try:
-        found = json.loads(response.content)
-        location, metadata, _ = found["metadata-location"], found["metadata"], found["metadata"]["format-version"]
+        answer = json.loads(response.content)
+        location, metadata, _ = answer["metadata-location"], answer["metadata"], answer["metadata"]["format-version"]
     except UNREADABLE:
         return
     if response.status_code == _OK and isinstance(location, str):
@@ -90,16 +90,16 @@ def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, 
     """See `table.catalog.Catalog.load`."""
     try:
         catalog.load_table(table)
-    except _PointerError as found:
-        return found.location, found.metadata
+    except _PointerError as pointer:
+        return pointer.location, pointer.metadata
     except _NOT_THERE as problem:
         raise_ours(UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {problem}"), problem)
     except NotInstalledError as problem:
         raise_ours(OptionError(f"option lookup.catalog = {name!r}: {problem}"), problem)
     except Exception as problem:
-        raise_ours(_unavailable(name, problem), problem)
-    raise _unavailable(name, ValueError("it sends no metadata"))
+        raise_ours(_unavailable_error(name, problem), problem)
+    raise _unavailable_error(name, ValueError("it sends no metadata"))
 
 
-def _unavailable(name: str, problem: Exception) -> CatalogUnavailableError:
+def _unavailable_error(name: str, problem: Exception) -> CatalogUnavailableError:
     return CatalogUnavailableError(f"the Iceberg catalog {name!r} gave no answer: {type(problem).__name__}: {problem}")

@@ -1,4 +1,4 @@
-"""An Iceberg table's columns: as Arrow types, and by which field ids and names its files have them."""
+"""An Iceberg table's columns: their Arrow types, and the field ids and names that they have in its files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FIXED = re.compile(r"fixed\[\s*\d+\s*\]")
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column that is no struct, list or map, and lies in none of the latter two: `path` are the names on the way to it."""
+    """A column of a primitive type that is not inside a list or map. `path`: the names of the structs that it is in, and its own."""
 
     field_id: int
     path: tuple[str, ...]
@@ -44,49 +44,57 @@ class Column:
 
 
 def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
-    """The columns of a schema, as Spark takes them; one of a type that is not known here is of an `unreadable_type`."""
+    """The columns of a schema, in the types that Spark reads them as. A column of an unknown type gets an `unreadable_type`."""
     names = [text_of(field["name"]) for field in schema["fields"]]
-    types = [type_of_column(_type_of, field["type"], field["name"]) for field in schema["fields"]]
+    types = [type_of_column(_parse_type, field["type"], field["name"]) for field in schema["fields"]]
     return lenient_schema(pa.schema(list(zip(names, types, strict=True))))
 
 
-def _type_of(found: Any, depth: int = 0) -> pa.DataType:
+def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
     if depth > MOST_NESTED:
         raise NotSupportedError(f"a type nested more than {MOST_NESTED} deep")
     depth += 1
-    if isinstance(found, str):
-        if found in _TYPES:
-            return _TYPES[found]
-        decimal = _DECIMAL.fullmatch(found)
+    if isinstance(definition, str):
+        if definition in _TYPES:
+            return _TYPES[definition]
+        decimal = _DECIMAL.fullmatch(definition)
         if decimal is not None and len(decimal[1]) <= 2 and 0 < int(decimal[1]) <= 38 and len(decimal[2]) <= 2:
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
-        if _FIXED.fullmatch(found):
+        if _FIXED.fullmatch(definition):
             return pa.binary()
-    elif isinstance(found, dict):
-        kind = found.get("type")
+    elif isinstance(definition, dict):
+        kind = definition.get("type")
         if kind == "struct":
-            return pa.struct([pa.field(text_of(f["name"]), _type_of(f["type"], depth)) for f in found["fields"]])
+            return pa.struct(
+                [pa.field(text_of(f["name"]), _parse_type(f["type"], depth)) for f in definition["fields"]]
+            )
         if kind == "list":
-            return pa.list_(pa.field("element", _type_of(found["element"], depth)))
+            return pa.list_(pa.field("element", _parse_type(definition["element"], depth)))
         if kind == "map":
-            return pa.map_(_type_of(found["key"], depth), pa.field("value", _type_of(found["value"], depth)))
-    raise NotSupportedError(f"type {show(found)}")
+            return pa.map_(
+                _parse_type(definition["key"], depth), pa.field("value", _parse_type(definition["value"], depth))
+            )
+    raise NotSupportedError(f"type {show(definition)}")
 
 
 def stored_columns(schema: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> tuple[StoredColumn, ...]:
-    """How files have the columns: by field id, and in files without ids by the names of a mapping (None: there is none)."""
+    """How files store the columns: by field id, and in files without ids by the names in `name_mapping` (None: there is no mapping)."""
     return tuple(stored_column(field, name_mapping) for field in schema["fields"])
 
 
 def stored_column(field: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> StoredColumn:
-    return _stored(text_of(field["name"]), int(field["id"]), field["type"], field.get("initial-default"), name_mapping)
+    return _make_stored_column(
+        text_of(field["name"]), int(field["id"]), field["type"], field.get("initial-default"), name_mapping
+    )
 
 
-def _stored(name: str, field_id: int, kind: Any, default: Any, mapping: Sequence[Any] | None) -> StoredColumn:
-    said: Mapping[str, Any] = next((one for one in mapping or () if one.get("field-id") == field_id), {})
-    inner = None if mapping is None else said.get("fields") or []
+def _make_stored_column(
+    name: str, field_id: int, kind: Any, default: Any, mapping: Sequence[Any] | None
+) -> StoredColumn:
+    mapped_field: Mapping[str, Any] = next((entry for entry in mapping or () if entry.get("field-id") == field_id), {})
+    inner = None if mapping is None else mapped_field.get("fields") or []
     text = None if default is None else default if isinstance(default, str) else json.dumps(default)
-    names = None if mapping is None else texts_of(said.get("names") or [])
+    names = None if mapping is None else texts_of(mapped_field.get("names") or [])
     parts = tuple(_parts(kind, inner))
     return StoredColumn(name, name, field_id, parts, names, text, kind == "uuid")
 
@@ -96,28 +104,28 @@ def _parts(kind: Any, mapping: Sequence[Any] | None) -> Iterator[StoredColumn]:
     if shape == "struct":
         yield from (stored_column(field, mapping) for field in kind["fields"])
     elif shape == "list":
-        yield _stored("element", int(kind["element-id"]), kind["element"], None, mapping)
+        yield _make_stored_column("element", int(kind["element-id"]), kind["element"], None, mapping)
     elif shape == "map":
-        yield _stored("key", int(kind["key-id"]), kind["key"], None, mapping)
-        yield _stored("value", int(kind["value-id"]), kind["value"], None, mapping)
+        yield _make_stored_column("key", int(kind["key-id"]), kind["key"], None, mapping)
+        yield _make_stored_column("value", int(kind["value-id"]), kind["value"], None, mapping)
 
 
 def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Column]:
-    """The columns of a schema that have bounds, or may be partitioned by; those of unknown types are left out."""
+    """The columns of a schema that can have bounds or partitions; columns of unknown types are left out."""
     for field in schema["fields"]:
         kind, names = field["type"], (*path, text_of(field["name"]))
         if isinstance(kind, dict) and kind.get("type") == "struct":
             yield from flat_columns(kind, names)
         elif isinstance(kind, str):
             try:
-                yield Column(int(field["id"]), names, kind, _type_of(kind))
+                yield Column(int(field["id"]), names, kind, _parse_type(kind))
             except NotSupportedError:
                 continue
 
 
 def find_field(schemas: Sequence[Mapping[str, Any]], field_id: int) -> tuple[Mapping[str, Any], ...]:
-    """The field of that id in the first of the schemas that has it, after the structs that it lies in; empty if none has."""
-    return next((found for schema in schemas if (found := _find(schema["fields"], field_id))), ())
+    """The structs that lead to a field, and the field, in the first schema that has one with that id; empty if none has."""
+    return next((field_path for schema in schemas if (field_path := _find(schema["fields"], field_id))), ())
 
 
 def _find(fields: Sequence[Mapping[str, Any]], field_id: int) -> tuple[Mapping[str, Any], ...]:

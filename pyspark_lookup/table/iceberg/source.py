@@ -28,11 +28,11 @@ from pyspark_lookup.table.iceberg.entries import Entry, Manifest
 from pyspark_lookup.table.iceberg.files import IcebergFiles
 from pyspark_lookup.table.iceberg.locations import Locations, plain_location
 from pyspark_lookup.table.iceberg.metadata import (
-    Chosen,
     IcebergMetadata,
+    Selection,
     Snapshot,
-    metadata_of_json,
     parse_metadata,
+    parse_metadata_json,
 )
 from pyspark_lookup.table.iceberg.pointer import (
     HINT,
@@ -41,7 +41,7 @@ from pyspark_lookup.table.iceberg.pointer import (
     Pointer,
     read_pointer,
 )
-from pyspark_lookup.table.model import Rewrites, Table, TableVersion, VersionMetadata, metadata_of, names_of_rows
+from pyspark_lookup.table.model import Rewrites, Table, TableVersion, VersionMetadata, names_of_rows, require_metadata
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
 
 _READER = "pyspark_lookup.table.iceberg.manifests"
@@ -55,21 +55,21 @@ _HINT_WAITS_S = (0.01, 0.03, 0.1)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seen:
-    """What a pointer led to: the digest of the version that a table's reference means."""
+class _PointerRecord:
+    """What is on record of a table's reference: the pointer that was read last, and the digest of the version that it led to."""
 
     pointer: Pointer
     digest: str
 
     @classmethod
-    def from_json(cls, found: Any) -> _Seen:
-        """Raises TypeError or ValueError for what is none."""
-        pointer, digest = found
+    def from_json(cls, record: Any) -> _PointerRecord:
+        """What `IcebergSource._remember` wrote. Raises TypeError or ValueError for anything else."""
+        pointer, digest = record
         return cls(Pointer.from_json(pointer), name_of(digest))
 
 
 class IcebergSource(VersionSource):
-    """An Iceberg table, as a catalog, a version hint or a metadata file points to it. Its files are never written anew.
+    """The versions of Iceberg tables, which a catalog, a version hint or a metadata file points to. A file is never rewritten in place.
 
     PyIceberg is imported where a catalog is asked and where manifests are read: not where a version is on record.
     """
@@ -89,8 +89,8 @@ class IcebergSource(VersionSource):
 
     @classmethod
     def kind_of_url(cls, url: str) -> str | None:
-        named = url.startswith(CATALOG_SCHEME) or url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz"))
-        return cls.kinds[0] if named else None
+        is_iceberg = url.startswith(CATALOG_SCHEME) or url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz"))
+        return cls.kinds[0] if is_iceberg else None
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
@@ -100,7 +100,7 @@ class IcebergSource(VersionSource):
         return any(file.url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")) for file in files)
 
     @classmethod
-    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         if not isinstance(status, Listing) or METADATA_DIRECTORY not in status.directories:
             return None
         names = {file.url for file in status.files}
@@ -115,146 +115,178 @@ class IcebergSource(VersionSource):
 
     def current(self, question: Question) -> Answer:
         table = question.table
-        seen = self._seen(table)
-        pointer, sent = self._point(table, None if seen is None else seen.pointer)
-        if seen is not None and seen.pointer == pointer and question.gone != seen.digest:
-            known = self._known(table, seen.digest)
-            if known is not None:
-                if pointer.settled and not seen.pointer.settled:  # so that the next look will do
-                    self._remember(table, _Seen(pointer, seen.digest))
-                return Answer(known, question.started_s)
+        pointer_record = self._read_record(table)
+        pointer, sent_metadata = self._find_pointer(table, None if pointer_record is None else pointer_record.pointer)
+        if (
+            pointer_record is not None
+            and pointer_record.pointer == pointer
+            and question.gone_digest != pointer_record.digest
+        ):
+            cached_version = self._find_cached(table, pointer_record.digest)
+            if cached_version is not None:
+                if pointer.settled and not pointer_record.pointer.settled:  # so that the next look will do
+                    self._remember(table, _PointerRecord(pointer, pointer_record.digest))
+                return Answer(cached_version, question.started_s)
         for last in (False,) * (_POINTERS_TRIED - 1) + (True,):
             try:
-                metadata = self._read_metadata(table, pointer, sent)
-                version = self._version(table, metadata, metadata.choose(table.pinned, self._shown(table)))
+                metadata = self._read_metadata(table, pointer, sent_metadata)
+                version = self._version(table, metadata, metadata.choose(table.pinned, self._redact_path(table)))
                 break
             except DamagedFileError as problem:
                 # It may have been expired since the pointer was read; then another one is the current one.
                 if last or not isinstance(problem.__cause__, (UfsNotFoundError, SourceChangedError)):
                     raise
-                before, (pointer, sent) = pointer, self._point(table, None)
-                if pointer == before:
+                last_pointer, (pointer, sent_metadata) = pointer, self._find_pointer(table, None)
+                if pointer == last_pointer:
                     raise
-        if question.gone in (version.digest, _resized(version.digest)):
+        if question.gone_digest in (version.digest, _resized_digest(version.digest)):
             version = self._keep(table, self._with_true_sizes(version))
-        self._remember(table, _Seen(pointer, version.digest))
+        self._remember(table, _PointerRecord(pointer, version.digest))
         return Answer(version, question.started_s)
 
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        metadata = self._read_metadata(table, *self._point(table, self._pointers.get(table.url)))
-        chosen = metadata.named(digest)
-        return [] if chosen is None else [self._version(table, metadata, chosen)]
+        metadata = self._read_metadata(table, *self._find_pointer(table, self._pointers.get(table.url)))
+        selection = metadata.find_selection(digest)
+        return [] if selection is None else [self._version(table, metadata, selection)]
 
     def _with_true_sizes(self, version: TableVersion) -> TableVersion:
-        """A version of which a file could not be read, with the files' sizes as the store has them: those of edited tables are others.
+        """The version with the sizes that the store has of its files, after a file could not be read: tools that edit a table's metadata may leave
+        wrong sizes in it.
 
         Raises SourceChangedError for a file that is not there.
         """
         assert version.metadata is not None
         try:
-            sizes = {one.url: self._ufs.get_meta(one.url).size for one in (*version.files, *_delete_files(version))}
+            sizes = {file.url: self._ufs.get_meta(file.url).size for file in (*version.files, *_delete_files(version))}
         except UfsNotFoundError:
             return version
-        deletes = {one.name: dataclasses.replace(one, size=sizes[one.url]) for one in _delete_files(version)}
+        resized_deletes = {
+            deletes.name: dataclasses.replace(deletes, size=sizes[deletes.url]) for deletes in _delete_files(version)
+        }
         files = tuple(
             dataclasses.replace(
-                file, size=sizes[file.url], deletes=tuple(deletes.get(one.name, one) for one in file.deletes)
+                file,
+                size=sizes[file.url],
+                deletes=tuple(resized_deletes.get(deletes.name, deletes) for deletes in file.deletes),
             )
             for file in version.files
         )
-        if files == version.files and [*deletes.values()] == _delete_files(version):
+        if files == version.files and [*resized_deletes.values()] == _delete_files(version):
             return version
-        digest = _resized(version.metadata.digest)
+        digest = _resized_digest(version.metadata.digest)
         return dataclasses.replace(version, files=files, metadata=dataclasses.replace(version.metadata, digest=digest))
 
-    def _shown(self, table: Table) -> str:
+    def _redact_path(self, table: Table) -> str:
         return redact("path", table.url)
 
-    def _known(self, table: Table, digest: str) -> TableVersion | None:
-        """A version that this process or host knows. No store call."""
+    def _find_cached(self, table: Table, digest: str) -> TableVersion | None:
+        """The version of that digest, if this process or host has it; else None. No store call."""
         return self._versions.get((table.id, digest)) or self._parts.host.files(table, digest)
 
     def _keep(self, table: Table, version: TableVersion) -> TableVersion:
-        kept = list(self._versions.items())[-_VERSIONS_KEPT + 1 :]
-        self._versions = {**dict(kept), (table.id, version.digest): version}
+        recent = list(self._versions.items())[-_VERSIONS_KEPT + 1 :]
+        self._versions = {**dict(recent), (table.id, version.digest): version}
         return version
 
-    def _version(self, table: Table, metadata: IcebergMetadata, chosen: Chosen) -> TableVersion:
-        known = self._known(table, chosen.digest)
-        if known is not None:
-            return self._keep(table, known)
-        shown = self._shown(table)
-        place = "" if chosen.snapshot is None else f", snapshot {chosen.snapshot.id}"
+    def _version(self, table: Table, metadata: IcebergMetadata, selection: Selection) -> TableVersion:
+        cached_version = self._find_cached(table, selection.digest)
+        if cached_version is not None:
+            return self._keep(table, cached_version)
+        redacted_path = self._redact_path(table)
+        place = "" if selection.snapshot is None else f", snapshot {selection.snapshot.id}"
         try:
-            return self._keep(table, self._build(table, metadata, chosen))
+            return self._keep(table, self._build(table, metadata, selection))
         except NotSupportedError as problem:
-            raise NotSupportedError(f"{shown}{place} of an Iceberg table: {problem}") from None
+            raise NotSupportedError(f"{redacted_path}{place} of an Iceberg table: {problem}") from None
         except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
-            raise_ours(DamagedFileError(f"{problem}: {shown}{place} of an Iceberg table"), problem)
+            raise_ours(DamagedFileError(f"{problem}: {redacted_path}{place} of an Iceberg table"), problem)
         except UNREADABLE as problem:
-            raise_ours(DamagedFileError(f"{shown}{place} of an Iceberg table: {problem}"), problem)
+            raise_ours(DamagedFileError(f"{redacted_path}{place} of an Iceberg table: {problem}"), problem)
 
-    def _build(self, table: Table, metadata: IcebergMetadata, chosen: Chosen) -> TableVersion:
+    def _build(self, table: Table, metadata: IcebergMetadata, selection: Selection) -> TableVersion:
         locations = self._locations(table, metadata)
-        files = IcebergFiles(table.url, metadata, chosen, locations)
-        snapshot = chosen.snapshot
-        found = files.files([] if snapshot is None else self._entries(snapshot, locations))
+        files = IcebergFiles(table.url, metadata, selection, locations)
+        snapshot = selection.snapshot
+        data_files = files.files([] if snapshot is None else self._entries(snapshot, locations))
         number = None if snapshot is None or snapshot.id >= 2**63 else snapshot.id  # which some writers have
-        schema, partitions = text_of_schema(files.schema), files.partitions(found)
-        described = VersionMetadata(metadata.table_id, None, "", chosen.digest, (), schema, partitions, (), number)
-        version = TableVersion(table.id, found, described)
+        schema, partitions = text_of_schema(files.schema), files.partitions(data_files)
+        version_metadata = VersionMetadata(
+            metadata.table_id, None, "", selection.digest, (), schema, partitions, (), number
+        )
+        version = TableVersion(table.id, data_files, version_metadata)
         rewrites = self._rewrites(table, metadata, snapshot, version)
-        return dataclasses.replace(version, metadata=dataclasses.replace(described, rewrites=rewrites))
+        return dataclasses.replace(version, metadata=dataclasses.replace(version_metadata, rewrites=rewrites))
 
     def _rewrites(
         self, table: Table, metadata: IcebergMetadata, snapshot: Snapshot | None, version: TableVersion
     ) -> Rewrites:
-        """The compactions in a version: of those before it as the last version known here has them, and its own."""
+        """The compactions in a version: those of the version that this host knew before it, and those since."""
         record = self._parts.host.last(table)
-        before = None if record is None else self._known(table, record["digest"])
-        if before is None or before.metadata is None or before.metadata.table_id != metadata.table_id:
+        earlier_version = None if record is None else self._find_cached(table, record["digest"])
+        if (
+            earlier_version is None
+            or earlier_version.metadata is None
+            or earlier_version.metadata.table_id != metadata.table_id
+        ):
             return ()
-        rewrites, at = before.metadata.rewrites, snapshot
-        while at is not None and at.id != before.number and at.operation == _REPLACE:
+        rewrites, at = earlier_version.metadata.rewrites, snapshot
+        while at is not None and at.id != earlier_version.number and at.operation == _REPLACE:
             at = None if at.parent is None else metadata.snapshots.get(at.parent)
-        if at is not None and at is not snapshot and at.id == before.number:
-            now, then = names_of_rows(version), names_of_rows(before)
-            rewrites = (*rewrites, (tuple(sorted(now - then)), tuple(sorted(then - now)))) if now != then else rewrites
+        if at is not None and at is not snapshot and at.id == earlier_version.number:
+            current_names, earlier_names = names_of_rows(version), names_of_rows(earlier_version)
+            rewrites = (
+                (
+                    *rewrites,
+                    (tuple(sorted(current_names - earlier_names)), tuple(sorted(earlier_names - current_names))),
+                )
+                if current_names != earlier_names
+                else rewrites
+            )
         return rewrites[-_REWRITES_KEPT:]
 
     # --- files ------------------------------------------------------------------------------------
 
-    def _point(self, table: Table, known: Pointer | None) -> tuple[Pointer, dict[str, Any] | None]:
-        """Where the table's metadata lies now, and the metadata, if a catalog has sent it. One call."""
+    def _find_pointer(self, table: Table, last_pointer: Pointer | None) -> tuple[Pointer, dict[str, Any] | None]:
+        """(where the table's metadata lies now, the metadata itself if a catalog has sent it). One call."""
         if table.url.startswith(CATALOG_SCHEME):
             if self._parts.catalog is None:
-                raise OptionError(f"{self._shown(table)} is a table of a catalog: set lookup.catalog")
-            location, sent = self._parts.catalog.load(table.url.removeprefix(CATALOG_SCHEME).partition("/")[2])
-            pointer = Pointer(location, table_id=None if sent is None else sent.get("table-uuid"))
+                raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
+            location, sent_metadata = self._parts.catalog.load(table.url.removeprefix(CATALOG_SCHEME).partition("/")[2])
+            pointer = Pointer(location, table_id=None if sent_metadata is None else sent_metadata.get("table-uuid"))
         elif self.kind_of_url(table.url) is not None:
             file = self._ufs.get_meta(table.url)
-            pointer, sent = Pointer.of(file.url, file, file.size), None
+            pointer, sent_metadata = Pointer.from_file(file.url, file, file.size), None
         else:
             try:
-                pointer, sent = self._read_pointer(table.url, known or self._pointers.get(table.url)), None
+                pointer, sent_metadata = (
+                    self._read_pointer(table.url, last_pointer or self._pointers.get(table.url)),
+                    None,
+                )
             except UfsNotFoundError:
                 raise UfsNotFoundError(
-                    f"{self._shown(table)} has no {METADATA_DIRECTORY}/{HINT}: name the table of a catalog (lookup.catalog) or its "
+                    f"{self._redact_path(table)} has no {METADATA_DIRECTORY}/{HINT}: name the table of a catalog (lookup.catalog) or its "
                     "metadata file"
                 ) from None
         self._pointers = {**self._pointers, table.url: pointer}
-        return pointer, sent
+        return pointer, sent_metadata
 
-    def _read_pointer(self, url: str, known: Pointer | None) -> Pointer:
-        """As `read_pointer`, once no commit or clean-up comes in between. Of a table that is known the hint may be missing for an instant."""
-        passing = (SourceChangedError, DamagedFileError, *(() if known is None else (UfsNotFoundError,)))
+    def _read_pointer(self, url: str, last_pointer: Pointer | None) -> Pointer:
+        """The pointer in the table's hint, read again where a commit or a clean-up came in between.
+
+        Writers replace the hint, so that of a table that was there before it may be missing for an instant.
+        """
+        transient_errors = (
+            SourceChangedError,
+            DamagedFileError,
+            *(() if last_pointer is None else (UfsNotFoundError,)),
+        )
         for wait_s in _HINT_WAITS_S:
-            with contextlib.suppress(*passing):
-                return read_pointer(self._ufs, url, known)
+            with contextlib.suppress(*transient_errors):
+                return read_pointer(self._ufs, url, last_pointer)
             self._parts.context.clock.sleep(wait_s)
-        return read_pointer(self._ufs, url, known)
+        return read_pointer(self._ufs, url, last_pointer)
 
     def _locations(self, table: Table, metadata: IcebergMetadata) -> Locations:
         if table.url.startswith(CATALOG_SCHEME):
@@ -270,74 +302,93 @@ class IcebergSource(VersionSource):
             return Locations(metadata.location, self._ufs.url_of(metadata.location))
         return Locations(metadata.location, root)
 
-    def _read_metadata(self, table: Table, pointer: Pointer, sent: dict[str, Any] | None) -> IcebergMetadata:
-        said_by, known = self._metadata.get(table.url, (None, None))
-        if known is None or said_by != pointer:
-            if sent is not None:
-                known = metadata_of_json(pointer.location, sent, table.url)
+    def _read_metadata(self, table: Table, pointer: Pointer, sent_metadata: dict[str, Any] | None) -> IcebergMetadata:
+        last_pointer, metadata = self._metadata.get(table.url, (None, None))
+        if metadata is None or last_pointer != pointer:
+            if sent_metadata is not None:
+                metadata = parse_metadata_json(pointer.location, sent_metadata, table.url)
             else:
                 url = self._ufs.url_of(pointer.location)
                 try:
                     size = self._ufs.get_meta(url).size if pointer.size is None else pointer.size
                     data = self._ufs.read_ranges(FileVersion(url, size, IMMUTABLE), [(0, size)])[0]
                 except (UfsNotFoundError, SourceChangedError) as problem:
-                    raise_ours(DamagedFileError(f"{problem}: {self._shown(table)}, an Iceberg table"), problem)
-                known = parse_metadata(pointer.location, data, table.url)
-            self._metadata = {**self._metadata, table.url: (pointer, known)}
-        return known
+                    raise_ours(DamagedFileError(f"{problem}: {self._redact_path(table)}, an Iceberg table"), problem)
+                metadata = parse_metadata(pointer.location, data, table.url)
+            self._metadata = {**self._metadata, table.url: (pointer, metadata)}
+        return metadata
 
     def _entries(self, snapshot: Snapshot, locations: Locations) -> list[Entry]:
-        """The live files of a snapshot: what is new costs the manifest list and the manifests that nobody here has read."""
+        """The live files of a snapshot. Reads its manifest list, and those of its manifests that this process has not read before."""
         reader = _import()
         if snapshot.manifest_list is None:
             manifests = [Manifest(location, None, None, 0) for location in snapshot.manifests]
         else:
-            url = locations.url_of(snapshot.manifest_list)
+            url = locations.resolve_url(snapshot.manifest_list)
             manifests = reader.read_manifest_list(url, self._read_whole([(url, None)])[0])
         new = [manifest for manifest in manifests if manifest.location not in self._manifests]
         try:
-            data = self._read_whole([(locations.url_of(one.location), one.length) for one in new])
-            found = {one.location: reader.read_manifest(one, content) for one, content in zip(new, data, strict=True)}
+            data = self._read_whole([(locations.resolve_url(manifest.location), manifest.length) for manifest in new])
+            new_entries = {
+                manifest.location: reader.read_manifest(manifest, content)
+                for manifest, content in zip(new, data, strict=True)
+            }
         except (
             SourceChangedError,
             DamagedFileError,
         ):  # of tables whose metadata was edited, lists do not say true lengths
-            data = self._read_whole([(locations.url_of(one.location), None) for one in new])
-            found = {one.location: reader.read_manifest(one, content) for one, content in zip(new, data, strict=True)}
-        kept = {one.location: self._manifests[one.location] for one in manifests if one.location in self._manifests}
-        self._manifests = dict(list({**kept, **found}.items())[-_MANIFESTS_KEPT:])
-        return [entry for one in manifests for entry in (found.get(one.location) or kept.get(one.location) or ())]
+            data = self._read_whole([(locations.resolve_url(manifest.location), None) for manifest in new])
+            new_entries = {
+                manifest.location: reader.read_manifest(manifest, content)
+                for manifest, content in zip(new, data, strict=True)
+            }
+        cached_entries = {
+            manifest.location: self._manifests[manifest.location]
+            for manifest in manifests
+            if manifest.location in self._manifests
+        }
+        self._manifests = dict(list({**cached_entries, **new_entries}.items())[-_MANIFESTS_KEPT:])
+        return [
+            entry
+            for manifest in manifests
+            for entry in (new_entries.get(manifest.location) or cached_entries.get(manifest.location) or ())
+        ]
 
-    def _read_whole(self, wanted: Sequence[tuple[str, int | None]]) -> list[bytes]:
-        """Files that never change, by URL and size (None: to be asked), through the block cache."""
+    def _read_whole(self, requested_files: Sequence[tuple[str, int | None]]) -> list[bytes]:
+        """The contents of files that never change, through the block cache. Each is given by URL and size (None: the store is asked)."""
         blocks = self._parts.blocks
         files = [
-            FileVersion(url, self._ufs.get_meta(url).size if size is None else size, IMMUTABLE) for url, size in wanted
+            FileVersion(url, self._ufs.get_meta(url).size if size is None else size, IMMUTABLE)
+            for url, size in requested_files
         ]
-        located = [blocks.get_blocks_and_locations(file.url, file) for file in files]
-        return [bytes(parts[0]) for parts in blocks.read([(one, [(0, one.file.size)]) for one in located])]
+        locations = [blocks.get_blocks_and_locations(file.url, file) for file in files]
+        return [
+            bytes(parts[0]) for parts in blocks.read([(location, [(0, location.file.size)]) for location in locations])
+        ]
 
     # --- what this host has seen ------------------------------------------------------------------
 
     def _key(self, table: Table) -> str:
         return key_of("iceberg", table.id)
 
-    def _seen(self, table: Table) -> _Seen | None:
+    def _read_record(self, table: Table) -> _PointerRecord | None:
         disk = self._parts.context.disk
-        return None if disk is None else disk.get_record("iceberg", self._key(table), _Seen.from_json)
+        return None if disk is None else disk.get_record("iceberg", self._key(table), _PointerRecord.from_json)
 
-    def _remember(self, table: Table, seen: _Seen) -> None:
+    def _remember(self, table: Table, pointer_record: _PointerRecord) -> None:
         disk = self._parts.context.disk
         if disk is not None:
             try:
-                disk.replace_record("iceberg", self._key(table), [seen.pointer.to_json(), seen.digest])
+                disk.replace_record(
+                    "iceberg", self._key(table), [pointer_record.pointer.to_json(), pointer_record.digest]
+                )
             except OSError:
                 self._parts.context.metrics.inc("cacheFailureCount")
 
     # --- what views show --------------------------------------------------------------------------
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
-        metadata = self._read_metadata(table, *self._point(table, self._pointers.get(table.url)))
+        metadata = self._read_metadata(table, *self._find_pointer(table, self._pointers.get(table.url)))
         return [
             {
                 "version": snapshot.id,
@@ -347,24 +398,24 @@ class IcebergSource(VersionSource):
                 "files_added": _count(snapshot, "added-data-files"),
                 "rows_added": _count(snapshot, "added-records"),
             }
-            for snapshot in sorted(metadata.snapshots.values(), key=lambda one: one.timestamp_ms)
+            for snapshot in sorted(metadata.snapshots.values(), key=lambda snapshot: snapshot.timestamp_ms)
         ]
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
         _, metadata = self._metadata.get(table.url, (None, None))
-        own = metadata_of(table, version)
-        shown: dict[str, Any] = {"table_id": own.table_id, "snapshot_id": own.number}
+        version_metadata = require_metadata(table, version)
+        details: dict[str, Any] = {"table_id": version_metadata.table_id, "snapshot_id": version_metadata.number}
         if metadata is not None:
-            shown |= {"format_version": metadata.format, "properties": metadata.properties}
-        return shown
+            details |= {"format_version": metadata.format, "properties": metadata.properties}
+        return details
 
 
-def _resized(digest: str) -> str:
+def _resized_digest(digest: str) -> str:
     return key_of("resized", digest)
 
 
 def _delete_files(version: TableVersion) -> list[PositionDeletes | EqualityDeletes]:
-    return [one for one in version.deletes if isinstance(one, (PositionDeletes, EqualityDeletes))]
+    return [deletes for deletes in version.deletes if isinstance(deletes, (PositionDeletes, EqualityDeletes))]
 
 
 def _count(snapshot: Snapshot, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The notification log of a managed table (Hive's): events, the state they add up to, and the log in the store."""
+"""The notification log of a managed table (after Hive's): its events, the state that they add up to, and the log in the store."""
 
 from pyspark_lookup.table.log.events import (
     Abort,

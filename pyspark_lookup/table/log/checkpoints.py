@@ -1,4 +1,4 @@
-"""`Checkpoints`: states of a managed table's log in the store, and how JSON holds one, also in a host's records."""
+"""`Checkpoints`: states of a managed table's log in the store, and a state's JSON form, also in a host's records."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pyspark_lookup.table.log.events import (
     FORMAT,
     WriteMode,
     definition_json,
-    definition_of,
-    files_of,
-    id_of,
     parse,
+    parse_definition,
+    parse_files,
+    parse_table_id,
     seal,
 )
 from pyspark_lookup.table.log.state import TableState
@@ -29,11 +29,11 @@ from pyspark_lookup.table.log.writes import Change, TableWrite, TableWrites
 
 _log = logging.getLogger("pyspark_lookup.notifications")
 _EVERY = 50  # events
-_KEPT = 3
+_CHECKPOINTS_KEPT = 3
 
 
 class Checkpoints:
-    """The checkpoints of the table at `url`: of its last events, and at the end of each page of the log."""
+    """The checkpoints of the table at `url`: a few of the latest, and one at the end of each page of the log."""
 
     def __init__(self, ufs: Ufs, url: str) -> None:
         self._ufs = ufs
@@ -43,46 +43,49 @@ class Checkpoints:
         return f"{self._directory}/{10**DIGITS - position:0{DIGITS}d}.json"  # the newest comes first
 
     def newest_first(self) -> Iterator[TableState]:
-        """Those that can be read, the newest first."""
-        for at_most in (_KEPT, None):
+        """The checkpoints' states, the newest first; a checkpoint that is damaged or gone is left out, with a warning in the log."""
+        for at_most in (_CHECKPOINTS_KEPT, None):
             try:
-                listed = self._ufs.list_files(self._directory, after="", at_most=at_most)
+                files = self._ufs.list_files(self._directory, after="", at_most=at_most)
             except UfsNotFoundError:
                 return
-            for file in listed[0 if at_most else _KEPT :]:
+            for file in files[0 if at_most else _CHECKPOINTS_KEPT :]:
                 try:
                     (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
-                    yield state_of_bytes(data, redact("path", file.url))
+                    yield parse_state(data, redact("path", file.url))
                 except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
                     _log.warning("reading an older checkpoint of the log, or from its beginning: %s", problem)
-            if len(listed) < _KEPT:
+            if len(files) < _CHECKPOINTS_KEPT:
                 break
 
     def read(self, position: int) -> TableState:
-        """The one at a position. Raises UfsNotFoundError or SourceChangedError if it is not there, DamagedFileError."""
+        """The state in the checkpoint at a position. Raises UfsNotFoundError or SourceChangedError if there is none, DamagedFileError."""
         file = self._ufs.get_meta(self._path(position))
         (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
-        return state_of_bytes(data, redact("path", file.url))
+        return parse_state(data, redact("path", file.url))
 
     def page_ends(self, page: int) -> list[int]:
-        """The positions at the ends of pages of so many events that there are checkpoints of, ascending: one LIST."""
+        """The positions of the checkpoints that end a page, ascending. One LIST. `page`: the number of events in a page."""
         try:
-            listed = self._ufs.list_files(self._directory)
+            files = self._ufs.list_files(self._directory)
         except UfsNotFoundError:
             return []
-        names = (file.url.rsplit("/", 1)[-1].removesuffix(".json") for file in listed)
-        found = (10**DIGITS - int(name) for name in names if name.isdecimal())
-        return sorted(position for position in found if position % page == 0)
+        names = (file.url.rsplit("/", 1)[-1].removesuffix(".json") for file in files)
+        positions = (10**DIGITS - int(name) for name in names if name.isdecimal())
+        return sorted(position for position in positions if position % page == 0)
 
     def put_if_due(self, state: TableState) -> bool:
-        """Put one of a state that is at such a position; whether it ends a page. Without it reading the log takes longer, no more."""
+        """Write a checkpoint if the state is at a position that gets one. Returns whether that position ends a page.
+
+        A failure to write is ignored: without the checkpoint, reading the log only takes longer.
+        """
         every = math.gcd(_EVERY, state.page)
         if state.position % every:
             return False
         with contextlib.suppress(UfsError):
             self._ufs.put_if_absent(self._path(state.position), seal(state_to_json(state)))
-            # Who has just listed it may still read the one before.
-            old = state.position - _KEPT * every
+            # The latest few stay: a reader that listed them before this one was written may still be reading one of them.
+            old = state.position - _CHECKPOINTS_KEPT * every
             if old > 0 and old % state.page:
                 self._ufs.delete(self._path(old))
         return state.position % state.page == 0
@@ -131,31 +134,31 @@ def state_to_json(state: TableState) -> dict[str, Any]:
     }
 
 
-def state_of_json(found: Mapping[str, Any], origin: str) -> TableState:
+def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
     """The state that `state_to_json` wrote. Raises DamagedFileError for anything else."""
     try:
-        head = id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"])
-        state = TableState(*head, positive_of(found["page"]))
-        state.since, state.watermark = count_of(found["since"]), count_of(found["watermark"])
-        state.high_watermark = count_of(found["high_watermark"])
-        state.replaced_by, state.keyed_by = count_of(found["replaced_by"]), count_of(found["keyed_by"])
-        state.rekeyed_at = count_of(found["rekeyed_at"])
-        state.deleted_where_at = count_of(found.get("deleted_where_at", 0))
-        state.writes = TableWrites(map(_write_of, found["writes"]))
-        state.definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
-        state.oldest, state.vacuumed_at = count_of(found["oldest"]), count_of(found.get("vacuumed", 1))
-        state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
+        head = parse_table_id(record["table"]), count_of(record["position"]), text_of(record["nonce"])
+        state = TableState(*head, positive_of(record["page"]))
+        state.since, state.watermark = count_of(record["since"]), count_of(record["watermark"])
+        state.high_watermark = count_of(record["high_watermark"])
+        state.replaced_by, state.keyed_by = count_of(record["replaced_by"]), count_of(record["keyed_by"])
+        state.rekeyed_at = count_of(record["rekeyed_at"])
+        state.deleted_where_at = count_of(record.get("deleted_where_at", 0))
+        state.writes = TableWrites(map(_parse_write, record["writes"]))
+        state.definitions = [(count_of(position), parse_definition(text)) for position, text in record["definitions"]]
+        state.oldest, state.vacuumed_at = count_of(record["oldest"]), count_of(record.get("vacuumed", 1))
+        state.batches = {text_of(query): count_of(batch) for query, batch in record["batches"].items()}
         state.changes = [
             Change(count_of(position), number_of(at), None if id_ is None else count_of(id_))
-            for position, at, id_ in found["changes"]
+            for position, at, id_ in record["changes"]
         ]
-        _check(state, len(found["writes"]))
+        _check(state, len(record["writes"]))
     except UNREADABLE as problem:
         raise DamagedFileError(f"{origin} is no state of a table's log: {problem!r}") from None
     return state
 
 
-def _write_of(row: Any) -> TableWrite:
+def _parse_write(row: Any) -> TableWrite:
     id_, mode, allocated_at, ended_at, committed, files, deletes, replaces, (least, rank), vacuumed, nonce = row
     if not isinstance(committed, bool) or not isinstance(vacuumed, bool) or not isinstance(mode, str):
         raise ValueError(f"write {id_!r} cannot be")
@@ -163,10 +166,10 @@ def _write_of(row: Any) -> TableWrite:
         count_of(id_),
         WriteMode(mode),
         count_of(allocated_at),
-        files_of(files),
+        parse_files(files),
         None if ended_at is None else count_of(ended_at),
         committed,
-        files_of(deletes),
+        parse_files(deletes),
         counts_of(replaces),
         count_of(least),
         count_of(rank),
@@ -176,32 +179,39 @@ def _write_of(row: Any) -> TableWrite:
 
 
 def _check(state: TableState, rows: int) -> None:
-    """Raise ValueError where the parts of a state that was read contradict each other."""
+    """Raise ValueError if the parts of a state that was read contradict each other."""
     changes = [change.position for change in state.changes]
-    defined = [position for position, _ in state.definitions]
-    for positions in (changes, defined):
+    definition_positions = [position for position, _ in state.definitions]
+    for positions in (changes, definition_positions):
         begins = positions and (positions[0] == 1 if not state.since else 1 <= positions[0] <= state.since)
         if not begins or positions != sorted(set(positions)) or positions[-1] > state.position:
             raise ValueError("a table is created by its first event, and nothing comes after its last")
-    within = 1 <= state.oldest <= state.position and 0 <= state.since < state.position
-    if not within:
+    is_inside = 1 <= state.oldest <= state.position and 0 <= state.since < state.position
+    if not is_inside:
         raise ValueError("the positions that a state is about are of its log")
     ids = [write.id for write in state.writes.values()]
     later = [id_ for id_ in ids if id_ > state.watermark]
-    all_held = later == list(range(state.watermark + 1, state.watermark + 1 + len(later)))
-    if len(ids) != rows or ids != sorted(ids) or not all_held or state.watermark + len(later) != state.high_watermark:
+    is_complete = later == list(range(state.watermark + 1, state.watermark + 1 + len(later)))
+    if (
+        len(ids) != rows
+        or ids != sorted(ids)
+        or not is_complete
+        or state.watermark + len(later) != state.high_watermark
+    ):
         raise ValueError("write ids are given in their order, and all since a position are held")
     for write in state.writes.values():
-        within = 1 <= write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
-        ranked = 1 <= write.least <= write.rank if write.replaces else write.least == write.rank == write.id
-        if not write.id or not within or not ranked or (write.committed and write.ended_at is None):
+        is_inside = 1 <= write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
+        has_ranks = 1 <= write.least <= write.rank if write.replaces else write.least == write.rank == write.id
+        if not write.id or not is_inside or not has_ranks or (write.committed and write.ended_at is None):
             raise ValueError(f"write {write.id} cannot be")
     commits = {write.ended_at: write.id for write in state.writes.values() if write.committed}
-    own = {c.position: c.write_id for c in state.changes if c.write_id is not None and c.position > state.since}
-    if own != {position: id_ for position, id_ in commits.items() if position is not None and position > state.since}:
+    changed_ids = {c.position: c.write_id for c in state.changes if c.write_id is not None and c.position > state.since}
+    if changed_ids != {
+        position: id_ for position, id_ in commits.items() if position is not None and position > state.since
+    }:
         raise ValueError("its commits are others than its changes")
 
 
-def state_of_bytes(data: bytes, origin: str) -> TableState:
+def parse_state(data: bytes, origin: str) -> TableState:
     """The state in a checkpoint's file. Raises DamagedFileError, and NotSupportedError for a later format."""
-    return state_of_json(parse(data, origin), origin)
+    return state_from_json(parse(data, origin), origin)

@@ -1,4 +1,4 @@
-"""What a managed table's log says: one immutable event per file, in one total order (Hive's notification log).
+"""The events of a managed table's log: one immutable event per file, in one total order (as Hive's notification log).
 
 An event is JSON with its position, its table's id, the nonce of whoever put it, and a format version. What
 does not parse, or is of another table, is an error that names the file: nothing is guessed.
@@ -38,9 +38,12 @@ _SEAL_BYTES = len(',"crc":"01234567"}')
 
 
 class WriteMode(enum.Enum):
-    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids or those of its keys, deletes
-    those of its keys or those of which a predicate is true, is the same rows as some writes in other files, or changes the table's definition only (as in HIVE-21637 that takes a write id,
-    so that a list of write ids says which definition it goes with)."""
+    """What a committed write does to the rows of the table.
+
+    APPEND leaves them. OVERWRITE replaces all rows of lower write ids, UPSERT those with its keys. DELETE deletes the rows with its keys,
+    DELETE_WHERE those for which a predicate is true. COMPACT has the same rows as the writes that it replaces, in other files. ALTER
+    changes the table's definition only; it takes a write id (HIVE-21637), so that a list of write ids tells which definition it goes with.
+    """
 
     APPEND = "append"
     OVERWRITE = "overwrite"
@@ -52,7 +55,7 @@ class WriteMode(enum.Enum):
 
     @property
     def by_key(self) -> bool:
-        """Whether it takes the place of the rows that have its keys when it is committed."""
+        """Whether such a write replaces or deletes the rows that have its keys when it is committed."""
         return self in (WriteMode.UPSERT, WriteMode.DELETE)
 
 
@@ -66,13 +69,13 @@ class DataFile:
 
     @property
     def name(self) -> str:
-        """Its name, which no other file has."""
+        """The file's name, which no other file has."""
         return self.path.rpartition("/")[2]
 
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """What a table is beside its rows: columns (Arrow), key columns, and properties."""
+    """A table's columns (Arrow), key columns and properties."""
 
     schema: pa.Schema
     keys: tuple[str, ...]
@@ -109,7 +112,7 @@ class Create(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Allocate(Event):
-    """A write has begun and got its write id."""
+    """A write has begun, and got its write id."""
 
     kind = "allocate"
     write_id: int
@@ -130,7 +133,7 @@ class Write(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Commit(Event):
-    """The write's rows are the table's; `definition`, if given, is the table's from here on."""
+    """The write's rows are the table's from here on, and so is `definition`, if there is one."""
 
     kind = "commit"
     write_id: int
@@ -160,31 +163,36 @@ _KINDS: dict[str, type[Event]] = {event.kind: event for event in (Create, Alloca
 
 
 def event_bytes(event: Event) -> bytes:
-    """The event as its file holds it."""
+    """The content of an event's file."""
     body = {
         field.name: _plain(getattr(event, field.name))
         for field in dataclasses.fields(event)
         if field.name not in ("position", "table_id", "nonce", "at_s")
     }
     head = {"format": FORMAT, "table": event.table_id, "position": event.position, "kind": event.kind}
-    given = {name: value for name, value in body.items() if value is not None and (value != [] or name == "files")}
-    said = {**head, "nonce": event.nonce, "at": event.at_s, **given}
-    return seal(said)
+    fields = {name: value for name, value in body.items() if value is not None and (value != [] or name == "files")}
+    document = {**head, "nonce": event.nonce, "at": event.at_s, **fields}
+    return seal(document)
 
 
-def event_of(data: bytes, position: int, origin: str) -> Event:
-    """The event that a file holds. `origin` names it in errors.
+def parse_event(data: bytes, position: int, origin: str) -> Event:
+    """The event in a file's content. `origin` names the file in errors.
 
-    Raises NotSupportedError for one of a later format, DamagedFileError for anything that is no event of this position.
+    Raises NotSupportedError for an event of a later format, DamagedFileError for anything that is no event of this position.
     """
-    found = parse(data, origin)
+    document = parse(data, origin)
     try:
-        kind = _KINDS[text_of(found["kind"])]
-        head = (count_of(found["position"]), id_of(found["table"]), text_of(found["nonce"]), number_of(found["at"]))
+        kind = _KINDS[text_of(document["kind"])]
+        head = (
+            count_of(document["position"]),
+            parse_table_id(document["table"]),
+            text_of(document["nonce"]),
+            number_of(document["at"]),
+        )
         if head[0] != position:
             raise ValueError(f"it says position {head[0]}")
-        body = {name: read(found[name]) for name, read in _BODIES[kind].items() if name in found}
-        unknown = found.keys() - body.keys() - _HEAD
+        body = {name: read(document[name]) for name, read in _BODIES[kind].items() if name in document}
+        unknown = document.keys() - body.keys() - _HEAD
         if unknown:  # what it says would be ignored
             raise ValueError(f"it has the field {min(unknown)!r}")
         return kind(*head, **body)
@@ -192,9 +200,9 @@ def event_of(data: bytes, position: int, origin: str) -> Event:
         raise DamagedFileError(f"{origin} is no event of a table's log: {problem!r}") from None
 
 
-def seal(found: Mapping[str, Any]) -> bytes:
-    """An object as a file of the log holds it: JSON, and last the CRC-32 of all before it."""
-    text = json.dumps(found, separators=(",", ":")).encode()[:-1]
+def seal(document: Mapping[str, Any]) -> bytes:
+    """A JSON object as a file of the log holds it; its last field is the CRC-32 of all bytes before that."""
+    text = json.dumps(document, separators=(",", ":")).encode()[:-1]
     return text + _seal(text)
 
 
@@ -203,20 +211,20 @@ def _seal(text: bytes | memoryview) -> bytes:
 
 
 def parse(data: bytes, origin: str) -> dict[str, Any]:
-    """The JSON object of one of the log's files. Raises as `event_of`."""
+    """The JSON object in one of the log's files. Raises as `parse_event`."""
     try:
-        found = json.loads(data)
-        if not isinstance(found, dict) or not isinstance(found.get("format"), int):
+        document = json.loads(data)
+        if not isinstance(document, dict) or not isinstance(document.get("format"), int):
             raise ValueError("an object with a format version was expected")
     except (ValueError, RecursionError) as problem:
         raise DamagedFileError(f"{origin} is no file of a table's log: {problem}") from None
-    if found["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
+    if document["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
         raise DamagedFileError(f"{origin} is no file of a table's log as it was written: its checksum is another")
-    if found["format"] > FORMAT:
+    if document["format"] > FORMAT:
         raise NotSupportedError(
-            f"{origin} has format version {found['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
+            f"{origin} has format version {document['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
         )
-    return found
+    return document
 
 
 def _plain(value: Any) -> Any:
@@ -227,7 +235,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Batch):
         return [value.query, value.id]
     if isinstance(value, tuple):
-        return [[one.path, one.size, one.rows] if isinstance(one, DataFile) else one for one in value]
+        return [[item.path, item.size, item.rows] if isinstance(item, DataFile) else item for item in value]
     return value
 
 
@@ -237,34 +245,34 @@ def definition_json(definition: Definition) -> dict[str, Any]:
     return {"schema": text_of_schema(definition.schema), "keys": keys, "properties": properties}
 
 
-def definition_of(found: Any) -> Definition:
+def parse_definition(record: Any) -> Definition:
     """The definition that `definition_json` wrote. Raises one of `UNREADABLE` for anything else."""
-    keys, schema = texts_of(found["keys"]), schema_of_text(text_of(found["schema"]))
-    properties = {text_of(key): text_of(value) for key, value in found["properties"].items()}
-    folded = {name.lower() for name in schema.names}
-    if len(folded) < len(schema.names) or not set(keys) <= set(schema.names):
+    keys, schema = texts_of(record["keys"]), schema_of_text(text_of(record["schema"]))
+    properties = {text_of(key): text_of(value) for key, value in record["properties"].items()}
+    lower_names = {name.lower() for name in schema.names}
+    if len(lower_names) < len(schema.names) or not set(keys) <= set(schema.names):
         raise ValueError("columns have names of their own, and keys are among them")
     spark_schema(schema, "")
     return Definition(schema, keys, properties)
 
 
-def files_of(found: Any) -> tuple[DataFile, ...]:
+def parse_files(records: Any) -> tuple[DataFile, ...]:
     """The files that an event or a checkpoint lists. Raises TypeError or ValueError."""
-    return tuple(DataFile(_path_of(path), count_of(size), count_of(rows)) for path, size, rows in found)
+    return tuple(DataFile(_parse_path(path), count_of(size), count_of(rows)) for path, size, rows in records)
 
 
-def _path_of(value: Any) -> str:
+def _parse_path(value: Any) -> str:
     """A path below the table: one that leaves its directory would read what its writer could not."""
     path = text_of(value)
     # Some stores decode a URL, and then see other parts in it.
-    for spelled in (path, unquote(path)):
-        leaves = any(part in ("", ".", "..") for part in spelled.split("/"))
-        if leaves or "\\" in spelled or any(ord(char) < 32 for char in spelled) or not is_encodable(spelled):
+    for spelling in (path, unquote(path)):
+        leaves_table = any(part in ("", ".", "..") for part in spelling.split("/"))
+        if leaves_table or "\\" in spelling or any(ord(char) < 32 for char in spelling) or not is_encodable(spelling):
             raise ValueError(f"{show(path)} is no path below the table")
     return path
 
 
-def id_of(value: Any) -> str:
+def parse_table_id(value: Any) -> str:
     """A table's id. Raises TypeError or ValueError for anything else."""
     if not text_of(value):
         raise ValueError("a table has an id")
@@ -288,10 +296,10 @@ def _batch(value: Any) -> Batch:
 
 _HEAD = {"format", "table", "position", "kind", "nonce", "at", "crc"}
 _BODIES: dict[type[Event], dict[str, Any]] = {
-    Create: {"definition": definition_of, "page": positive_of},
+    Create: {"definition": parse_definition, "page": positive_of},
     Allocate: {"write_id": _write_id, "mode": WriteMode},
-    Write: {"write_id": _write_id, "files": files_of, "deletes": files_of, "replaces": _write_ids},
-    Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
+    Write: {"write_id": _write_id, "files": parse_files, "deletes": parse_files, "replaces": _write_ids},
+    Commit: {"write_id": _write_id, "definition": parse_definition, "batch": _batch},
     Abort: {"write_id": _write_id, "reason": text_of},
     Vacuum: {"write_ids": _write_ids, "oldest": count_of},
 }

@@ -1,4 +1,4 @@
-"""`TableProperties`: what a managed table's properties say of its upkeep."""
+"""`TableProperties`: the properties of a managed table that control its upkeep."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ LOG_RETENTION, VACUUM_AFTER = "lookup.log.retention", "lookup.write.vacuum-after
 
 @dataclasses.dataclass(frozen=True)
 class TableProperties:
-    """`log_retention_s`: how much longer the log is kept than versions are. `vacuum_after_s`: commits vacuum what has not been
-    needed for so long (None: only people do)."""
+    """A table's upkeep. `log_retention_s`: how much longer the log is kept than versions are. `vacuum_after_s`: commits vacuum files that no
+    version has needed for so long (None: only people run vacuum)."""
 
     log_retention_s: float = KEPT_S
     vacuum_after_s: float | None = None
 
 
 def parse_properties(properties: Mapping[str, str]) -> TableProperties:
-    """What a table's properties say. Those that do not begin with `lookup.` are the user's own.
+    """The upkeep that a table's properties ask for. Properties that do not begin with `lookup.` are the user's own.
 
-    Raises OptionError for one that is unknown, or that has a value which cannot be.
+    Raises OptionError for one that is unknown, or whose value is invalid.
     """
-    found: dict[str, float] = {}
+    durations_s: dict[str, float] = {}
     for key, text in properties.items():
         if not key.startswith("lookup."):
             continue
@@ -36,13 +36,13 @@ def parse_properties(properties: Mapping[str, str]) -> TableProperties:
                 f"table property {key} is unknown: {LOG_RETENTION} and {VACUUM_AFTER} are those there are"
             )
         try:
-            found[key] = DURATION.parse(text)
+            durations_s[key] = DURATION.parse(text)
         except ValueError as problem:
             raise OptionError(f"table property {key} = {text!r}: expected {problem}") from None
-    vacuum_after_s = found.get(VACUUM_AFTER)
+    vacuum_after_s = durations_s.get(VACUUM_AFTER)
     if vacuum_after_s is not None and vacuum_after_s < KEPT_S:
         raise OptionError(
             f"table property {VACUUM_AFTER} = {properties[VACUUM_AFTER]!r}: expected 7 d or more, for queries and writes that "
             "are under way"
         )
-    return TableProperties(found.get(LOG_RETENTION, KEPT_S), vacuum_after_s)
+    return TableProperties(durations_s.get(LOG_RETENTION, KEPT_S), vacuum_after_s)

@@ -1,4 +1,4 @@
-"""What a managed table's log adds up to, in parts: its writes, its changes, and the versions that they make."""
+"""`TableWrite`, `TableWrites` and `Change`: the writes and changes that a managed table's log adds up to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark_lookup.table.log.events import DataFile, WriteMode
 
 @dataclasses.dataclass(frozen=True)
 class TableWrite:
-    """One write id: what it does, its files so far, and the positions of its allocation and of its end (None: open).
+    """A write: its id and mode, its files so far, and the positions of its allocation and of its end (None: it is open).
 
     `replaces`: of a compaction, the writes whose rows are in its files; `least` and `rank` are the lowest and the highest
     write id that these rows came with. `vacuumed`: its files are gone. `nonce`: of the event that allocated the id.
@@ -44,9 +44,9 @@ class TableWrite:
 
     @property
     def label(self) -> str:
-        """What a version that it is in is known by: its id, and its files, whose names nobody else has drawn.
+        """Identifies the write's content in a version's digest: its id, and the names of its files, which are unique.
 
-        An open one, which its transaction sees, goes on changing.
+        Of an open write, which its transaction sees, it changes with every file that is added.
         """
         names = self.names
         first, last = (names[0], names[-1]) if names else ("", "")
@@ -54,16 +54,16 @@ class TableWrite:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its files, each of which there is once."""
+        """The names of its files, each of them unique."""
         return tuple(file.name for file in (*self.files, *self.deletes))
 
     @property
     def does_something(self) -> bool:
-        """Whether it has put files, of rows or of deletes."""
+        """Whether it has data files or delete files."""
         return bool(self.files or self.deletes)
 
-    def replacing(self, writes: TableWrites, replaces: tuple[int, ...]) -> TableWrite:
-        """This write as a compaction of those."""
+    def as_compaction(self, writes: TableWrites, replaces: tuple[int, ...]) -> TableWrite:
+        """This write as a compaction that replaces the given writes."""
         least = min(writes[id_].least for id_ in replaces)
         rank = max(writes[id_].rank for id_ in replaces)
         return dataclasses.replace(self, replaces=(*self.replaces, *replaces), least=least, rank=rank)
@@ -73,7 +73,7 @@ _NEWER_AT_MOST = 64
 
 
 class TableWrites:
-    """Writes by id, in the order of their ids. A copy costs what was put since, however many there are."""
+    """Writes by id, in the order of their ids. Copying costs only what was added lately, however many writes there are."""
 
     __slots__ = ("_newer", "_older")
 
@@ -84,12 +84,12 @@ class TableWrites:
     def copy(self) -> TableWrites:
         if len(self._newer) > _NEWER_AT_MOST:
             return TableWrites(self.values())
-        made = TableWrites()
-        made._older, made._newer = self._older, dict(self._newer)
-        return made
+        writes = TableWrites()
+        writes._older, writes._newer = self._older, dict(self._newer)
+        return writes
 
-    def put(self, write: TableWrite) -> None:
-        """Hold a write, in the place of the one with its id, or as the one with the highest."""
+    def store(self, write: TableWrite) -> None:
+        """Add a write, which has the highest id, or replace the one with its id."""
         self._newer[write.id] = write
 
     def get(self, write_id: int | None) -> TableWrite | None:
@@ -98,10 +98,10 @@ class TableWrites:
         return self._newer.get(write_id) or self._older.get(write_id)
 
     def __getitem__(self, write_id: int) -> TableWrite:
-        found = self.get(write_id)
-        if found is None:
+        write = self.get(write_id)
+        if write is None:
             raise KeyError(write_id)
-        return found
+        return write
 
     def __contains__(self, write_id: int | None) -> bool:
         return write_id in self._newer or write_id in self._older
