@@ -27,7 +27,7 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.printable import printable
 from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.rows import rows_given
+from pyspark_lookup.engine.rows import as_arrow_rows
 from pyspark_lookup.io.stores.error_mapping import our_error
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import make
@@ -284,8 +284,8 @@ def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
         return ask
 
     return {
-        "rows": lambda text: rows_given([{"id": text}], lambda: ids),
-        "rows of objects": lambda text: rows_given([{"id": OfDriverError(text)}], lambda: ids),
+        "rows": lambda text: as_arrow_rows([{"id": text}], lambda: ids),
+        "rows of objects": lambda text: as_arrow_rows([{"id": OfDriverError(text)}], lambda: ids),
         "keys": lambda text: LookupTable(tmp_path / "t", options()).get_many([{"id": text}]),
         "CSV": lambda text: write("a.csv", f'id\n"{text}"\n'),
         "JSON": lambda text: write("a.json", json.dumps({"id": text})),
@@ -374,7 +374,7 @@ def test_objects_that_cannot_be_told(tmp_path: Path) -> None:
         places: list[Callable[[], object]] = [
             lambda value=value: make("lookup.provider", "operator:itemgetter", value, LookupFunctionProvider),
             lambda value=value: make("lookup.provider", f"{__name__}:identity", value, LookupFunctionProvider),
-            lambda value=value: rows_given([{"id": value}], lambda: Telling.schema),
+            lambda value=value: as_arrow_rows([{"id": value}], lambda: Telling.schema),
             lambda value=value: answer(lambda: value),
             lambda value=value: answer(lambda: throw(value)),
         ]

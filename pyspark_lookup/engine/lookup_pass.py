@@ -1,7 +1,7 @@
 """A chain of lookups in one pass: batches of columns in, for each row the list of its results out.
 
 A task gets its `PassSpec` as text, and the versions as columns beside the keys. Lookups are carried out in order; between
-them only row numbers change, and the columns that were found are taken once, at the end.
+them only row numbers change; the looked-up columns are taken once, at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import NonUniqueKeyError, NotSupportedError
 from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of
-from pyspark_lookup.engine.lookup_join import Lookup, LookupSpec, Rows, lookup_of, split_tokens
+from pyspark_lookup.engine.lookup_join import Lookup, LookupRows, LookupSpec, open_lookup, split_tokens
 from pyspark_lookup.table.executions import Build, Execution
 
 FOUND_COLUMN = "_lookup_found"
@@ -68,31 +68,33 @@ class PassSpec:
         return json.dumps([stages, self.many], sort_keys=True)
 
     @classmethod
-    def of_text(cls, text: str) -> PassSpec:
+    def from_text(cls, text: str) -> PassSpec:
         """The spec that `to_text` wrote."""
         stages, many = json.loads(text)
-        return cls(tuple(_stage_of(*fields) for fields in stages), many)
+        return cls(tuple(_parse_stage(*fields) for fields in stages), many)
 
 
-def _stage_of(
+def _parse_stage(
     lookup: Sequence[Any], places: Sequence[Any], version: Sequence[int], how: str, build: Sequence[Any] | None
 ) -> Stage:
-    known = tuple(place if isinstance(place, int) else (place[0], place[1]) for place in places)
-    return Stage(LookupSpec.of_json(lookup), known, (version[0], version[1]), how, Build(*build) if build else None)
+    key_places = tuple(place if isinstance(place, int) else (place[0], place[1]) for place in places)
+    return Stage(
+        LookupSpec.from_json(lookup), key_places, (version[0], version[1]), how, Build(*build) if build else None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Results:
     """Results so far of the rows from `first` to `last` of a batch, in their order.
 
-    `rows`: the row that each is of. `found`: for each lookup its columns, and the place in them of each result; -1: it has
+    `rows`: the row that each is of. `matches`: for each lookup its columns, and the place in them of each result; -1: it has
     no row there. None stands for one after the other. `bytes`: of each result's columns, about.
     """
 
     first: int
     last: int
     rows: Numbers | None
-    found: tuple[tuple[list[pa.Array], Numbers | None], ...]
+    matches: tuple[tuple[list[pa.Array], Numbers | None], ...]
     bytes: Numbers
 
     @property
@@ -105,20 +107,23 @@ class _Results:
 
     def column(self, lookup: int, number: int) -> pa.Array:
         """A column of a lookup, for each result."""
-        columns, places = self.found[lookup]
+        columns, places = self.matches[lookup]
         return columns[number] if places is None else _take(columns[number], places)
 
-    def extended(self, kept: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
-        """The results `kept`, in this order, with what a lookup found for each."""
-        count = self.count if kept is None else len(kept)
+    def extended(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
+        """The results of `selection`, in its order, with the match that a lookup has for each."""
+        count = self.count if selection is None else len(selection)
         sizes = np.zeros(count, np.int64)
         if columns and len(columns[0]):
-            sizes = _bytes_of(columns) if places is None else np.where(places < 0, 0, _bytes_of(columns)[places])
-        if kept is None:
-            return dataclasses.replace(self, found=(*self.found, (columns, places)), bytes=self.bytes + sizes)
-        rows = kept + self.first if self.rows is None else self.rows[kept]
-        found = [(before, kept if old is None else old[kept]) for before, old in self.found]
-        return _Results(self.first, self.last, rows, (*found, (columns, places)), self.bytes[kept] + sizes)
+            sizes = _row_sizes(columns) if places is None else np.where(places < 0, 0, _row_sizes(columns)[places])
+        if selection is None:
+            return dataclasses.replace(self, matches=(*self.matches, (columns, places)), bytes=self.bytes + sizes)
+        rows = selection + self.first if self.rows is None else self.rows[selection]
+        matches = [
+            (old_columns, selection if old_places is None else old_places[selection])
+            for old_columns, old_places in self.matches
+        ]
+        return _Results(self.first, self.last, rows, (*matches, (columns, places)), self.bytes[selection] + sizes)
 
     def parts(self, count: int, size: int) -> Iterator[_Results]:
         """The same in parts of about so many results and bytes; those of a row stay together."""
@@ -133,9 +138,12 @@ class _Results:
             stop = int(np.searchsorted(ends, (ends[start - 1] if start else 0) + count, "right"))
             last = max(int(rows[stop]) if stop < len(rows) else self.last, first + 1)
             stop = int(np.searchsorted(rows, last))
-            own = slice(start, stop)
-            found = [(columns, np.arange(start, stop) if old is None else old[own]) for columns, old in self.found]
-            yield _Results(first, last, rows[own], tuple(found), self.bytes[own])
+            span = slice(start, stop)
+            matches = [
+                (columns, np.arange(start, stop) if old_places is None else old_places[span])
+                for columns, old_places in self.matches
+            ]
+            yield _Results(first, last, rows[span], tuple(matches), self.bytes[span])
             start, first = stop, last
 
 
@@ -144,7 +152,7 @@ class LookupPass:
 
     def __init__(self, spec: PassSpec, session: Mapping[str, str]) -> None:
         self.spec = spec
-        self._lookups: list[Lookup] = [lookup_of(stage.lookup, session) for stage in spec.stages]
+        self._lookups: list[Lookup] = [open_lookup(stage.lookup, session) for stage in spec.stages]
         fields = [field for lookup in self._lookups for field in lookup.fields]
         self._fields = [*fields, pa.field(FOUND_COLUMN, pa.bool_())] if spec.drops or not fields else fields
 
@@ -175,7 +183,7 @@ class LookupPass:
                 yield self._shape(columns, results)
 
     def publish(self) -> None:
-        """Put this process's counters where others of the host find them."""
+        """Put this process's counters where other processes of the host find them."""
         for lookup in self._lookups:
             lookup.publish()
 
@@ -188,7 +196,7 @@ class LookupPass:
         size: int,
     ) -> Iterator[_Results]:
         """The results after the lookups that they lack, in parts of about that size."""
-        number = len(results.found)
+        number = len(results.matches)
         if number == len(self._lookups):
             yield results
             return
@@ -198,16 +206,22 @@ class LookupPass:
             for place in stage.places
         ]
         column, place = stage.version
-        found = self._lookups[number].find(stage.lookup.typed(arguments), tokens[column][place], executions[number])
+        lookup_rows = self._lookups[number].find(
+            stage.lookup.typed(arguments), tokens[column][place], executions[number]
+        )
         # Alone, a lookup without a match need give no row: Spark makes one.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
-        kept, places = _JOINS[how](results.count, found)
-        for part in results.extended(kept, found.columns, places).parts(_RESULTS_AT_ONCE, size):
+        selection, places = _JOINS[how](results.count, lookup_rows)
+        for part in results.extended(selection, lookup_rows.columns, places).parts(_RESULTS_AT_ONCE, size):
             yield from self._extend(columns, tokens, executions, part, size)
 
     def _shape(self, arguments: Sequence[pa.Array], results: _Results) -> pa.Array:
         fields, count, rows = self._fields, results.count, results.last - results.first
-        columns = [results.column(n, m) for n, (held, _) in enumerate(results.found) for m in range(len(held))]
+        columns = [
+            results.column(n, m)
+            for n, (lookup_columns, _) in enumerate(results.matches)
+            for m in range(len(lookup_columns))
+        ]
         if len(columns) < len(fields):
             columns.append(pc.fill_null(pa.nulls(count, pa.bool_()), True))
         structs = pa.StructArray.from_arrays(columns, fields=fields)
@@ -256,7 +270,7 @@ class LookupPass:
         )
 
 
-def _bytes_of(columns: Sequence[pa.Array]) -> Numbers:
+def _row_sizes(columns: Sequence[pa.Array]) -> Numbers:
     """About how many bytes each row of some columns takes: exactly of text and binary, on average of others."""
     sizes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -277,50 +291,50 @@ def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
 
 
 _Joined = tuple[Numbers | None, Numbers | None]
-"""The results that are kept (None: all, once each), and for each the place of what was found for it (None: in their order)."""
+"""The results that a join keeps (None: all, once each), and for each the place of its match (None: in their order)."""
 
 
-def _counts(count: int, found: Rows) -> Numbers:
-    return np.bincount(found.keys, minlength=count)
+def _counts(count: int, lookup_rows: LookupRows) -> Numbers:
+    return np.bincount(lookup_rows.keys, minlength=count)
 
 
-def _join_inner(count: int, found: Rows) -> _Joined:
-    if len(found.keys) == count and _counts(count, found).max(initial=1) == 1:
+def _join_inner(count: int, lookup_rows: LookupRows) -> _Joined:
+    if len(lookup_rows.keys) == count and _counts(count, lookup_rows).max(initial=1) == 1:
         return None, None
-    return found.keys, None
+    return lookup_rows.keys, None
 
 
-def _join_left(count: int, found: Rows) -> _Joined:
-    counts = _counts(count, found)
+def _join_left(count: int, lookup_rows: LookupRows) -> _Joined:
+    counts = _counts(count, lookup_rows)
     if counts.max(initial=0) <= 1:
-        if len(found.keys) == count:
+        if len(lookup_rows.keys) == count:
             return None, None
         places = np.full(count, -1)
-        places[found.keys] = np.arange(len(found.keys))
+        places[lookup_rows.keys] = np.arange(len(lookup_rows.keys))
         return None, places
     repeats = np.maximum(counts, 1)
     places = np.full(int(repeats.sum()), -1)
-    places[np.repeat(counts > 0, repeats)] = np.arange(len(found.keys))
+    places[np.repeat(counts > 0, repeats)] = np.arange(len(lookup_rows.keys))
     return np.repeat(np.arange(count), repeats), places
 
 
-def _join_semi(count: int, found: Rows) -> _Joined:
-    kept, first = np.unique(found.keys, return_index=True)
-    return kept, first
+def _join_semi(count: int, lookup_rows: LookupRows) -> _Joined:
+    selection, first = np.unique(lookup_rows.keys, return_index=True)
+    return selection, first
 
 
-def _join_anti(count: int, found: Rows) -> _Joined:
-    """Where nothing was found, and where that is not known."""
+def _join_anti(count: int, lookup_rows: LookupRows) -> _Joined:
+    """The results without a match, and those whose lookup failed."""
     places = np.full(count, -1)
-    absent = _counts(count, found) == 0
-    if found.columns:  # the error's
-        failed = np.flatnonzero(bits_of(found.columns[-1].is_valid()))
-        places[found.keys[failed]] = failed
-    kept = np.flatnonzero(absent | (places >= 0))
-    return kept, places[kept]
+    absent = _counts(count, lookup_rows) == 0
+    if lookup_rows.columns:  # the error's
+        failed = np.flatnonzero(bits_of(lookup_rows.columns[-1].is_valid()))
+        places[lookup_rows.keys[failed]] = failed
+    selection = np.flatnonzero(absent | (places >= 0))
+    return selection, places[selection]
 
 
-_JOINS: Mapping[str, Callable[[int, Rows], _Joined]] = {
+_JOINS: Mapping[str, Callable[[int, LookupRows], _Joined]] = {
     "left": _join_left,
     "inner": _join_inner,
     "left_semi": _join_semi,
@@ -335,9 +349,9 @@ def _take(column: pa.Array, places: Numbers) -> pa.Array:
 
 @functools.lru_cache(maxsize=64)
 def _pass(text: str, session: tuple[tuple[str, str], ...], pid: int) -> LookupPass:
-    return LookupPass(PassSpec.of_text(text), dict(session))
+    return LookupPass(PassSpec.from_text(text), dict(session))
 
 
-def pass_of(text: str, session: Mapping[str, str]) -> LookupPass:
+def open_pass(text: str, session: Mapping[str, str]) -> LookupPass:
     """This process's pass of a spec, under what the session sets of a host's options."""
     return _pass(text, tuple(sorted(session.items())), os.getpid())

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.changes import read_share
-from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.planner import ResolvedTable
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.managed.change_feed import ChangeTask
@@ -128,18 +128,18 @@ def view_batches(
     yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMAS[task.view])
 
 
-def describe_table(engine: Engine, found: Found, options: LookupOptions) -> dict[str, Any]:
+def describe_table(engine: Engine, resolved_table: ResolvedTable, options: LookupOptions) -> dict[str, Any]:
     """What `LookupTable.describe` says of a table."""
     return {
-        "path": redact("path", found.table.url),
-        "kind": found.table.kind,
-        "format": found.table.format.value if found.table.format else None,
-        "columns": {field.name: str(field.type) for field in planner.table_columns(found, options)},
-        "version": found.version.digest,
-        "files": len(found.version.files),
-        "bytes": found.version.bytes,
+        "path": redact("path", resolved_table.table.url),
+        "kind": resolved_table.table.kind,
+        "format": resolved_table.table.format.value if resolved_table.table.format else None,
+        "columns": {field.name: str(field.type) for field in planner.table_columns(resolved_table, options)},
+        "version": resolved_table.version.digest,
+        "files": len(resolved_table.version.files),
+        "bytes": resolved_table.version.bytes,
         "options": repr(options),
-        **engine.reader.resolver.source(found.table).details(found.table, found.version),
+        **engine.reader.resolver.source(resolved_table.table).details(resolved_table.table, resolved_table.version),
     }
 
 
@@ -162,15 +162,18 @@ def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
 
 def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     resolver = engine.reader.resolver
-    known: list[dict[str, object]] = [
+    host_versions: list[dict[str, object]] = [
         {**row, "resolved_at": _micros(row["resolved_at"]), "token_at": _micros(row["token_at"])}
         for row in resolver.host.known_versions(options)
     ]
     history = resolver.history(options)
     if history is None:
-        return known
-    seen = {row["position"]: row for row in known}
-    return [{**seen.get(row["version"], {}), **row, "committed_at": _micros(row["committed_at"])} for row in history]
+        return host_versions
+    rows_by_position = {row["position"]: row for row in host_versions}
+    return [
+        {**rows_by_position.get(row["version"], {}), **row, "committed_at": _micros(row["committed_at"])}
+        for row in history
+    ]
 
 
 def _is_asked(engine: Engine, task: ViewTask, execution: Execution | None) -> bool:
@@ -197,9 +200,9 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = [
         {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
     ]
-    used = [row for row in engine.reader.resolver.host.known_versions(options) if row["token_at"] is not None]
-    if used:
-        last = max(used, key=lambda row: row["token_at"])
+    token_versions = [row for row in engine.reader.resolver.host.known_versions(options) if row["token_at"] is not None]
+    if token_versions:
+        last = max(token_versions, key=lambda row: row["token_at"])
         meaning = "Unix ms when a join or SQL function last issued a version token, whose version is in `detail`"
         at_ms = int(last["token_at"] * 1000)
         rows.append({"name": "tokenVersion", "value": at_ms, "meaning": meaning, "detail": last["digest"]})

@@ -25,8 +25,8 @@ class ReadPlan:
     number: int | None = None
 
     @property
-    def needed(self) -> list[str]:
-        """The columns that it takes to answer: those of the answer, and those that its predicate tests."""
+    def needed_columns(self) -> list[str]:
+        """The columns of the answer, and those that the predicate tests."""
         return self.projection.needed
 
     def age_s(self, clock: HostClock) -> float | None:

@@ -31,11 +31,11 @@ _ROWS = "rows are a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame
 _KEYS = "keys are a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"
 
 
-def rows_given(
-    rows: Any, known: Callable[[], pa.Schema | None], alike: bool = False
+def as_arrow_rows(
+    rows: Any, table_schema: Callable[[], pa.Schema | None], complete: bool = False
 ) -> pa.Table | pa.RecordBatchReader:
-    """Rows as Arrow has them. `known`: the table's columns, for rows without types, asked if need be. `alike`: a column that one
-    dictionary has all have to have, for what is not there is not null.
+    """Rows as Arrow has them. `table_schema`: the table's columns, for rows without types, asked if need be. `complete`: a column that one
+    dictionary has, all must have: a missing value is not a null.
 
     Raises TypeError for what are no rows, SchemaError for dictionaries whose values have no type together.
     """
@@ -55,19 +55,19 @@ def rows_given(
         except (pa.ArrowInvalid, ValueError) as problem:  # one column
             raise_ours(TypeError(f"{type(rows).__name__}: {_ROWS}"), problem)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
-        return _of_dictionaries(rows, known(), alike)
+        return _of_dictionaries(rows, table_schema(), complete)
     raise TypeError(f"{type(rows).__name__}: {_ROWS}")
 
 
-def keys_given(keys: Any, names: Sequence[str]) -> pa.Table:
+def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
     """Keys as a table that has the columns `names` (none: it has no key columns). Columns count by their names, values and tuples
     by their places.
 
     Raises TypeError for what are no keys, SchemaError for a table without these columns.
     """
     if isinstance(keys, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
-        found = rows_given(keys, lambda: None)
-        return _named(found.read_all() if isinstance(found, pa.RecordBatchReader) else found, names)
+        table = as_arrow_rows(keys, lambda: None)
+        return _named(table.read_all() if isinstance(table, pa.RecordBatchReader) else table, names)
     if isinstance(keys, (str, bytes, Mapping)):
         raise TypeError(f"{type(keys).__name__}: {_KEYS}; of one key the rows are given by get()")
     if isinstance(keys, Sequence) and keys and all(isinstance(key, Mapping) for key in keys):
@@ -108,8 +108,8 @@ def _beyond_python(rows: pa.Table | pa.RecordBatch) -> str:
     return "the rows have a value that no Python type can hold: read them with get_many(), which returns Arrow"
 
 
-def _is_of_pandas(given: Any, name: str) -> bool:
-    return type(given).__module__.partition(".")[0] == "pandas" and type(given).__name__ == name
+def _is_of_pandas(value: Any, name: str) -> bool:
+    return type(value).__module__.partition(".")[0] == "pandas" and type(value).__name__ == name
 
 
 def _named(keys: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -128,18 +128,18 @@ def _of_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
     return pa.table({name: [key[place] for key in keys] for place, name in enumerate(names)})
 
 
-def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) -> pa.Table:
+def _of_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None, complete: bool) -> pa.Table:
     wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
     if wrong is not None:
         raise TypeError(f"a list with a {type(wrong).__name__}: {_ROWS}")
-    types = {} if known is None else {field.name.lower(): field.type for field in known}
+    types = {} if table_schema is None else {field.name.lower(): field.type for field in table_schema}
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys(name for row in rows for name in row):  # of all rows: some may lack one
         if not isinstance(name, str):
             raise TypeError(
                 f"a dictionary with the name {foreign_text(foreign_repr(name))}: names of columns are texts"
             )
-        if alike and not all(name in row for row in rows):
+        if complete and not all(name in row for row in rows):
             raise SchemaError(
                 f"some of the dictionaries have no {name!r}: give it to all, None for null, or write those without it apart"
             )
@@ -147,8 +147,8 @@ def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) 
             columns[name] = _column([row.get(name) for row in rows], types.get(name.lower()))
         except (TypeError, ValueError, OverflowError, SchemaError, pa.ArrowException) as problem:
             raise_ours(SchemaError(f"column {name!r} of the rows: {problem}"), problem)
-    if not columns and known is not None:
-        return known.empty_table()
+    if not columns and table_schema is not None:
+        return table_schema.empty_table()
     return pa.table(columns)
 
 
@@ -156,16 +156,18 @@ def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
     """Values as Arrow infers them, and then of the table's type if none of them changes; a float may be rounded to a float32."""
     if kind is None or pa.types.is_nested(kind):
         return pa.array(values) if kind is None else exact_array(values, kind)
-    found = pa.array(values)
-    if pa.types.is_null(found.type):
-        return pa.nulls(len(found), kind)
-    own = spark_type(found.type)
-    if pa.types.is_floating(kind) and pa.types.is_floating(own):
-        rounded = found.cast(kind)
-        if not pc.all(pc.equal(pc.is_finite(found), pc.is_finite(rounded)), min_count=0).as_py():
+    array = pa.array(values)
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    inferred_type = spark_type(array.type)
+    if pa.types.is_floating(kind) and pa.types.is_floating(inferred_type):
+        rounded = array.cast(kind)
+        if not pc.all(pc.equal(pc.is_finite(array), pc.is_finite(rounded)), min_count=0).as_py():
             raise pa.ArrowInvalid(f"a value is beyond {kind}")
         return rounded
-    of_times = pa.types.is_timestamp(kind) and (own == kind or (pa.types.is_date(own) and kind.tz is None))
-    if not (converts(own, kind) or of_times):
-        raise SchemaError(f"{own} is not {kind}, as in the table")
-    return cast_exactly(found, kind)
+    of_times = pa.types.is_timestamp(kind) and (
+        inferred_type == kind or (pa.types.is_date(inferred_type) and kind.tz is None)
+    )
+    if not (converts(inferred_type, kind) or of_times):
+        raise SchemaError(f"{inferred_type} is not {kind}, as in the table")
+    return cast_exactly(array, kind)

@@ -71,7 +71,7 @@ class Engine:
         self.disk = context.disk
         self._ufs = ufs
         self._context = context
-        self.known: Table | None = None  # what its path was, as of the last announcement
+        self.last_table: Table | None = None  # what its path was, as of the last announcement
         self._publisher = publisher
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
@@ -84,16 +84,16 @@ class Engine:
             with contextlib.suppress(RuntimeError):  # there are too many threads, or the process ends
                 self._context.start("lookupcache-sweep", self.disk.sweep)
 
-    def let_go(self, held: tuple[Table, LookupOptions] | None, user: object) -> None:
-        """Close what `user` was the last one to hold (`held`: its table, if it has read one), files of counters included."""
+    def let_go(self, table_and_options: tuple[Table, LookupOptions] | None, user: object) -> None:
+        """Close what `user` was the last one to hold (`table_and_options`: what it has read, if anything), and the files of counters if nobody else needs them."""
         self.publish_metrics()
-        if held is not None:
-            self.reader.let_go(*held, user)
+        if table_and_options is not None:
+            self.reader.let_go(*table_and_options, user)
         if not self.reader.is_held:
             self._publisher.close()
 
-    def rest(self) -> None:
-        """Publish the counters, and close their file until the next use."""
+    def suspend(self) -> None:
+        """Publish the counters, and close their file until the next use of the engine."""
         self._publisher.publish()
         self._publisher.close()
 
@@ -112,8 +112,8 @@ class Engine:
                 f"option path = {redact('path', options.path)!r}: a new table has a name without wildcards (*, ?, [, {{)"
             )
         if options.pinned is not None or options.changes_from is not None:
-            given = next(iter(options.pins), "lookup.changes-from")
-            raise OptionError(f"option {given} is for reads: a write takes none, remove it")
+            pin = next(iter(options.pins), "lookup.changes-from")
+            raise OptionError(f"option {pin} is for reads: a write takes none, remove it")
         log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.resolver.host.raise_floor, table)
         enclosing = self.reader.resolver.enclosing
@@ -212,7 +212,7 @@ class Runtime:
             self._recent.move_to_end(key)
             idle = self._take_idle(key)
         if idle is not None:
-            idle.rest()
+            idle.suspend()
         return engine
 
     def _take_idle(self, requested_key: str) -> Engine | None:
@@ -268,31 +268,33 @@ class Runtime:
             return None
         key = self._provided_key(options)
         with self._lock:
-            known = self._provided.get(key)
-            made = known or self._provided.setdefault(key, concurrent.futures.Future())
-        if known is None:
+            existing = self._provided.get(key)
+            future = existing or self._provided.setdefault(key, concurrent.futures.Future())
+        if existing is None:
             try:
-                made.set_result(ProvidedTable(options, self.clock))
+                future.set_result(ProvidedTable(options, self.clock))
             except BaseException as problem:
                 with self._lock:
                     del self._provided[key]
-                made.set_exception(problem)
-        return made.result()
+                future.set_exception(problem)
+        return future.result()
 
     def _build(self, options: LookupOptions, provided: ProvidedTable | None) -> Engine:
-        store = self._store_of(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
+        store = self._open_store(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
         url = store.url_of(options.path)
         check_apart(url, options.cache_directory())
         label = key_of(store.scope, url)
         # References to one table with other options count together, and are published once.
         place = key_of(label, options.cache_directory())
-        known = self._publishers.get(place)
-        metrics = known.metrics if known else CacheMetricGroup()
+        publisher = self._publishers.get(place)
+        metrics = publisher.metrics if publisher else CacheMetricGroup()
         ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
         context = HostContext(self._disk(options, metrics), metrics, self.clock, self._rng, self._start, self._timer)
-        if known is None:
-            known = self._publishers[place] = Publisher(metrics, context.disk, label, redact("path", url), self.clock)
-        known.application = self._application
+        if publisher is None:
+            publisher = self._publishers[place] = Publisher(
+                metrics, context.disk, label, redact("path", url), self.clock
+            )
+        publisher.application = self._application
         blocks = BlockCache(ufs, context, _BLOCK_WAIT_S)
         sources = SOURCES if provided is None else [functools.partial(ProviderSource, provided)]
         resolver = Resolver(ufs, blocks, context, sources, self._catalog(options))
@@ -300,9 +302,9 @@ class Runtime:
             reader = TableReader(resolver, blocks, context, options.block_size)
         else:
             scan = ProvidedScan(provided, metrics)
-            given = (scan, scan), provided.cache, provided.trigger
-            reader = TableReader(resolver, blocks, context, options.block_size, *given)
-        return Engine(reader, ufs, context, known, self._sizes)
+            provider_parts = (scan, scan), provided.cache, provided.trigger
+            reader = TableReader(resolver, blocks, context, options.block_size, *provider_parts)
+        return Engine(reader, ufs, context, publisher, self._sizes)
 
     def _catalog(self, options: LookupOptions) -> Catalog | None:
         if options.catalog is None:
@@ -312,7 +314,7 @@ class Runtime:
             self._catalogs[key] = Catalog(*key)
         return self._catalogs[key]
 
-    def _store_of(self, options: LookupOptions) -> Store:
+    def _open_store(self, options: LookupOptions) -> Store:
         if options.catalog is None:
             return self._store(options.path, options)
         scope = json.dumps(options.storage, default=str)

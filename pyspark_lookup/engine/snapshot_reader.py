@@ -92,7 +92,7 @@ class SnapshotReader:
         self._metrics.inc("metadataCacheCount")
         return snapshot
 
-    def of(
+    def get(
         self,
         table: Table,
         options: LookupOptions,
@@ -115,12 +115,12 @@ class SnapshotReader:
         """The snapshot of a version if it has all that the plan needs."""
         if self._fulls.of(plan.table, plan.options) is None:
             return None
-        return self.covering(plan, self.of(plan.table, plan.options, version, exact=exact))
+        return self.covering(plan, self.get(plan.table, plan.options, version, exact=exact))
 
     def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
-        """A snapshot that has all that the plan needs."""
-        some = plan.options.columns is not None
-        if some and snapshot is not None and not set(plan.needed) <= set(snapshot.schema.names):
+        """The snapshot if it has all columns that the plan needs; else None."""
+        selects_columns = plan.options.columns is not None
+        if selects_columns and snapshot is not None and not set(plan.needed_columns) <= set(snapshot.schema.names):
             snapshot = None
         if snapshot is None:
             self._metrics.inc("snapshotReadThroughCount")

@@ -78,7 +78,7 @@ class TableReader:
     ) -> TableVersion:
         """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
         if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
-            raise self._gone(plan, change, resolution.version.number) from change
+            raise self._version_gone(plan, change, resolution.version.number) from change
         return self.resolver.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
 
     def read(
@@ -100,11 +100,11 @@ class TableReader:
                 if snapshot is not None:
                     return self.snapshots.batches(plan, snapshot, planned, task.pieces if task.count > 1 else None)
             return self._prepare_planned(plan, task, task.pieces, execution).batches()
-        resolution, found = self.snapshots.resolve(plan, execution, version, exact=task.count > 1)
+        resolution, snapshot = self.snapshots.resolve(plan, execution, version, exact=task.count > 1)
         files = select_partitions(plan.table, resolution.version, plan.options)
         pieces = share_of(files, task.number, task.count, self.versions.splittable(plan.table))
-        if found is not None:
-            return self.snapshots.batches(plan, found, resolution.version, pieces if task.count > 1 else None)
+        if snapshot is not None:
+            return self.snapshots.batches(plan, snapshot, resolution.version, pieces if task.count > 1 else None)
         return self._from_files(plan, task, execution, resolution, pieces)
 
     def _from_files(
@@ -122,9 +122,9 @@ class TableReader:
                 prepared = self._newer_files(plan, pieces, resolution.version, execution, change)
             elif not resolution.decided_here and plan.table.fails_when_gone(plan.options):
                 # Others of this execution may have answered from the version that is gone.
-                raise self._gone(plan, change, resolution.version.number) from change
+                raise self._version_gone(plan, change, resolution.version.number) from change
             else:
-                prepared = self._start_over(plan, resolution.version, execution)
+                prepared = self._restart(plan, resolution.version, execution)
         return prepared.batches()
 
     def _prepare_planned(
@@ -142,11 +142,11 @@ class TableReader:
             if task.count > 1:
                 return self._newer_files(plan, pieces, planned, execution, change)
             if plan.table.fails_when_gone(plan.options):
-                raise self._gone(plan, change, plan.number) from change
-            return self._start_over(plan, planned, execution)
+                raise self._version_gone(plan, change, plan.number) from change
+            return self._restart(plan, planned, execution)
 
-    def _start_over(self, plan: ReadPlan, gone: TableVersion, execution: Execution | None) -> PreparedScan:
-        """The only task of a read, with the version that replaced `gone`: nothing was handed out yet."""
+    def _restart(self, plan: ReadPlan, lost_version: TableVersion, execution: Execution | None) -> PreparedScan:
+        """The only task of a read, with the version that replaced `lost_version`: nothing was handed out yet."""
 
         def read(version: TableVersion) -> PreparedScan:
             pieces = slices_of(select_partitions(plan.table, version, plan.options))
@@ -155,13 +155,13 @@ class TableReader:
         def renewed(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
             return self.resolver.resolve_again(plan.table, plan.options, execution, version.digest)
 
-        return read_with_restarts(plan.table, renewed(gone), read, renewed)[0]
+        return read_with_restarts(plan.table, renewed(lost_version), read, renewed)[0]
 
     def _newer_files(
         self,
         plan: ReadPlan,
         pieces: tuple[Slice, ...],
-        gone: TableVersion,
+        lost_version: TableVersion,
         execution: Execution | None,
         change: SourceChangedError,
     ) -> PreparedScan:
@@ -171,12 +171,12 @@ class TableReader:
         anywhere: both are errors even where a newer version is welcome.
         """
         if plan.table.fails_when_gone(plan.options):
-            raise self._gone(plan, change, plan.number) from change
+            raise self._version_gone(plan, change, plan.number) from change
         for _ in range(_STARTS):
             try:
-                version = self.resolver.resolve_again(plan.table, plan.options, execution, gone.digest)
+                version = self.resolver.resolve_again(plan.table, plan.options, execution, lost_version.digest)
             except UfsNotFoundError as missing:
-                raise self._gone(plan, change, plan.number) from missing
+                raise self._version_gone(plan, change, plan.number) from missing
             current = {file.url: file for file in version.files}
             renewed = []
             for piece in pieces:
@@ -186,14 +186,14 @@ class TableReader:
                 elif file is not None and piece.whole:
                     renewed.append(Slice(file, 0, file.size))
                 else:
-                    raise self._gone(plan, change, plan.number) from change
+                    raise self._version_gone(plan, change, plan.number) from change
             try:
                 return self._scan.prepare(plan.table, renewed, plan.projection)
-            except SourceChangedError as again:
-                change, gone = again, version
-        raise self._gone(plan, change, plan.number) from change
+            except SourceChangedError as another_change:
+                change, lost_version = another_change, version
+        raise self._version_gone(plan, change, plan.number) from change
 
-    def _gone(self, plan: ReadPlan, change: SourceChangedError, number: int | None) -> VersionGoneError:
+    def _version_gone(self, plan: ReadPlan, change: SourceChangedError, number: int | None) -> VersionGoneError:
         self.metrics.inc("versionGoneCount")
         return VersionGoneError(
             f"the version{'' if number is None else f' {number}'} of {redact('path', plan.table.url)} this query resolved is gone: "

@@ -36,7 +36,7 @@ class VersionReader:
     def __init__(self, scan: TableScan, load_scan: TableScan, context: HostContext) -> None:
         self._scan, self._load_scan = scan, load_scan
         self._schemas = HostSchemas(scan, context)
-        self._secured: set[str] = set()  # what this process brought here last
+        self._secured: set[str] = set()  # versions that this process has brought here last
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories) of a version."""
@@ -82,13 +82,13 @@ class VersionReader:
         layout: Layout,
         version: TableVersion,
         files: Sequence[FileVersion],
-        wanted: Predicate | None,
+        predicate: Predicate | None,
     ) -> pa.Table:
-        """The rows of those `files` of a version of which `wanted` is true, with all columns of `layout`.
+        """The rows of some `files` of a version where `predicate` is true, with all columns of `layout`.
 
         Raises SourceChangedError if a file is no longer in its version.
         """
-        projection = dataclasses.replace(layout.projection, predicate=wanted)
+        projection = dataclasses.replace(layout.projection, predicate=predicate)
         prepared = self.prepare(plan.table, version, slices_of(files), projection)
         return table_of(prepared.batches(), layout.columns, plan.table.url)
 
@@ -110,8 +110,8 @@ class VersionReader:
         if all(file.cacheable for file in files):  # else nothing was kept
             self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
 
-    def bounds_of(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
-        """Between which values the rows of each file lie, for each key column."""
+    def key_bounds(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
+        """The bounds of each key column in each file, for each file in order."""
         return self._scan.bounds(table, files, layout.partitions, layout.keys)
 
     def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:
