@@ -44,7 +44,7 @@ from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.io.host_metrics import Publisher
-from pyspark_lookup.managed.change_feed import change_columns, changes_between, cost, snapshot_of
+from pyspark_lookup.managed.change_feed import change_columns, changes_between, cost, plan_snapshot
 from pyspark_lookup.managed.heartbeat import Heartbeats
 from pyspark_lookup.options.catalog import OPTIONS_METADATA, table_options
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
@@ -314,7 +314,7 @@ def asked_all(made: World, cache: Path) -> None:
     for position in {1, 2, state.position // 2, state.position}:
         with contextlib.suppress(PysparkLookupError):
             version = version_at(log, table, state, position)
-            list(snapshot_of(table, log, state, position))
+            list(plan_snapshot(table, log, state, position))
             host.reader.versions.schema(table, version)
     for part, change in log.pages.changes(state, 0, state.position):
         cost(part, change)

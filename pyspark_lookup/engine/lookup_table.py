@@ -241,7 +241,7 @@ class LookupTable:
                 state = engine.reader.resolver.log(engine.url_of(self._options.path)).latest()
                 assert state is not None
                 return state.newest
-            return writer.position_of(job, state)
+            return writer.commit_position(job, state)
 
     def upsert(self, rows: Rows) -> int:
         """Write rows in place of those that have their keys, and beside the others, as one commit; its log position.

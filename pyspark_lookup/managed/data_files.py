@@ -62,7 +62,7 @@ class DataFiles:
         files: list[DataFile] = []
         try:
             for table in tables:
-                files.append(self._put(table, f"{self._job.directory}/{prefix}-{len(files):05d}"))
+                files.append(self._put_table(table, f"{self._job.directory}/{prefix}-{len(files):05d}"))
         except BaseException:
             remove_files(self._ufs, self._url, files)
             raise
@@ -70,18 +70,18 @@ class DataFiles:
 
     def _tables(self, batches: Iterable[pa.RecordBatch], at_most: int) -> Iterator[pa.Table]:
         schema = self._definition.schema
-        held: list[pa.RecordBatch] = []
+        pending: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
             rows = max(batch.num_rows * self._sizes.file_bytes // max(batch.nbytes, 1), 1)
             for start in range(0, batch.num_rows, rows):  # a table of somebody's may be one batch
-                held.append(conform(batch.slice(start, rows), schema, self._url))
-                size += held[-1].nbytes
+                pending.append(conform(batch.slice(start, rows), schema, self._url))
+                size += pending[-1].nbytes
                 if size >= at_most:
-                    yield pa.Table.from_batches(held, schema)
-                    held, size = [], 0
-        if held:
-            yield pa.Table.from_batches(held, schema)
+                    yield pa.Table.from_batches(pending, schema)
+                    pending, size = [], 0
+        if pending:
+            yield pa.Table.from_batches(pending, schema)
 
     def put_deletes(self, rows: pa.Table) -> DataFile:
         """A file that names deleted rows of others (see `scan.deletes`)."""
@@ -92,7 +92,7 @@ class DataFiles:
         keys = self._definition.keys
         return table.sort_by([(name, "ascending") for name in keys]) if keys else table
 
-    def _put(self, table: pa.Table, path: str) -> DataFile:
+    def _put_table(self, table: pa.Table, path: str) -> DataFile:
         least, most = self._sizes.row_group_rows
         group = min(max(self._sizes.row_group_bytes * table.num_rows // max(table.nbytes, 1), least), most)
         sink = pa.BufferOutputStream()
