@@ -32,7 +32,7 @@ from pyspark_lookup.io.stores.error_mapping import our_error
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import make
 from pyspark_lookup.providers.functions import KeyLookupFunction, LookupFunctionProvider
-from pyspark_lookup.providers.made_provider import attribute_of
+from pyspark_lookup.providers.made_provider import get_attribute
 
 SECRET = "SESAME42"
 NAMES = (
@@ -295,7 +295,7 @@ def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
         "returned type": returning(lambda text: pa.table({"id": [1], text: [1]})),
         "raised": returning(lambda text: (_ for _ in ()).throw(OfDriverError(text))),
         "raised ours": returning(lambda text: _ours_from(OfDriverError(text))),
-        "an attribute": lambda text: attribute_of("a:b", Asking(text), "schema"),
+        "an attribute": lambda text: get_attribute("a:b", Asking(text), "schema"),
         "a factory": lambda text: make("lookup.provider", "builtins:exec", f"raise ValueError({text!r})", LookupFunctionProvider),
         "a factory's answer": lambda text: make("lookup.provider", "builtins:list", [text], LookupFunctionProvider),
     }  # fmt: skip

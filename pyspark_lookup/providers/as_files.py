@@ -1,4 +1,4 @@
-"""A provider's table as one of files is seen: a store with one file in it, whose identity is the provider's version; its versions; its rows."""
+"""A provider's table, in the form of a table of files: a store with one file, whose identity is the provider's version; its versions; its rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
 
-_SIZE = 1  # nobody knows it; with any, a change of the one file is a change of the whole table
+_SIZE = 1  # unknown; any will do, because a change of the one file is a change of the whole table
 
 
 class ProvidedStore:
-    """The table of a provider. `now_s`: names the loads of one that has no versions."""
+    """The store of a provider's table. `now_s`: the time that names a load of a provider without versions."""
 
     pins = True
     lists_after = False
@@ -151,8 +151,8 @@ class _Prepared:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         projection = self._projection
-        kept = (matching_rows(batch, projection.predicate) for batch in self._plan(projection.needed))
-        rows = (batch.select(projection.columns.names) for batch in kept if batch is not None)
+        matches = (matching_rows(batch, projection.predicate) for batch in self._plan(projection.needed))
+        rows = (batch.select(projection.columns.names) for batch in matches if batch is not None)
         return coalesce(rows, projection.columns, self._metrics)
 
     def units(self) -> Iterator[PreparedUnit]:

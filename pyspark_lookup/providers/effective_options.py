@@ -1,4 +1,4 @@
-"""The options of a table as its provider means them."""
+"""The options of a table, completed and checked by its provider."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pyspark_lookup.providers.provider import ProvidedTable
 
 
 def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOptions:
-    """The options as the provider means them: one that brings a cache says which kind. Raises OptionError if they contradict it."""
-    asked = options.cache if "lookup.cache" in options.explicit else None
+    """The options, completed by the provider: a provider that brings a cache decides its kind. Raises OptionError if they contradict it."""
+    explicit_cache = options.cache if "lookup.cache" in options.explicit else None
     brings = CacheMode.PARTIAL if provided.cache is not None else CacheMode.FULL if provided.scans else None
-    if brings is not None and asked not in (None, brings):
+    if brings is not None and explicit_cache not in (None, brings):
         raise OptionError(
             f"option lookup.cache = {options.cache.value!r}: provider {provided.name} brings a cache of the kind {brings.value!r}"
         )
@@ -56,9 +56,9 @@ def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOpti
 
 def _check_full(options: LookupOptions, provided: ProvidedTable) -> None:
     named = tuple(FULL + name for name in ("reload-strategy", "periodic-reload.", "timed-reload."))
-    own = [key for key in options.explicit if key.startswith(named)]
-    if provided.trigger is not None and own:
-        raise OptionError(f"option {min(own)}: provider {provided.name} brings a reload trigger of its own")
+    reload_options = [key for key in options.explicit if key.startswith(named)]
+    if provided.trigger is not None and reload_options:
+        raise OptionError(f"option {min(reload_options)}: provider {provided.name} brings a reload trigger of its own")
     if options.metadata_source is MetadataSource.CACHE and provided.trigger is None and not options.reloads:
         raise OptionError(
             f"Missing '{FULL}periodic-reload.interval': provider {provided.name} brings no reload trigger"
@@ -67,9 +67,9 @@ def _check_full(options: LookupOptions, provided: ProvidedTable) -> None:
 
 def _check_partial(options: LookupOptions, provided: ProvidedTable) -> None:
     cache = provided.cache
-    own = [key for key in options.explicit if key.startswith("lookup.partial-cache.")]
-    if cache is not None and own:
-        raise OptionError(f"option {min(own)}: provider {provided.name} brings a cache of its own")
+    cache_options = [key for key in options.explicit if key.startswith("lookup.partial-cache.")]
+    if cache is not None and cache_options:
+        raise OptionError(f"option {min(cache_options)}: provider {provided.name} brings a cache of its own")
     expires = options.partial_expire_after_write_s is not None
     if isinstance(cache, DefaultLookupCache):
         expires = cache.config["expire_after_write_s"] is not None

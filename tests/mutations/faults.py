@@ -1122,8 +1122,8 @@ FAULTS = [
         "a-call-has-no-timeout-of-its-own",
         "One of several calls to a provider may take longer than lookup.async.timeout.",
         "providers/provider.py",
-        "await asyncio.wait_for(tried(), self._options.async_timeout_s)",
-        "await asyncio.wait_for(tried(), None)",
+        "await asyncio.wait_for(run_attempts(), self._options.async_timeout_s)",
+        "await asyncio.wait_for(run_attempts(), None)",
         ("tests/providers/test_functions.py::test_an_asynchronous_lookup_that_waits_for_ever",),
     ),
     Fault(
