@@ -183,11 +183,11 @@ def replay(trace: pa.Table, max_rows: int) -> Replayed:
         valid = Keys([column.combine_chunks() for column in batch.columns]).valid
         valid_keys = batch if valid is None else batch.filter(pa.array(valid))
         present = cache.get_many(valid_keys).present
-        missed = valid_keys.filter(pa.array(~present)).group_by(valid_keys.column_names).aggregate([])
+        missed_keys = valid_keys.filter(pa.array(~present)).group_by(valid_keys.column_names).aggregate([])
         requests += valid_keys.num_rows
-        hits += valid_keys.num_rows - missed.num_rows
-        if missed.num_rows:
-            cache.put_many(missed, empty)
+        hits += valid_keys.num_rows - missed_keys.num_rows
+        if missed_keys.num_rows:
+            cache.put_many(missed_keys, empty)
     cache.close()
     return Replayed(max_rows, requests, hits)
 

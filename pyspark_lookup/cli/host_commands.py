@@ -73,8 +73,8 @@ def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
 def clear(cache_dir: str | None, as_json: bool) -> None:
     """Empty the cache: blocks, snapshots, shared loads, records, counters of processes that have ended. Queries that run go on, and
     fetch what they need again."""
-    removed, freed = open_disk(cache_dir).clear()
-    show({"files": removed, "bytes": freed}, as_json)
+    file_count, byte_count = open_disk(cache_dir).clear()
+    show({"files": file_count, "bytes": byte_count}, as_json)
 
 
 @click.command("serve-metrics")
@@ -98,10 +98,10 @@ def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str
     except OSError as problem:
         raise_ours(OptionError(f"--address {address} --port {port}: {problem.strerror}: choose others"), problem)
     click.echo(f"serving metrics at http://{address}:{server.server_port}/metrics")
-    ended = threading.Event()
+    stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    ended.wait()
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
     server.shutdown()
     thread.join()
 

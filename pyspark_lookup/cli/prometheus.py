@@ -69,18 +69,18 @@ class HostCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         tables = tables_on(self._disk, self._clock)
-        counted = [
+        labeled_counts = [
             ((*self._labels(t), printable(name)), counts) for t in tables for name, counts in t.by_application.items()
         ]
         for name, doc in COUNTERS.items():
             if name not in _IN_HISTOGRAMS:
                 counter = CounterMetricFamily(_counter(name), doc, labels=_COUNTED)
-                for labels, counts in counted:
+                for labels, counts in labeled_counts:
                     counter.add_metric(labels, counts.values[name])
                 yield counter
         for name, doc in TIMES.items():
             histogram = HistogramMetricFamily(_time(name), doc, labels=_COUNTED)
-            for labels, counts in counted:
+            for labels, counts in labeled_counts:
                 histogram.add_metric(labels, *_histogram(name, counts.values))
             yield histogram
         for name, doc in _OF_TABLES.items():
@@ -91,7 +91,7 @@ class HostCollector(Collector):
                     gauge.add_metric(self._labels(table), table.values[name] / scale)
             yield gauge
         processes = GaugeMetricFamily(_PROCESSES, "processes that use the table now", labels=_COUNTED)
-        for labels, counts in counted:
+        for labels, counts in labeled_counts:
             processes.add_metric(labels, counts.processes)
         yield processes
         values = host_gauges(self._disk, {"versionAsOf": UNSET}, self._clock)

@@ -79,8 +79,8 @@ class _Finding(NamedTuple):
 def report(disk: Disk, clock: HostClock) -> str:
     """The page about the tables in a cache directory, as HTML."""
     reloads = reloads_on(disk)
-    counted = tables_on(disk, clock)
-    sections = [_table_section(f"t{n}", table, reloads.get(table.url, [])) for n, table in enumerate(counted, 1)]
+    tables = tables_on(disk, clock)
+    sections = [_table_section(f"t{n}", table, reloads.get(table.url, [])) for n, table in enumerate(tables, 1)]
     space = disk.space()
     environment = jinja2.Environment(
         finalize=lambda value: printable(value) if type(value) is str else value,

@@ -75,8 +75,8 @@ def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Val
         {"key": rows.column(KEY_INDEX), "known": valid_from.is_valid().cast(pa.int8()), "start": valid_from}
     )
     order = pc.sort_indices(parts, sort_keys=[(name, "ascending") for name in parts.column_names])
-    ordered = np.asarray(one_array(rows.column(KEY_INDEX)).take(order))
-    last = np.flatnonzero(np.concatenate([ordered[1:] != ordered[:-1], [True]]))
+    sorted_places = np.asarray(one_array(rows.column(KEY_INDEX)).take(order))
+    last = np.flatnonzero(np.concatenate([sorted_places[1:] != sorted_places[:-1], [True]]))
     return rows.take(order.take(as_indices(last)))
 
 

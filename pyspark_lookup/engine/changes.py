@@ -92,9 +92,9 @@ def read_share(
     table_names = {name.lower() for name in schema.names}
     absent = {name for name in added if name.lower() not in table_names}
     table_columns = [name for name in columns.names if name not in CHANGE_COLUMNS.names and name not in absent]
-    for name, spelled in zip(table_columns, planned_names(table_columns, schema, options.path), strict=True):
-        if name != spelled:
-            raise SchemaError(f"column {name!r} of the given schema is spelled {spelled!r} in the table")
+    for name, table_name in zip(table_columns, planned_names(table_columns, schema, options.path), strict=True):
+        if name != table_name:
+            raise SchemaError(f"column {name!r} of the given schema is spelled {table_name!r} in the table")
     yield from read_changes(engine.reader.versions.files, tasks, columns, predicate)
 
 
@@ -108,8 +108,8 @@ def scan_changes(
     """The changes between two versions, with `table_columns` and the change columns, or some of them."""
     everything = change_columns(table_columns)
     also = None if predicate is None else parse_where(predicate, everything)
-    selected = everything
+    selected_columns = everything
     if columns is not None:
-        selected = pa.schema([everything.field(name) for name in resolve_names(columns, everything, "columns")])
-    parts = (read_share(engine, options, selected, share, also=also) for share in plan_changes(engine, options))
-    return table_of((batch for part in parts for batch in part), selected, options.path)
+        selected_columns = pa.schema([everything.field(name) for name in resolve_names(columns, everything, "columns")])
+    parts = (read_share(engine, options, selected_columns, share, also=also) for share in plan_changes(engine, options))
+    return table_of((batch for part in parts for batch in part), selected_columns, options.path)

@@ -105,15 +105,15 @@ def _from_store(
         if answer is not None:
             return answer
     arrays = cast_keys(keys, fields)
-    probed = Keys(arrays)
+    request_keys = Keys(arrays)
     if plan.options.cache is CacheMode.FULL:
-        reader.metrics.inc("missCount", _count_known(probed))
+        reader.metrics.inc("missCount", _count_known(request_keys))
     if plan.options.cache is not CacheMode.PARTIAL:
         return _get_uncached(reader, plan, arrays, fields, schema, version)
     # As the cache counts: each different key is loaded once, and its repeats are hits.
-    different = len(distinct_keys(probed, probed.hashes(SEED))[0])
+    different = len(distinct_keys(request_keys, request_keys.hashes(SEED))[0])
     reader.metrics.inc("missCount", different)
-    reader.metrics.inc("hitCount", _count_known(probed) - different)
+    reader.metrics.inc("hitCount", _count_known(request_keys) - different)
     try:
         rows = _get_uncached(reader, plan, arrays, fields, schema, version)
     except BaseException:
@@ -162,9 +162,11 @@ def _from_snapshot(
 ) -> list[pa.RecordBatch]:
     arrays = cast_keys(keys, [snapshot.schema.field(field.name) for field in fields])
     key_columns = _reusable_key_columns(fields, arrays)
-    stored = [name for name in plan.needed_columns if name not in key_columns and name in snapshot.schema.names]
-    answer = snapshot.get(stored, Keys(arrays))
-    return [_answer(plan, dict(zip(stored, answer.columns, strict=True)), key_columns, answer.keys, start, schema)]
+    stored_names = [name for name in plan.needed_columns if name not in key_columns and name in snapshot.schema.names]
+    answer = snapshot.get(stored_names, Keys(arrays))
+    return [
+        _answer(plan, dict(zip(stored_names, answer.columns, strict=True)), key_columns, answer.keys, start, schema)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,15 +192,15 @@ def _make_request(
     layout = reader.versions.layout(table, options, version)
     if not set(plan.needed_columns) <= set(layout.columns.names):
         return None
-    typed = pa.schema([layout.columns.field(field.name) for field in fields])
-    arrays = cast_keys(keys, list(typed))
-    key_columns = _reusable_key_columns(typed, arrays)
+    key_schema = pa.schema([layout.columns.field(field.name) for field in fields])
+    arrays = cast_keys(keys, list(key_schema))
+    key_columns = _reusable_key_columns(key_schema, arrays)
     value_schema = pa.schema([field for field in layout.columns if field.name not in key_columns])
     # Rows are kept whatever the predicate, so that they answer under another one as well.
     columns = None if options.columns is None else sorted(layout.columns.names)
     space = key_of("partial", table.id, options.keys, columns, options.partition)
-    selected = version.of_files(select_partitions(table, version, options))
-    return _PartialRequest(space, typed, arrays, value_schema, key_columns, layout, selected)
+    selected_version = version.of_files(select_partitions(table, version, options))
+    return _PartialRequest(space, key_schema, arrays, value_schema, key_columns, layout, selected_version)
 
 
 def _from_partial(
@@ -276,23 +278,23 @@ def _get_uncached(
     version: TableVersion,
 ) -> pa.Table:
     """The answer from the files, or from a provider, which is asked once for each key."""
-    probed = Keys(arrays)
+    request_keys = Keys(arrays)
     names = [field.name for field in fields]
     if reader.versions.reads_all_rows:
         key_predicate = _key_predicate(names, arrays)
         predicate = (
             key_predicate if plan.projection.predicate is None else And((plan.projection.predicate, key_predicate))
         )
-        planned = plan.projection.columns
-        columns = pa.schema([*planned, *(field for field in fields if field.name not in planned.names)])
+        planned_columns = plan.projection.columns
+        columns = pa.schema([*planned_columns, *(field for field in fields if field.name not in planned_columns.names)])
         projection = dataclasses.replace(plan.projection, columns=columns, predicate=predicate)
         read = reader.versions.read_files(dataclasses.replace(plan, projection=projection), version)
-        return _join(table_of(read, columns, plan.table.url), names, probed, schema)
+        return _join(table_of(read, columns, plan.table.url), names, request_keys, schema)
     key_columns = _reusable_key_columns(fields, arrays)
     value_schema = pa.schema(
         [plan.projection.data.field(name) for name in plan.needed_columns if name not in key_columns]
     )
-    distinct, places = distinct_keys(probed, probed.hashes(SEED))
+    distinct, places = distinct_keys(request_keys, request_keys.hashes(SEED))
     different = pa.Table.from_arrays([array.take(as_indices(distinct)) for array in arrays], schema=pa.schema(fields))
 
     def answer(rows: pa.Table) -> pa.Table:
@@ -306,8 +308,8 @@ def _get_uncached(
         rows = reader.versions.rows_by_key(different, value_schema)
     except LookupFunctionError as problem:
         if problem.rows is not None:
-            failed = np.flatnonzero(np.isin(places, list(problem.failures)))
-            problem.failures = {int(place): problem.failures[int(places[place])] for place in failed}
+            failed_places = np.flatnonzero(np.isin(places, list(problem.failures)))
+            problem.failures = {int(place): problem.failures[int(places[place])] for place in failed_places}
             problem.rows = answer(problem.rows)
         raise
     assert rows is not None

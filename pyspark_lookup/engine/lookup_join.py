@@ -73,7 +73,7 @@ class LookupSpec:
     names: tuple[str, ...]
     as_of: tuple[str, str | None] | None = None
 
-    def typed(self, arguments: Sequence[pa.Array]) -> list[pa.Array]:
+    def cast_arguments(self, arguments: Sequence[pa.Array]) -> list[pa.Array]:
         """Keys, and times after them, in the types in which they are looked up. Raises SchemaError if they do not fit the table's."""
         keys = [looked_up_in(field, column) for field, column in zip(self.keys, arguments, strict=False)]
         if self.as_of is not None:
@@ -127,14 +127,14 @@ def join_tokens(tokens: Sequence[bytes]) -> bytes:
     return _SEVERAL + b"".join(len(token).to_bytes(2, "big") + token for token in tokens)
 
 
-def split_tokens(joined: bytes) -> list[bytes]:
+def split_tokens(joined_tokens: bytes) -> list[bytes]:
     """The tokens that `join_tokens` joined."""
-    if not joined.startswith(_SEVERAL):
-        return [joined]
+    if not joined_tokens.startswith(_SEVERAL):
+        return [joined_tokens]
     tokens, position = [], len(_SEVERAL)
-    while position < len(joined):
-        start, position = position + 2, position + 2 + int.from_bytes(joined[position : position + 2], "big")
-        tokens.append(joined[start:position])
+    while position < len(joined_tokens):
+        start, position = position + 2, position + 2 + int.from_bytes(joined_tokens[position : position + 2], "big")
+        tokens.append(joined_tokens[start:position])
     return tokens
 
 
@@ -147,7 +147,7 @@ class _OpenVersion:
     resolution: Resolution
     snapshot: Snapshot | None
     execution: Execution | None
-    agreed: bool = True  # False: another version in place of the token's, for this execution only
+    is_token_version: bool = True  # False: another version in place of the token's, for this execution only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +163,8 @@ class Lookup:
 
     def __init__(self, spec: LookupSpec, session: Mapping[str, str]) -> None:
         self.spec = spec
-        parsed = LookupOptions.parse(spec.options, conf=conf_file_options()).on_host(session)
-        self._options = runtime().effective(parsed)
+        spec_options = LookupOptions.parse(spec.options, conf=conf_file_options()).on_host(session)
+        self._options = runtime().effective(spec_options)
         self._engine: Engine = runtime().engine(self._options)
         self._versions: collections.OrderedDict[bytes, _OpenVersion] = collections.OrderedDict()
         self._lock = threading.Lock()
@@ -252,12 +252,12 @@ class Lookup:
         if resolution.version.digest != open_version.resolution.version.digest:
             with self._lock:
                 open_version.resolution = dataclasses.replace(resolution, decided_here=False)
-                open_version.agreed, open_version.execution = False, execution
+                open_version.is_token_version, open_version.execution = False, execution
 
     def _get_version(self, token: bytes, execution: Execution | None) -> _OpenVersion:
         with self._lock:
             open_version = self._versions.get(token)
-            if open_version is None or (not open_version.agreed and open_version.execution != execution):
+            if open_version is None or (not open_version.is_token_version and open_version.execution != execution):
                 open_version = self._versions[token] = self._open(token, execution)
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
@@ -273,8 +273,8 @@ class Lookup:
         names = resolve_names(self._options.keys or (), everything, "lookup.keys")
         plan = planner.plan_read(resolved_table, self._options, self.spec.columns, runtime().clock)
         resolution = Resolution(resolved_table.version, decided_here=False)
-        agreed = resolved_table.version.digest == version_token.digest
-        return _OpenVersion(plan, names, resolution, self._snapshot(plan, resolution), execution, agreed)
+        is_token_version = resolved_table.version.digest == version_token.digest
+        return _OpenVersion(plan, names, resolution, self._snapshot(plan, resolution), execution, is_token_version)
 
     def _snapshot(self, plan: ReadPlan, resolution: Resolution, wait_s: float | None = None) -> Snapshot | None:
         reader = self._engine.reader
@@ -288,18 +288,18 @@ class Lookup:
         )
 
     def _fail(
-        self, keys: pa.Table, times: pa.Array | None, rows: pa.Table, answered: Numbers, message: str
+        self, keys: pa.Table, times: pa.Array | None, rows: pa.Table, has_answer: Numbers, message: str
     ) -> LookupRows:
-        """The answer if only the `answered` keys have one: every other key without a null gets a row that says why."""
+        """The answer if only some keys have one, those where `has_answer`: every other key without a null gets a row that says why."""
         valid = np.ones(keys.num_rows, np.bool_)
         for column in keys.columns:
             if column.null_count:
                 valid &= bits_of(one_array(column.is_valid()))
-        unknown = np.flatnonzero(valid & ~answered)
+        unknown = np.flatnonzero(valid & ~has_answer)
         return self._rows(keys, times, rows, (unknown, [message] * len(unknown)))
 
     def _rows(
-        self, keys: pa.Table, times: pa.Array | None, rows: pa.Table, failed: tuple[Numbers, Sequence[str]] | None
+        self, keys: pa.Table, times: pa.Array | None, rows: pa.Table, failures: tuple[Numbers, Sequence[str]] | None
     ) -> LookupRows:
         if self._validity is not None and times is not None:
             rows = valid_rows(rows, keys, times, self._validity)
@@ -307,8 +307,8 @@ class Lookup:
         columns = [one_array(rows.column(name)) for name in self.spec.columns.names[: len(self.spec.names)]]
         if self._options.on_error is OnError.NULL:
             columns.append(pa.nulls(rows.num_rows, pa.string()))
-        if failed is not None and len(failed[0]):
-            extra, reasons = failed
+        if failures is not None and len(failures[0]):
+            extra, reasons = failures
             extra_columns = [
                 *(pa.nulls(len(extra), column.type) for column in columns[:-1]),
                 pa.array(reasons, pa.string()),

@@ -110,7 +110,7 @@ class _Results:
         columns, places = self.matches[lookup]
         return columns[number] if places is None else _take(columns[number], places)
 
-    def extended(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
+    def extend(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
         """The results of `selection`, in its order, with the match that a lookup has for each."""
         count = self.count if selection is None else len(selection)
         sizes = np.zeros(count, np.int64)
@@ -207,12 +207,12 @@ class LookupPass:
         ]
         column, place = stage.version
         lookup_rows = self._lookups[number].find(
-            stage.lookup.typed(arguments), tokens[column][place], executions[number]
+            stage.lookup.cast_arguments(arguments), tokens[column][place], executions[number]
         )
         # Alone, a lookup without a match need give no row: Spark makes one.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
         selection, places = _JOINS[how](results.count, lookup_rows)
-        for part in results.extended(selection, lookup_rows.columns, places).parts(_RESULTS_AT_ONCE, size):
+        for part in results.extend(selection, lookup_rows.columns, places).parts(_RESULTS_AT_ONCE, size):
             yield from self._extend(columns, tokens, executions, part, size)
 
     def _shape(self, arguments: Sequence[pa.Array], results: _Results) -> pa.Array:
@@ -255,13 +255,15 @@ class LookupPass:
 
     def _key(self, arguments: Sequence[pa.Array], row: int) -> str:
         """The keys of a row by which a pass looks up, as messages tell them."""
-        named = {
+        names_by_place = {
             place: name
             for stage in reversed(self.spec.stages)
             for name, place in zip(stage.lookup.keys.names, stage.places, strict=False)
             if isinstance(place, int)
         }
-        return ", ".join(f"{name} = {arguments[place][row].as_py()!r}" for place, name in sorted(named.items()))
+        return ", ".join(
+            f"{name} = {arguments[place][row].as_py()!r}" for place, name in sorted(names_by_place.items())
+        )
 
     def _not_unique(self, arguments: Sequence[pa.Array], row: int, most: int) -> NonUniqueKeyError:
         return NonUniqueKeyError(
@@ -328,8 +330,8 @@ def _join_anti(count: int, lookup_rows: LookupRows) -> _Joined:
     places = np.full(count, -1)
     absent = _counts(count, lookup_rows) == 0
     if lookup_rows.columns:  # the error's
-        failed = np.flatnonzero(bits_of(lookup_rows.columns[-1].is_valid()))
-        places[lookup_rows.keys[failed]] = failed
+        failed_rows = np.flatnonzero(bits_of(lookup_rows.columns[-1].is_valid()))
+        places[lookup_rows.keys[failed_rows]] = failed_rows
     selection = np.flatnonzero(absent | (places >= 0))
     return selection, places[selection]
 

@@ -324,10 +324,10 @@ class LookupTable:
         """
         self._check_open()
         try:
-            added = parse_columns(columns) if isinstance(columns, str) else columns
+            new_columns = parse_columns(columns) if isinstance(columns, str) else columns
         except ValueError as problem:
             raise SchemaError(f"argument columns = {columns!r}: expected {problem}") from None
-        if not isinstance(added, pa.Schema | None):
+        if not isinstance(new_columns, pa.Schema | None):
             raise TypeError(f"columns are a pyarrow.Schema, or text as 'country STRING', not {type(columns).__name__}")
         check_argument("keys", keys, (list, tuple, type(None)), "a list of names of columns")
         for name in keys or ():
@@ -337,7 +337,7 @@ class LookupTable:
             check_argument("properties", text, str, "a dictionary of texts, such as {'lookup.log.retention': '30 d'}")
         engine = runtime().engine(self._options)
         with engine.publish():
-            return engine.writer(self._options).alter(added, keys, properties)
+            return engine.writer(self._options).alter(new_columns, keys, properties)
 
     def reload(self) -> str:
         """Load the current version into this host's snapshot now; its digest.

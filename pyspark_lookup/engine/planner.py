@@ -148,11 +148,11 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
         keys = resolve_names(options.keys, everything, "lookup.keys")
         fields = [everything.field(name) for name in keys]
         check_key_types(fields)
-        collated = [field.name for field in fields if collated_field(field) is not None]
-        if collated:
+        collated_names = [field.name for field in fields if collated_field(field) is not None]
+        if collated_names:
             raise SchemaError(
-                f"option lookup.keys: column {collated[0]!r} has a collation, by whose rules Spark compares its texts, and keys are compared "
-                f"by their bytes: declare it as plain text by lookup.schema, e.g. '{collated[0]} STRING, …'"
+                f"option lookup.keys: column {collated_names[0]!r} has a collation, by whose rules Spark compares its texts, and keys are compared "
+                f"by their bytes: declare it as plain text by lookup.schema, e.g. '{collated_names[0]} STRING, …'"
             )
     if options.cache is CacheMode.FULL and options.provider is None:
         trigger_of(options)  # a custom one is a module that may not be there
@@ -200,8 +200,8 @@ def plan_read(
     """
     declared = declared or resolved_table.table.declared is not None
     everything = resolved_table.columns
-    spelled = planned_names(columns.names, everything, resolved_table.table.url, declared)
-    for column, name in zip(columns, spelled, strict=True):
+    table_names = planned_names(columns.names, everything, resolved_table.table.url, declared)
+    for column, name in zip(columns, table_names, strict=True):
         check_readable(column, everything.field(name).type, resolved_table.table.url, declared)
         if column.name != name:
             raise SchemaError(f"column {column.name!r} of the given schema is spelled {name!r} in the table")
@@ -239,8 +239,8 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
 
     Raises OptionError for a provider's table that gives rows by key only, and the plan does not say which.
     """
-    keyed = requested_keys(plan)
-    if keyed is not None:
+    plan_keys = requested_keys(plan)
+    if plan_keys is not None:
         return [ReadTask(0, 1)]
     if not reader.versions.reads_all_rows:
         raise OptionError(

@@ -45,12 +45,12 @@ def scan(
     check_columns(columns)
     if columns is not None:
         overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
-    selected = planner.table_columns(resolved_table, options.override(overrides))
+    selected_columns = planner.table_columns(resolved_table, options.override(overrides))
     # Parsed by itself: joined as text, its parentheses could leave lookup.where.
     everything = all_columns((resolved_table.data, resolved_table.partitions))
     with naming("predicate"):
-        added = [] if predicate is None else [parse_where(predicate, everything)]
-    plan = planner.plan_read(resolved_table, options, selected, clock, added)
+        predicates = [] if predicate is None else [parse_where(predicate, everything)]
+    plan = planner.plan_read(resolved_table, options, selected_columns, clock, predicates)
     planner.plan_tasks(engine.reader, resolved_table, plan)
     batches = read_rows(engine.reader, plan, ReadTask(0, 1), None, resolved_table.version)
     return table_of(batches, plan.projection.columns, resolved_table.table.url)
@@ -60,8 +60,8 @@ def check_columns(columns: Sequence[str] | None) -> None:
     """Raise SchemaError for what is no list of names."""
     if columns is None:
         return
-    named = isinstance(columns, Collection) and not isinstance(columns, str)
-    if not named or not columns or not all(isinstance(name, str) for name in columns):
+    is_collection = isinstance(columns, Collection) and not isinstance(columns, str)
+    if not is_collection or not columns or not all(isinstance(name, str) for name in columns):
         example = [columns if isinstance(columns, str) and columns else "name"]
         raise SchemaError(f"argument columns = {columns!r}: give a list of names, such as {example!r}")
 
@@ -95,8 +95,8 @@ class KeyedRead:
     def is_direct(self, snapshot: Snapshot) -> bool:
         """Whether the answer's columns are those of a snapshot as they are."""
         if self.direct is not snapshot:
-            projection, stored = self.plan.projection, snapshot.schema
-            fields = [stored.field(name) for name in projection.columns.names if name in stored.names]
+            projection, stored_schema = self.plan.projection, snapshot.schema
+            fields = [stored_schema.field(name) for name in projection.columns.names if name in stored_schema.names]
             has_same_types = [field.type for field in fields] == projection.columns.types
             if (
                 projection.predicate is not None
@@ -105,7 +105,7 @@ class KeyedRead:
                 or KEY_INDEX in self.columns
             ):
                 return False
-            self.kind = stored.field(self.names[0]).type
+            self.kind = stored_schema.field(self.names[0]).type
             self.direct = snapshot  # last: other threads look at it first
         return True
 

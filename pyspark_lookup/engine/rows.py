@@ -55,7 +55,7 @@ def as_arrow_rows(
         except (pa.ArrowInvalid, ValueError) as problem:  # one column
             raise_ours(TypeError(f"{type(rows).__name__}: {_ROWS}"), problem)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
-        return _of_dictionaries(rows, table_schema(), complete)
+        return _table_from_dictionaries(rows, table_schema(), complete)
     raise TypeError(f"{type(rows).__name__}: {_ROWS}")
 
 
@@ -67,13 +67,13 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
     """
     if isinstance(keys, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
         table = as_arrow_rows(keys, lambda: None)
-        return _named(table.read_all() if isinstance(table, pa.RecordBatchReader) else table, names)
+        return _check_key_columns(table.read_all() if isinstance(table, pa.RecordBatchReader) else table, names)
     if isinstance(keys, (str, bytes, Mapping)):
         raise TypeError(f"{type(keys).__name__}: {_KEYS}; of one key the rows are given by get()")
     if isinstance(keys, Sequence) and keys and all(isinstance(key, Mapping) for key in keys):
-        return _named(_of_dictionaries(keys, None, True), names)
+        return _check_key_columns(_table_from_dictionaries(keys, None, True), names)
     if isinstance(keys, Sequence) and len(names) > 1:
-        return _of_tuples(keys, names)
+        return _table_from_tuples(keys, names)
     try:
         # NaN is a key; to pandas it stands for null.
         of_pandas = _is_of_pandas(keys, "Series")
@@ -83,8 +83,10 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
     except (TypeError, ValueError, pa.ArrowException) as problem:
         raise_ours(TypeError(f"{type(keys).__name__}: {_KEYS}; {foreign_text(str(problem))}"), problem)
     if pa.types.is_struct(column.type):
-        return _named(pa.Table.from_struct_array(column), names)
-    return pa.table({(names or ("key",))[0]: column}) if len(names) <= 1 else _of_tuples(column.to_pylist(), names)
+        return _check_key_columns(pa.Table.from_struct_array(column), names)
+    return (
+        pa.table({(names or ("key",))[0]: column}) if len(names) <= 1 else _table_from_tuples(column.to_pylist(), names)
+    )
 
 
 def as_python(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
@@ -112,26 +114,26 @@ def _is_of_pandas(value: Any, name: str) -> bool:
     return type(value).__module__.partition(".")[0] == "pandas" and type(value).__name__ == name
 
 
-def _named(keys: pa.Table, names: Sequence[str]) -> pa.Table:
-    spelled = {name.lower() for name in keys.column_names}
-    if not spelled >= {name.lower() for name in names}:
+def _check_key_columns(keys: pa.Table, names: Sequence[str]) -> pa.Table:
+    column_names = {name.lower() for name in keys.column_names}
+    if not column_names >= {name.lower() for name in names}:
         raise SchemaError(f"keys have the columns {', '.join(keys.column_names)}; lookup.keys are {', '.join(names)}")
     return keys
 
 
-def _of_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
-    wrong = next((key for key in keys if not isinstance(key, (tuple, list)) or len(key) != len(names)), None)
-    if wrong is not None:
+def _table_from_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
+    bad_key = next((key for key in keys if not isinstance(key, (tuple, list)) or len(key) != len(names)), None)
+    if bad_key is not None:
         raise TypeError(
-            f"key {foreign_text(foreign_repr(wrong))}: lookup.keys has {len(names)} columns, {', '.join(names)}: {_KEYS}"
+            f"key {foreign_text(foreign_repr(bad_key))}: lookup.keys has {len(names)} columns, {', '.join(names)}: {_KEYS}"
         )
     return pa.table({name: [key[place] for key in keys] for place, name in enumerate(names)})
 
 
-def _of_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None, complete: bool) -> pa.Table:
-    wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
-    if wrong is not None:
-        raise TypeError(f"a list with a {type(wrong).__name__}: {_ROWS}")
+def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None, complete: bool) -> pa.Table:
+    bad_row = next((row for row in rows if not isinstance(row, Mapping)), None)
+    if bad_row is not None:
+        raise TypeError(f"a list with a {type(bad_row).__name__}: {_ROWS}")
     types = {} if table_schema is None else {field.name.lower(): field.type for field in table_schema}
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys(name for row in rows for name in row):  # of all rows: some may lack one
@@ -161,10 +163,10 @@ def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
         return pa.nulls(len(array), kind)
     inferred_type = spark_type(array.type)
     if pa.types.is_floating(kind) and pa.types.is_floating(inferred_type):
-        rounded = array.cast(kind)
-        if not pc.all(pc.equal(pc.is_finite(array), pc.is_finite(rounded)), min_count=0).as_py():
+        rounded_array = array.cast(kind)
+        if not pc.all(pc.equal(pc.is_finite(array), pc.is_finite(rounded_array)), min_count=0).as_py():
             raise pa.ArrowInvalid(f"a value is beyond {kind}")
-        return rounded
+        return rounded_array
     of_times = pa.types.is_timestamp(kind) and (
         inferred_type == kind or (pa.types.is_date(inferred_type) and kind.tz is None)
     )

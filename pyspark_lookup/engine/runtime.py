@@ -202,12 +202,12 @@ class Runtime:
 
     def engine(self, options: LookupOptions) -> Engine:
         """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
-        provided = self._provided_table(options)
+        provided_table = self._provided_table(options)
         with self._lock:
             key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, self._provided_key(options), options.cache)  # fmt: skip
             engine = self._engines.get(key)
             if engine is None:
-                engine = self._engines[key] = self._build(options, provided)
+                engine = self._engines[key] = self._build(options, provided_table)
             self._recent[key] = engine
             self._recent.move_to_end(key)
             idle = self._take_idle(key)
@@ -246,8 +246,8 @@ class Runtime:
 
     def effective(self, options: LookupOptions) -> LookupOptions:
         """The options as the provider that they name means them. Raises OptionError if it cannot be made or they contradict it."""
-        provided = self._provided_table(options)
-        return options if provided is None else with_provider(options, provided)
+        provided_table = self._provided_table(options)
+        return options if provided_table is None else with_provider(options, provided_table)
 
     def _provided_key(self, options: LookupOptions) -> str:
         made_with = (
@@ -279,8 +279,12 @@ class Runtime:
                 future.set_exception(problem)
         return future.result()
 
-    def _build(self, options: LookupOptions, provided: ProvidedTable | None) -> Engine:
-        store = self._open_store(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
+    def _build(self, options: LookupOptions, provided_table: ProvidedTable | None) -> Engine:
+        store = (
+            self._open_store(options)
+            if provided_table is None
+            else ProvidedStore(provided_table, options, self.clock.wall_s)
+        )
         url = store.url_of(options.path)
         check_apart(url, options.cache_directory())
         label = key_of(store.scope, url)
@@ -296,13 +300,13 @@ class Runtime:
             )
         publisher.application = self._application
         blocks = BlockCache(ufs, context, _BLOCK_WAIT_S)
-        sources = SOURCES if provided is None else [functools.partial(ProviderSource, provided)]
+        sources = SOURCES if provided_table is None else [functools.partial(ProviderSource, provided_table)]
         resolver = Resolver(ufs, blocks, context, sources, self._catalog(options))
-        if provided is None:
+        if provided_table is None:
             reader = TableReader(resolver, blocks, context, options.block_size)
         else:
-            scan = ProvidedScan(provided, metrics)
-            provider_parts = (scan, scan), provided.cache, provided.trigger
+            scan = ProvidedScan(provided_table, metrics)
+            provider_parts = (scan, scan), provided_table.cache, provided_table.trigger
             reader = TableReader(resolver, blocks, context, options.block_size, *provider_parts)
         return Engine(reader, ufs, context, publisher, self._sizes)
 
@@ -318,8 +322,8 @@ class Runtime:
         if options.catalog is None:
             return self._store(options.path, options)
         scope = json.dumps(options.storage, default=str)
-        opened = functools.partial(self._store, options=options)
-        return CatalogStore(options.catalog, options.catalog_properties, opened, scope)
+        open_path = functools.partial(self._store, options=options)
+        return CatalogStore(options.catalog, options.catalog_properties, open_path, scope)
 
     def _store(self, path: str, options: LookupOptions) -> Store:
         protocol = path.split("://", 1)[0] if "://" in path else "file"

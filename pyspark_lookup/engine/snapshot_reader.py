@@ -55,9 +55,9 @@ class SnapshotReader:
         if full is not None and options.metadata_source is MetadataSource.CACHE:
             latest = self.current(table, options)
             if latest is not None:
-                served, snapshot = latest
-                resolution = self._resolver.resolve(table, options, execution, lambda: served)
-                if resolution.version.digest == served.digest:
+                served_version, snapshot = latest
+                resolution = self._resolver.resolve(table, options, execution, lambda: served_version)
+                if resolution.version.digest == served_version.digest:
                     return resolution, self.covering(plan, snapshot)
                 return resolution, self.find(plan, resolution.version, exact)
             # What this host knows of the table may be as old as its last reload, or older.
@@ -131,5 +131,7 @@ class SnapshotReader:
     ) -> Iterator[pa.RecordBatch]:
         """The planned rows of a snapshot; with `pieces`, those of such parts of the version's files only."""
         ranges = None if pieces is None else [(p.file.url, p.start, p.end) for p in pieces]
-        whole = functools.partial(self._versions.data_schema, plan.table, version)
-        return snapshot_batches(snapshot, plan.projection, ranges, whole, redact("path", plan.table.url), self._metrics)
+        read_schema = functools.partial(self._versions.data_schema, plan.table, version)
+        return snapshot_batches(
+            snapshot, plan.projection, ranges, read_schema, redact("path", plan.table.url), self._metrics
+        )

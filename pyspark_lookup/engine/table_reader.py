@@ -92,13 +92,15 @@ class TableReader:
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
-            planned = self.resolver.version_of(plan.table, task.digest) if task.digest is not None else None
-            if planned is not None:
+            planned_version = self.resolver.version_of(plan.table, task.digest) if task.digest is not None else None
+            if planned_version is not None:
                 if task.number == 0:
-                    self.resolver.count_asked(planned)
-                snapshot = self.snapshots.find(plan, planned, exact=task.count > 1)
+                    self.resolver.count_asked(planned_version)
+                snapshot = self.snapshots.find(plan, planned_version, exact=task.count > 1)
                 if snapshot is not None:
-                    return self.snapshots.batches(plan, snapshot, planned, task.pieces if task.count > 1 else None)
+                    return self.snapshots.batches(
+                        plan, snapshot, planned_version, task.pieces if task.count > 1 else None
+                    )
             return self._prepare_planned(plan, task, task.pieces, execution).batches()
         resolution, snapshot = self.snapshots.resolve(plan, execution, version, exact=task.count > 1)
         files = select_partitions(plan.table, resolution.version, plan.options)
@@ -138,12 +140,12 @@ class TableReader:
         try:
             return self._scan.prepare(plan.table, pieces, plan.projection)
         except SourceChangedError as change:
-            planned = TableVersion(plan.table.id, tuple(piece.file for piece in pieces))
+            planned_version = TableVersion(plan.table.id, tuple(piece.file for piece in pieces))
             if task.count > 1:
-                return self._newer_files(plan, pieces, planned, execution, change)
+                return self._newer_files(plan, pieces, planned_version, execution, change)
             if plan.table.fails_when_gone(plan.options):
                 raise self._version_gone(plan, change, plan.number) from change
-            return self._restart(plan, planned, execution)
+            return self._restart(plan, planned_version, execution)
 
     def _restart(self, plan: ReadPlan, lost_version: TableVersion, execution: Execution | None) -> PreparedScan:
         """The only task of a read, with the version that replaced `lost_version`: nothing was handed out yet."""
@@ -152,10 +154,10 @@ class TableReader:
             pieces = slices_of(select_partitions(plan.table, version, plan.options))
             return self.versions.prepare(plan.table, version, pieces, plan.projection)
 
-        def renewed(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
+        def resolve_again(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
             return self.resolver.resolve_again(plan.table, plan.options, execution, version.digest)
 
-        return read_with_restarts(plan.table, renewed(lost_version), read, renewed)[0]
+        return read_with_restarts(plan.table, resolve_again(lost_version), read, resolve_again)[0]
 
     def _newer_files(
         self,
@@ -178,17 +180,17 @@ class TableReader:
             except UfsNotFoundError as missing:
                 raise self._version_gone(plan, change, plan.number) from missing
             current = {file.url: file for file in version.files}
-            renewed = []
+            new_pieces = []
             for piece in pieces:
                 file = current.get(piece.file.url)
                 if file == piece.file:
-                    renewed.append(piece)
+                    new_pieces.append(piece)
                 elif file is not None and piece.whole:
-                    renewed.append(Slice(file, 0, file.size))
+                    new_pieces.append(Slice(file, 0, file.size))
                 else:
                     raise self._version_gone(plan, change, plan.number) from change
             try:
-                return self._scan.prepare(plan.table, renewed, plan.projection)
+                return self._scan.prepare(plan.table, new_pieces, plan.projection)
             except SourceChangedError as another_change:
                 change, lost_version = another_change, version
         raise self._version_gone(plan, change, plan.number) from change

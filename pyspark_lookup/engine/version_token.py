@@ -94,8 +94,8 @@ def _resolve(
         else:
             form = options.format or last_table.format
             table = dataclasses.replace(reader.resolver.table_of(options, last_table.kind), format=form)
-        served = _serve(reader, table, options)
-        current = functools.partial(_current, reader, table, options, served or discovered_version)
+        served_version = _serve(reader, table, options)
+        current = functools.partial(_current, reader, table, options, served_version or discovered_version)
         resolution = reader.resolver.resolve(table, options, execution, current)
     except (UfsNotFoundError, OptionError):
         if last_table is None:

@@ -74,9 +74,11 @@ class Aborts:
         """Remove those of a job's files that no write of the log names."""
         if state.table_id != job.table_id:
             return  # another table may use a directory of that name
-        named = named_files(state, job)
+        named_paths = named_files(state, job)
         remove_files(
-            self._ufs, self._log.url, (file for file in files if file.path not in named and job.has_put(file.path))
+            self._ufs,
+            self._log.url,
+            (file for file in files if file.path not in named_paths and job.has_put(file.path)),
         )
 
     def tidy(self, job: Job, state: TableState) -> None:
@@ -84,11 +86,11 @@ class Aborts:
         if state.table_id != job.table_id:
             return
         with contextlib.suppress(UfsError):
-            named = named_files(state, job)
+            named_paths = named_files(state, job)
             with contextlib.suppress(UfsNotFoundError):
                 for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
                     name = file.url.removeprefix(self._log.url + "/")
-                    if name not in named and job.has_put(name):  # others may have put theirs there
+                    if name not in named_paths and job.has_put(name):  # others may have put theirs there
                         self._ufs.delete(file.url)
             if job.write_id is not None and self._context.clock.steady_s() - job.began_s > self.hearts.interval_s:
                 self.hearts.forget(job.write_id)

@@ -85,8 +85,10 @@ def plan_snapshot(table: Table, log: NotificationLog, state: TableState, positio
     version = version_at(log, table, state, position)
     earlier = log.pages.state_at(state, position)
     keys, schema = earlier.definition_at(position).keys, _schema(table, state)
-    committed = (write for write in earlier.writes.values() if write.committed)
-    put_at = {f"{table.url}/{file.path}": write.ended_at or position for write in committed for file in write.files}
+    committed_writes = (write for write in earlier.writes.values() if write.committed)
+    put_at = {
+        f"{table.url}/{file.path}": write.ended_at or position for write in committed_writes for file in write.files
+    }
     tasks = [ChangeTask(table, put_at[file.url], True, (file,), keys, schema) for file in version.files]
     return _timed(log, tasks, 0)
 
@@ -98,10 +100,12 @@ def cost(state: TableState, change: Change) -> tuple[int, int, int]:
         return 0, 0, 0
     if write.vacuumed:  # unknown: reading it raises VersionGoneError
         return 1, 1, 1
-    counted = [*write.files, *write.deletes]
+    files_to_read = [*write.files, *write.deletes]
     if write.mode is WriteMode.OVERWRITE:
-        counted += [file for needed_write in state.find_needed(change.position - 1) for file in needed_write.files]
-    return sum(file.rows for file in counted), len(counted), sum(file.size for file in counted)
+        files_to_read += [
+            file for needed_write in state.find_needed(change.position - 1) for file in needed_write.files
+        ]
+    return sum(file.rows for file in files_to_read), len(files_to_read), sum(file.size for file in files_to_read)
 
 
 def changes_between(
@@ -194,19 +198,19 @@ def read_changes(
     """
     table_names = {name for name in columns.names if name not in CHANGE_COLUMNS.names}
     times = {task.position: None if task.committed_at_s is None else int(task.committed_at_s * 1e6) for task in tasks}
-    tested = columns_of(predicate)
-    read_names = {*table_names, *tested, *(key for task in tasks for key in task.keys)}
+    predicate_columns = columns_of(predicate)
+    read_names = {*table_names, *predicate_columns, *(key for task in tasks for key in task.keys)}
     parts = [_Changes(files, task, read_names) for task in tasks]
-    together = [part for part in parts if part.removes]
-    alone = (change for part in parts if not part.removes for change in part.rows())
-    for position, kinds, batch in itertools.chain(_read_removed(together), alone):
+    removing_parts = [part for part in parts if part.removes]
+    other_changes = (change for part in parts if not part.removes for change in part.rows())
+    for position, kinds, batch in itertools.chain(_read_removed(removing_parts), other_changes):
         of_commit = (position, times[position])
-        beside = (
+        change_arrays = (
             pa.repeat(pa.scalar(value, field.type), batch.num_rows)
             for value, field in zip(of_commit, list(CHANGE_COLUMNS)[1:], strict=True)
         )
         names = [*batch.schema.names, *CHANGE_COLUMNS.names]
-        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, *beside], names)
+        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, *change_arrays], names)
         matches = matching_rows(rows, predicate)
         if matches is not None and matches.num_rows:
             columns_by_name = dict(zip(matches.schema.names, matches.columns, strict=True))
@@ -235,12 +239,16 @@ def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
                 )
     for url, file in files.items():
         keys = [removed_keys for _, _, removed_keys in from_file[url]]
-        few = sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
+        is_selective = (
+            sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
+        )
         # What was deleted by a predicate need not have a key.
-        few = few and all(table.num_columns and not any(c.null_count for c in table.columns) for table in keys)
+        is_selective = is_selective and all(
+            table.num_columns and not any(c.null_count for c in table.columns) for table in keys
+        )
         # What was deleted before was left out already.
-        whole = dataclasses.replace(file, deletes=())
-        for at, batch in parts[0].read(whole, pa.concat_tables(keys) if few else None):
+        whole_file = dataclasses.replace(file, deletes=())
+        for at, batch in parts[0].read(whole_file, pa.concat_tables(keys) if is_selective else None):
             for part, removed_rows, _ in from_file[url]:
                 low, high = np.searchsorted(removed_rows, [at[0], at[-1] + 1])
                 if low < high:
@@ -310,8 +318,8 @@ class _Changes:
         for code, path in enumerate(paths.dictionary.to_pylist()):
             if path in urls_by_path:
                 at = np.flatnonzero(codes == code)
-                deleted = deleted_by_url.get(urls_by_path[path])
-                counts[at] = True if deleted is None else ~np.isin(rows[at], deleted)
+                deleted_positions = deleted_by_url.get(urls_by_path[path])
+                counts[at] = True if deleted_positions is None else ~np.isin(rows[at], deleted_positions)
                 places[urls_by_path[path]] = np.unique(rows[at][counts[at]])
         return {url: at for url, at in places.items() if len(at)}, marks.filter(pa.array(counts))
 

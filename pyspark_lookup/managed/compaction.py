@@ -44,9 +44,9 @@ def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[Ta
     ]
     sizes.update((id_, 0) for id_ in sizes.keys() - with_rows)
     rows = sum(write.rows for write in candidates if write.id in with_rows)
-    deleted = sum(file.rows for write in candidates for file in write.deletes)
+    deleted_count = sum(file.rows for write in candidates for file in write.deletes)
     always = bounds.compact_bytes if is_requested else bounds.unasked_compact_bytes
-    if is_requested and deleted > _DELETED_SHARE * rows:
+    if is_requested and deleted_count > _DELETED_SHARE * rows:
         return candidates
     selection: list[TableWrite] = []
     size = 0
@@ -55,14 +55,14 @@ def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[Ta
             break
         selection.append(write)
         size += sizes[write.id]
-    crowded = (
+    has_small_files = (
         len(selection) == 1
         and len(selection[0].files) > 1
         and selection[0].bytes < bounds.small_file_bytes * len(selection[0].files)
     )
     return (
         selection
-        if len(selection) > 1 or (is_requested and crowded and selection[0].mode is not WriteMode.COMPACT)
+        if len(selection) > 1 or (is_requested and has_small_files and selection[0].mode is not WriteMode.COMPACT)
         else []
     )
 
@@ -129,40 +129,42 @@ class Compactor:
                 raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")
             job = dataclasses.replace(job, definition=since.definition)  # others may have added columns
             # A list of writes to be replaced knows those that began before it.
-            replaced = [write for write in choose(since, is_requested, self._sizes) if write.id < write_id]
-            if not replaced:
+            replaced_writes = [write for write in choose(since, is_requested, self._sizes) if write.id < write_id]
+            if not replaced_writes:
                 self._writer.abort(job, (), "others have compacted what there was")
                 return self._log.latest() or since
-            paths = {f"{self._table.url}/{file.path}" for write in replaced for file in write.files}
+            paths = {f"{self._table.url}/{file.path}" for write in replaced_writes for file in write.files}
             files = managed_version(self._table, since).files
-            inside = [file for file in files if file.url in paths]
-            outside = [file for file in files if file.url not in paths]
-            outside_deletes = self._marks(since, replaced, outside)
-            parts = self._rows.order(since.definition, inside) if inside else ()
-            new = self._writer.write_ordered(job, parts, "compacted")
-            rows = self._rows.count(inside) if inside else 0
+            replaced_files = [file for file in files if file.url in paths]
+            other_files = [file for file in files if file.url not in paths]
+            outside_deletes = self._marks(since, replaced_writes, other_files)
+            parts = self._rows.order(since.definition, replaced_files) if replaced_files else ()
+            new_files = self._writer.write_ordered(job, parts, "compacted")
+            rows = self._rows.count(replaced_files) if replaced_files else 0
             # Files that cannot be read would take the place of files that can.
-            written_rows = self._rows.read_back(job.definition, new) if new else 0
+            written_rows = self._rows.read_back(job.definition, new_files) if new_files else 0
             if written_rows != rows:
                 raise AssertionError(f"{self._url}: {rows} rows became {written_rows}, so nothing was compacted")
         except BaseException:
             with contextlib.suppress(UfsError):  # the error itself says more
                 self._writer.abort(job, ())
             raise
-        effect = Rewriting(self._rows, self._table, since, [write.id for write in replaced], new, outside_deletes)
-        committed_state = self._writer.commit(job, new, effect=effect)
+        effect = Rewriting(
+            self._rows, self._table, since, [write.id for write in replaced_writes], new_files, outside_deletes
+        )
+        committed_state = self._writer.commit(job, new_files, effect=effect)
         assert committed_state is not None
         return committed_state
 
     def _marks(
-        self, since: TableState, replaced: Sequence[TableWrite], outside: Sequence[FileVersion]
+        self, since: TableState, replaced_writes: Sequence[TableWrite], other_files: Sequence[FileVersion]
     ) -> pa.Table | None:
         """The rows that the compacted writes delete in the files that stay."""
-        marks = [file for write in replaced for file in write.deletes]
-        if not marks or not outside:
+        marks = [file for write in replaced_writes for file in write.deletes]
+        if not marks or not other_files:
             return None
         deleted_rows = self._rows.read_delete_files(since.definition, marks)
-        paths = pa.array([file.url.removeprefix(self._table.url + "/") for file in outside], pa.string())
+        paths = pa.array([file.url.removeprefix(self._table.url + "/") for file in other_files], pa.string())
         deleted_rows = deleted_rows.filter(pc.is_in(deleted_rows.column(PATH), value_set=paths))
         # Of a row without a key that was deleted by a predicate, the key is null, too.
         if since.rekeyed_at and any(deleted_rows.column(name).null_count for name in since.definition.keys):

@@ -25,7 +25,7 @@ class RowsByKey(Protocol):
 
     def read_keys(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def check_different(self, keys: pa.Table) -> None: ...
-    def without(self, keys: pa.Table, excluded_keys: pa.Table) -> pa.Table: ...
+    def exclude_keys(self, keys: pa.Table, excluded_keys: pa.Table) -> pa.Table: ...
     def check_new(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> None: ...
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
     def find_where(self, definition: Definition, where: str, files: Sequence[FileVersion]) -> pa.Table: ...
@@ -91,9 +91,9 @@ class _Looking:
         pass
 
     def is_due(self, state: TableState) -> bool:
-        return bool(self._fresh(state))
+        return bool(self._find_new(state))
 
-    def _fresh(self, state: TableState) -> list[FileVersion]:
+    def _find_new(self, state: TableState) -> list[FileVersion]:
         candidates = (file for file in managed_version(self._table, state).files if file.url not in self._checked_urls)
         return [file for file in candidates if self._own_prefix is None or not file.url.startswith(self._own_prefix)]
 
@@ -117,18 +117,18 @@ class ByKey(_Looking):
         """The keys; None before the first look."""
         return self._keys
 
-    def add(self, keys: pa.Table, looked: Iterable[FileVersion]) -> None:
-        """Replace the rows with these keys, too. In the files `looked` the write has done so already."""
-        urls = {file.url for file in looked}
+    def add(self, keys: pa.Table, checked_files: Iterable[FileVersion]) -> None:
+        """Replace the rows with these keys, too. In the files `checked_files` the write has done so already."""
+        urls = {file.url for file in checked_files}
         self._checked_urls = urls if self._keys is None else self._checked_urls & urls
         self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
         if self._keys is None and self._keys_of is not None:
             self._keys = self._keys_of(definition)
-        fresh = self._fresh(state)
-        self._checked_urls.update(file.url for file in fresh)
-        return self._rows.find(definition, self._keys, fresh) if fresh and self._keys is not None else None
+        new_files = self._find_new(state)
+        self._checked_urls.update(file.url for file in new_files)
+        return self._rows.find(definition, self._keys, new_files) if new_files and self._keys is not None else None
 
 
 class Where(_Looking):
@@ -139,9 +139,9 @@ class Where(_Looking):
         self._where = where
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        fresh = self._fresh(state)
-        self._checked_urls.update(file.url for file in fresh)
-        return self._rows.find_where(definition, self._where, fresh) if fresh else None
+        new_files = self._find_new(state)
+        self._checked_urls.update(file.url for file in new_files)
+        return self._rows.find_where(definition, self._where, new_files) if new_files else None
 
 
 class Keeping:
@@ -189,7 +189,7 @@ class Keeping:
         self._rows.check_different(new_rows.select(list(definition.keys)))
         lacking = [name for name in definition.schema.names if name not in self._names]
         rows, replaced_rows = self._rows.complete(definition, new_rows, lacking, version.files)
-        parts = [replaced_rows if self._deleted is None else _beside(replaced_rows, self._deleted)]
+        parts = [replaced_rows if self._deleted is None else _exclude_places(replaced_rows, self._deleted)]
         self._deleted = parts[0] if self._deleted is None else pa.concat_tables([self._deleted, parts[0]])
         if self._last_write is None or not rows.equals(self._last_write[0]):
             if self._last_write is not None:
@@ -199,7 +199,7 @@ class Keeping:
         return pa.concat_tables(parts)
 
 
-def _beside(places: pa.Table, other_places: pa.Table) -> pa.Table:
+def _exclude_places(places: pa.Table, other_places: pa.Table) -> pa.Table:
     """The places that are not among the others."""
     excluded = set(zip(*(other_places.column(name).to_pylist() for name in (PATH, ROW)), strict=True))
     pairs = zip(*(places.column(name).to_pylist() for name in (PATH, ROW)), strict=True)
@@ -234,12 +234,12 @@ class NewKeys(_Looking):
         if self._keys is None:
             self._keys = self._rows.read_keys(definition, self._files)
             self._rows.check_different(self._keys)
-        fresh = self._fresh(state)
-        self._checked_urls.update(file.url for file in fresh)
-        replaced = self._beside.keys if self._beside is not None else None
-        keys = self._keys if replaced is None else self._rows.without(self._keys, replaced)
-        if fresh and keys.num_rows:
-            self._rows.check_new(definition, keys, fresh)
+        new_files = self._find_new(state)
+        self._checked_urls.update(file.url for file in new_files)
+        replaced_keys = self._beside.keys if self._beside is not None else None
+        keys = self._keys if replaced_keys is None else self._rows.exclude_keys(self._keys, replaced_keys)
+        if new_files and keys.num_rows:
+            self._rows.check_new(definition, keys, new_files)
         return None
 
 
@@ -311,12 +311,14 @@ class Rewriting:
             )
 
     def is_due(self, state: TableState) -> bool:
-        return bool(self._fresh(state))
+        return bool(self._find_new(state))
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        fresh = self._fresh(state)
-        self._checked_ids.update(fresh)
-        marks = self._rows.read_delete_files(definition, [file for id_ in fresh for file in state.writes[id_].deletes])
+        new_ids = self._find_new(state)
+        self._checked_ids.update(new_ids)
+        marks = self._rows.read_delete_files(
+            definition, [file for id_ in new_ids for file in state.writes[id_].deletes]
+        )
         inside = pa.array(sorted(self._paths), pa.string())
         keys = marks.filter(pc.is_in(marks.column(PATH), value_set=inside)).select(list(definition.keys))
         new_versions = [version_of_file(self._table, file) for file in self._files]
@@ -326,8 +328,10 @@ class Rewriting:
             parts.append(self._rows.find(definition, keys, new_versions))
         return pa.concat_tables(parts) if parts else None
 
-    def _fresh(self, state: TableState) -> list[int]:
+    def _find_new(self, state: TableState) -> list[int]:
         """The writes by key that were committed since."""
         since_position = self._since.position
-        ended = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) > since_position)
-        return [write.id for write in ended if write.deletes and write.id not in self._checked_ids]
+        ended_writes = (
+            write for write in state.writes.values() if write.committed and (write.ended_at or 0) > since_position
+        )
+        return [write.id for write in ended_writes if write.deletes and write.id not in self._checked_ids]

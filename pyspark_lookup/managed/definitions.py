@@ -23,14 +23,14 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
         raise SchemaError(f"{origin}: a table needs a column")
     if len({key.lower() for key in keys}) < len(keys):
         raise SchemaError(f"option lookup.keys = {','.join(keys)!r}: a column is named twice")
-    spelled = {name.lower(): name for name in columns.names}
+    spelled_names = {name.lower(): name for name in columns.names}
     for key in keys:
-        if key.lower() not in spelled:
+        if key.lower() not in spelled_names:
             raise SchemaError(
                 f"option lookup.keys: the rows have no column {key!r}; they have {names_shown(columns.names, key)}"
             )
     _check_names(columns)
-    names = tuple(spelled[key.lower()] for key in keys)
+    names = tuple(spelled_names[key.lower()] for key in keys)
     check_key_types([columns.field(name) for name in names])
     return Definition(columns, names)
 
@@ -43,7 +43,7 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
     """
     rows = spark_schema(schema, origin)
     table_fields = {field.name.lower(): field for field in definition.schema}
-    added = []
+    new_fields = []
     for field in rows:
         table_field = table_fields.get(field.name.lower())
         if table_field is None:
@@ -52,17 +52,17 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
                     f"{origin}: the table has no column {field.name!r}; set lookup.write.merge-schema = true to add it; the table has "
                     f"{names_shown(definition.schema.names, field.name)}"
                 )
-            added.append(pa.field(field.name, spark_type(field.type)))
+            new_fields.append(pa.field(field.name, spark_type(field.type)))
         elif not widens(field.type, table_field.type):
             raise SchemaError(
                 f"{origin}: column {table_field.name!r} is {type_ddl(table_field.type)} in the table and {type_ddl(field.type)} in the rows: cast "
                 "them. If ALTER TABLE … ALTER COLUMN … TYPE has changed it in the catalog, DROP TABLE there (its files stay) and CREATE "
                 "TABLE it anew"
             )
-    if not added:
+    if not new_fields:
         return definition
-    _check_names(pa.schema(added))
-    return Definition(pa.schema([*definition.schema, *added]), definition.keys, definition.properties)
+    _check_names(pa.schema(new_fields))
+    return Definition(pa.schema([*definition.schema, *new_fields]), definition.keys, definition.properties)
 
 
 def find_kept_columns(
@@ -94,8 +94,8 @@ def _check_names(columns: pa.Schema) -> None:
 def conform(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
     """Rows in the table's columns and types. Raises SchemaError for a value that does not fit."""
     row_columns = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-    named = {name: row_columns[name.lower()] for name in schema.names if name.lower() in row_columns}
-    return conform_columns(named, batch.num_rows, schema, origin)
+    table_columns = {name: row_columns[name.lower()] for name in schema.names if name.lower() in row_columns}
+    return conform_columns(table_columns, batch.num_rows, schema, origin)
 
 
 def extend_definition(

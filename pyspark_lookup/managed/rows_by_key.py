@@ -52,7 +52,7 @@ class KeyedRows:
         if len(counts) and counts.max() > 1:
             raise self._twice(keys, int(distinct[np.argmax(counts > 1)]), "is in the new rows more than once")
 
-    def without(self, keys: pa.Table, excluded_keys: pa.Table) -> pa.Table:
+    def exclude_keys(self, keys: pa.Table, excluded_keys: pa.Table) -> pa.Table:
         """The keys that are not among the others."""
         probes = Keys([one_array(column) for column in keys.columns])
         is_new = np.ones(keys.num_rows, np.bool_)

@@ -82,7 +82,7 @@ def vacuum(
     until_s = _now_s(ufs, log, nonce) - older_than_s
     oldest = _oldest(log, state, until_s)
 
-    def removed(state: TableState, nonce: str, at_s: float) -> Event | None:
+    def make_event(state: TableState, nonce: str, at_s: float) -> Event | None:
         if state.table_id != table_id or (oldest is None and not unasked):
             return None
         new_oldest = max(oldest or 1, state.oldest)
@@ -93,7 +93,7 @@ def vacuum(
         return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, new_oldest)
 
     try:
-        state = log.append(removed, after=state)
+        state = log.append(make_event, after=state)
     except CommitUnknownError as problem:
         raise_ours(UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}"), problem)
     if state.table_id != table_id:
@@ -136,8 +136,8 @@ def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
     if oldest < state.since:
         return ()
     needed_ids = {write.id for write in state.find_needed(oldest)}
-    ended = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) <= oldest)
-    return tuple(write.id for write in ended if write.does_something and write.id not in needed_ids)
+    ended_writes = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) <= oldest)
+    return tuple(write.id for write in ended_writes if write.does_something and write.id not in needed_ids)
 
 
 def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) -> list[FileVersion]:
@@ -145,19 +145,19 @@ def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) ->
 
     Only files with a name of ours: a stream's checkpoint or other files of somebody else stay.
     """
-    named = {file.path for file in log.pages.files(state)}
-    opened = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
-    signs = tuple(f"{LOG_DIRECTORY}/heartbeats/{write.id:020d}-" for write in state.open_writes())
+    named_paths = {file.path for file in log.pages.files(state)}
+    open_prefixes = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
+    heartbeat_prefixes = tuple(f"{LOG_DIRECTORY}/heartbeats/{write.id:020d}-" for write in state.open_writes())
     removed_files = []
     for file in ufs.list_tree(log.url):
         path = file.url.removeprefix(log.url + "/")
-        if path in named or path.startswith((*opened, *signs)) or _put_at_s(file) > until_s:
+        if path in named_paths or path.startswith((*open_prefixes, *heartbeat_prefixes)) or _put_at_s(file) > until_s:
             continue
         whole = whole_name(path)
         is_data = is_data_file(whole)
         # Of the log itself nothing is removed but signs of life, and what died before it got its name.
-        beside = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-")) or path != whole
-        if not is_data and not (beside and is_own(whole)):
+        is_temporary = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-")) or path != whole
+        if not is_data and not (is_temporary and is_own(whole)):
             continue
         ufs.delete(file.url)
         if is_data:

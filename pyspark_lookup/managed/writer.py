@@ -255,8 +255,8 @@ class TableWriter:
     ) -> TableState:
         """The state with the write committed; without, if it would change nothing."""
         state = self._log.known()
-        behind = state is None or state.table_id != job.table_id or write_id not in state.writes
-        if behind or not isinstance(effect, Independent):
+        is_stale = state is None or state.table_id != job.table_id or write_id not in state.writes
+        if is_stale or not isinstance(effect, Independent):
             state = self._log.latest()
         after: TableState | None = None
         while True:
@@ -299,8 +299,8 @@ class TableWriter:
                 raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by somebody else")
             if effect.is_due(state):
                 return None  # others have committed since
-            changed = definition if definition.schema != state.definition.schema else None
-            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, changed, batch)
+            new_definition = definition if definition.schema != state.definition.schema else None
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, new_definition, batch)
 
         return commit
 
@@ -380,21 +380,23 @@ class TableWriter:
         table has otherwise, or keys that it does not have or names twice, UfsNotFoundError if there is no table.
         """
 
-        def altered(definition: Definition) -> Definition:
-            changed = definition if columns is None else match_definition(definition, columns, True, self._url)
-            named = definition.keys if keys is None else tuple(resolve_names(keys, changed.schema, "lookup.keys"))
-            if len(set(named)) < len(named):
+        def alter_definition(definition: Definition) -> Definition:
+            new_definition = definition if columns is None else match_definition(definition, columns, True, self._url)
+            key_names = (
+                definition.keys if keys is None else tuple(resolve_names(keys, new_definition.schema, "lookup.keys"))
+            )
+            if len(set(key_names)) < len(key_names):
                 raise SchemaError(f"option lookup.keys = {','.join(keys or ())!r}: a column is named twice")
-            check_key_types([changed.schema.field(name) for name in named])
+            check_key_types([new_definition.schema.field(name) for name in key_names])
             new_properties = {**definition.properties, **(properties or {})}
             parse_properties(new_properties)
-            return Definition(changed.schema, named, new_properties)
+            return Definition(new_definition.schema, key_names, new_properties)
 
         allocations: list[tuple[int, str]] = []
 
         def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
             allocations.clear()
-            if altered(state.definition) == state.definition:
+            if alter_definition(state.definition) == state.definition:
                 return None
             allocations.append((state.high_watermark + 1, nonce))
             return Allocate(state.position + 1, state.table_id, nonce, at_s, allocations[0][0], WriteMode.ALTER)
@@ -408,7 +410,7 @@ class TableWriter:
 
         def commit(state: TableState, nonce: str, at_s: float) -> Event:
             self._check(state, job, write_id, Independent())
-            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, altered(state.definition))
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, alter_definition(state.definition))
 
         try:
             state = self._log.append(commit, after=state)

@@ -29,11 +29,11 @@ class ProvidedStore:
     pins = True
     lists_after = False
 
-    def __init__(self, provided: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
+    def __init__(self, provided_table: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
         made_with = (options.path, options.provider_options)
-        self.scope = f"provider:{provided.name}"
+        self.scope = f"provider:{provided_table.name}"
         self._url = f"{self.scope}/{key_of(*made_with)}"
-        self._provided = provided
+        self._provided_table = provided_table
         # What is copied as a whole is another state at each copy; rows by key expire one by one.
         self._each_time = options.cache is CacheMode.FULL
         self._now_s = now_s
@@ -43,7 +43,7 @@ class ProvidedStore:
 
     def get_meta(self, path: str, count: Count) -> FileVersion:
         count("head")
-        version = self._provided.version()
+        version = self._provided_table.version()
         if version is None:
             version = repr(self._now_s()) if self._each_time else "unversioned"
         return FileVersion(self._url, _SIZE, version)
@@ -87,9 +87,9 @@ class ProviderSource(VersionSource):
     retained = False
     one_asks = False  # it is foreign code, which may hang
 
-    def __init__(self, provided: ProvidedTable, parts: SourceParts) -> None:
+    def __init__(self, provided_table: ProvidedTable, parts: SourceParts) -> None:
         super().__init__(parts)
-        self._provided = provided
+        self._provided_table = provided_table
 
     @classmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:
@@ -105,30 +105,30 @@ class ProviderSource(VersionSource):
         table, status = question.table, question.status
         file = status if isinstance(status, FileVersion) else self._parts.ufs.get_meta(table.url)
         digest = key_of(table.id, file.url, file.size, file.identity)
-        schema = text_of_schema(self._provided.schema)
-        metadata = VersionMetadata(self._provided.name, None, "", digest, (), schema)
+        schema = text_of_schema(self._provided_table.schema)
+        metadata = VersionMetadata(self._provided_table.name, None, "", digest, (), schema)
         return Answer(TableVersion(table.id, (file,), metadata), question.started_s)
 
 
 class ProvidedScan(TableScan):
     """Reads of the table of one provider."""
 
-    def __init__(self, provided: ProvidedTable, metrics: CacheMetricGroup) -> None:
-        self._provided = provided
+    def __init__(self, provided_table: ProvidedTable, metrics: CacheMetricGroup) -> None:
+        self._provided_table = provided_table
         self._metrics = metrics
 
     @property
     def reads_all_rows(self) -> bool:
-        return self._provided.scans
+        return self._provided_table.scans
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        return self._provided.lookup(keys, columns, self._metrics)
+        return self._provided_table.lookup(keys, columns, self._metrics)
 
     def close(self) -> None:
-        self._provided.close()
+        self._provided_table.close()
 
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
-        return self._provided.schema, pa.schema([])
+        return self._provided_table.schema, pa.schema([])
 
     def prepare(
         self,
@@ -137,14 +137,14 @@ class ProvidedScan(TableScan):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> PreparedScan:
-        return _Prepared(self._provided, pieces, projection, self._metrics)
+        return _Prepared(self._provided_table, pieces, projection, self._metrics)
 
 
 class _Prepared:
     def __init__(
-        self, provided: ProvidedTable, pieces: Sequence[Slice], projection: Projection, metrics: CacheMetricGroup
+        self, provided_table: ProvidedTable, pieces: Sequence[Slice], projection: Projection, metrics: CacheMetricGroup
     ) -> None:
-        self._provided = provided
+        self._provided_table = provided_table
         self._pieces = pieces
         self._projection = projection
         self._metrics = metrics
@@ -161,6 +161,6 @@ class _Prepared:
 
     def _plan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         fields = [self._projection.data.field(name) for name in names]
-        for batch in self._provided.scan(pa.schema([self._provided.schema.field(name) for name in names])):
-            columns = [cast_column(batch.column(f.name), f.type, f.name, self._provided.name) for f in fields]
+        for batch in self._provided_table.scan(pa.schema([self._provided_table.schema.field(name) for name in names])):
+            columns = [cast_column(batch.column(f.name), f.type, f.name, self._provided_table.name) for f in fields]
             yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

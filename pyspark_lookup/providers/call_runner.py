@@ -112,7 +112,7 @@ class Calls:
         After a timeout the next call gets a new thread, and so do the calls that wait behind this one.
         """
 
-        async def ended() -> tuple[T | None, BaseException | None]:
+        async def run_call() -> tuple[T | None, BaseException | None]:
             with self._lock:
                 self._waiting.pop(future, None)
             try:
@@ -121,8 +121,8 @@ class Calls:
                 return None, problem
 
         with self._lock:
-            loop = self._loop = self._loop or self._started()
-            future = asyncio.run_coroutine_threadsafe(ended(), loop)
+            loop = self._loop = self._loop or self._start_loop()
+            future = asyncio.run_coroutine_threadsafe(run_call(), loop)
             self._waiting[future] = loop
         try:
             result, problem = future.result(timeout_s)
@@ -149,18 +149,20 @@ class Calls:
         with self._lock:
             if self._loop is loop:
                 self._loop = None
-            behind = [waiting_future for waiting_future, waiting_loop in self._waiting.items() if waiting_loop is loop]
+            waiting_calls = [
+                waiting_future for waiting_future, waiting_loop in self._waiting.items() if waiting_loop is loop
+            ]
             self._waiting = {
                 waiting_future: waiting_loop
                 for waiting_future, waiting_loop in self._waiting.items()
                 if waiting_loop is not loop
             }
-        for waiting_future in behind:
+        for waiting_future in waiting_calls:
             waiting_future.cancel()
         with contextlib.suppress(RuntimeError):  # it has ended just now
             loop.call_soon_threadsafe(loop.stop)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
         loop.set_exception_handler(lambda loop, context: None)  # of a call that was given up: told already
         threads.start(self._name, functools.partial(_run_until_stopped, loop), foreign=True)

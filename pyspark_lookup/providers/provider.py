@@ -64,13 +64,13 @@ class ProvidedTable:
         # Asked once per query, also by those that need no lookup: not behind the lookups of others.
         self._version_calls = Calls(f"lookupcache-version-{self.name}")
         self._lock = threading.RLock()
-        self._opened: object = None  # the function that is open
+        self._open_function: object = None  # the function that is open
         self._provider = MadeProvider(options)
         self.schema = self._provider.schema
-        self._returned = ReturnedRows(self.name, self.schema)
+        self._row_checks = ReturnedRows(self.name, self.schema)
 
     def _replace(self) -> None:
-        self._opened = None
+        self._open_function = None
         self._provider.replace()
 
     @property
@@ -135,7 +135,7 @@ class ProvidedTable:
         try:
             scan = get_attribute(self.name, provider, "scan")
             for batch in iterate_in_thread(scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
-                yield from self._returned.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
+                yield from self._row_checks.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
         except CallTimeoutError:
             self._replace()
             raise self._too_slow("a batch of scan()") from None
@@ -159,10 +159,10 @@ class ProvidedTable:
         if options.retry_predicate is not None:
             assert options.retry_fixed_delay_s is not None and options.retry_max_attempts is not None
             for _ in range(options.retry_max_attempts):
-                settled = np.zeros(keys.num_rows, np.bool_)
-                settled[key_numbers(rows)] = True
-                settled[list(failures)] = True
-                missing = np.flatnonzero(~settled)
+                has_outcome = np.zeros(keys.num_rows, np.bool_)
+                has_outcome[key_numbers(rows)] = True
+                has_outcome[list(failures)] = True
+                missing = np.flatnonzero(~has_outcome)
                 if not len(missing):
                     break
                 self._clock.sleep(options.retry_fixed_delay_s)
@@ -192,10 +192,10 @@ class ProvidedTable:
         return (_in_order(rows) if len(parts) > 1 else rows), bisection.failures, bisection.problem
 
     def _open(self, function: _Function, keys: pa.Table, metrics: CacheMetricGroup) -> None:
-        if self._opened is not function:
+        if self._open_function is not function:
             limit_s = self._limit_s(function, 2)  # as long as opening and a call may take together
             self._run(lambda: self._call_with_retries(function.open, (), keys, metrics), limit_s, show_keys(keys))
-            self._opened = function
+            self._open_function = function
 
     def _limit_s(self, function: _Function, rounds: int) -> float:
         # Asynchronous calls time out one by one; a synchronous call can only be abandoned.
@@ -222,9 +222,9 @@ class ProvidedTable:
             except LookupFunctionError as problem:
                 outcomes[number] = problem
                 return False
-            answer = self._returned.with_columns(answer, piece, columns)
+            answer = self._row_checks.with_columns(answer, piece, columns)
             try:
-                outcomes[number] = self._returned.by_key(answer, piece, columns)
+                outcomes[number] = self._row_checks.by_key(answer, piece, columns)
             except LookupFunctionError as problem:
                 outcomes[number] = problem
                 return False
@@ -236,8 +236,8 @@ class ProvidedTable:
             self._run(lambda: _run_calls(len(pieces), make, at_once, patience), limit_s, show_keys(keys))
         except LookupTimeoutError as late:
             # The next caller gets a new function, so this was the last call of this one.
-            answered = {number: rows for number, rows in outcomes.copy().items() if isinstance(rows, pa.Table)}
-            return [answered.get(number, late) for number in range(len(pieces))]
+            answers = {number: rows for number, rows in outcomes.copy().items() if isinstance(rows, pa.Table)}
+            return [answers.get(number, late) for number in range(len(pieces))]
         return [outcomes.get(number) for number in range(len(pieces))]
 
     async def _call_with_retries(
@@ -318,9 +318,9 @@ class ProvidedTable:
     def close(self) -> None:
         """Close the function; a later lookup opens it again."""
         with self._lock:
-            function = self._function() if self._opened is not None else None
-            if function is not None and self._opened is function:
-                self._opened = None
+            function = self._function() if self._open_function is not None else None
+            if function is not None and self._open_function is function:
+                self._open_function = None
                 with contextlib.suppress(PysparkLookupError):
                     self._run(lambda: _call_and_await(function.close), self._options.async_timeout_s, "close()")
             self._calls.end()

@@ -37,8 +37,8 @@ class ReturnedRows:
         rows = self._cast(rows, self._fields(keys, columns), f"lookup of {show_keys(keys)}")
         matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
         if len(matches.rows) < rows.num_rows:
-            unasked = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
-            key = rows.select(keys.column_names).slice(int(unasked), 1)
+            unrequested_row = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
+            key = rows.select(keys.column_names).slice(int(unrequested_row), 1)
             raise LookupFunctionError(
                 f"provider {self._name} returned a row with {show_keys(key)}, which is not among {show_keys(keys)}"
             )
@@ -56,22 +56,22 @@ class ReturnedRows:
     def _check_columns(self, rows: pa.Table, columns: pa.Schema, operation: str) -> None:
         missing = [name for name in columns.names if name not in rows.column_names]
         unknown = [name for name in rows.column_names if name not in self._schema.names]
-        twice = [name for name in rows.column_names if rows.column_names.count(name) > 1]
-        if missing or unknown or twice:
+        repeated = [name for name in rows.column_names if rows.column_names.count(name) > 1]
+        if missing or unknown or repeated:
             says = "is missing" if missing else "is not in its schema" if unknown else "is there twice"
-            wrong = f"column {(missing or unknown or twice)[0]!r} {says}"
+            column_problem = f"column {(missing or unknown or repeated)[0]!r} {says}"
             raise LookupFunctionError(
-                f"provider {self._name}, {operation}: {wrong}; it returned {names_shown(rows.column_names)}, its schema has {names_shown(self._schema.names)}"
+                f"provider {self._name}, {operation}: {column_problem}; it returned {names_shown(rows.column_names)}, its schema has {names_shown(self._schema.names)}"
             )
         for field in columns:
             column = rows.column(field.name)
-            named = f"provider {self._name}, {operation}: column {field.name!r}"
+            column_text = f"provider {self._name}, {operation}: column {field.name!r}"
             try:
                 fits = widens(spark_type(column.type), field.type) or column.null_count == len(column)
             except SchemaError as problem:
-                raise_ours(LookupFunctionError(f"{named}: {problem}"), problem)
+                raise_ours(LookupFunctionError(f"{column_text}: {problem}"), problem)
             if not fits:
-                raise LookupFunctionError(f"{named} is {column.type}, its schema says {field.type}")
+                raise LookupFunctionError(f"{column_text} is {column.type}, its schema says {field.type}")
 
     def _cast(self, rows: pa.Table, columns: pa.Schema, operation: str) -> pa.Table:
         arrays = []
