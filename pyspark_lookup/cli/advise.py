@@ -24,13 +24,13 @@ from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.io.disk import DiskSpace
 from pyspark_lookup.options.enums import CacheMode
 
-_READ_AT_MOST = 64 * 1024 * 1024  # of files: a table that is read whole to know what its rows take
+_READ_AT_MOST = 64 * 1024 * 1024  # bytes of files: a smaller table is read to measure its decoded rows
 _DECODED_SHARE = 4  # bytes of decoded rows per byte of file, as a guess
 _BATCH = 10_000
 _SIZES = 8
-_NEARLY_AS_GOOD = 0.98  # of what the largest size would have answered
-_SMALL = 256 * 1024 * 1024  # decoded: not worth a thought
-_RELOAD = 2  # old and new lie on disk together
+_NEARLY_AS_GOOD = 0.98  # of the hits of the largest size
+_SMALL = 256 * 1024 * 1024  # decoded bytes that every host can keep
+_RELOAD = 2  # a reload needs the old and the new snapshot on disk
 
 
 @click.command()

@@ -23,7 +23,7 @@ from pyspark_lookup.io.host_metrics import Reload, TableCounts, reloads_on, tabl
 _TEMPLATE = importlib.resources.files("pyspark_lookup.cli").joinpath("report.html.jinja")  # also from a zip
 _SHOWN_RELOADS = 100
 _FIRST = 5  # tables in a line of the overview
-_UNFOLDED = 8  # with more tables each has to be opened to see all of it
+_UNFOLDED = 8  # with more tables, each section is folded
 _STALE_S, _SLOW_MS, _LARGE_BYTES = 60.0, 10.0, 256 * 2**20
 _WIDTH, _HEIGHT = 600.0, 90.0
 
@@ -158,7 +158,7 @@ def _table_section(anchor: str, table: TableCounts, reloads: Sequence[Reload]) -
 
 
 def _timeline(reloads: Sequence[Reload]) -> _Timeline | None:
-    """The reloads along the time, each as high as it took long; at least wide enough to be seen."""
+    """The reloads over time, as bars: the height shows how long each took; the width is at least visible."""
     if not reloads:
         return None
     first, last = reloads[0].at_s, max(reload.at_s + reload.seconds for reload in reloads)

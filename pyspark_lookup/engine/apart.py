@@ -15,7 +15,7 @@ _FILE = "file://"
 
 
 def check_apart(url: str, cache: Path) -> None:
-    """Raise OptionError if a table of this machine lies in the cache directory, or that in the table, by whatever links."""
+    """Raise OptionError if a table of this machine lies in the cache directory, or the cache directory in the table, also through links."""
     if not url.startswith(_FILE):
         return
     path = url.removeprefix(_FILE)
@@ -26,7 +26,7 @@ def check_apart(url: str, cache: Path) -> None:
             f"option path = {redact('path', url)!r} lies in the cache directory {cache}, where files are removed: "
             "keep tables elsewhere, or set lookup.cache.dir to another place"
         )
-    # A glob that does not match the cache's directories finds none of its files.
+    # A glob that does not match the cache's directories reads none of its files.
     pattern = os.path.realpath(table) + path.removeprefix(str(table)) if glob else ""
     if _is_descendant(cache, table) and (not glob or glob_reaches(f"{os.path.realpath(cache)}/{LAYOUT}", pattern)):
         raise OptionError(

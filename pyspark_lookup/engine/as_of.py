@@ -53,8 +53,8 @@ def cast_times(field: pa.Field, times: pa.Array) -> pa.Array:
 def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Validity) -> pa.Table:
     """The rows of `matches` that were valid at the time asked for: at most one for each key, by `KEY_INDEX`.
 
-    `times`: one for each of the `keys`, of the type of the validity's columns; at null nothing is valid. Raises OverlapError
-    for two rows that are valid at once, unless the newest is wanted.
+    `times`: one for each of the `keys`, of the type of the validity's columns; no row is valid at null. Raises OverlapError
+    for two rows that are valid at once, unless `lookup.overlap` is NEWEST.
     """
     numbers = one_array(matches.column(KEY_INDEX))
     start = one_array(matches.column(validity.start))
@@ -70,7 +70,7 @@ def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Val
     if validity.end is not None and validity.overlap is Overlap.ERROR:
         raise _overlap(keys, times, int(np.argmax(counts > 1)), int(counts.max()), validity)
     valid_from = one_array(rows.column(validity.start))
-    # Nulls first; rows that are alike stay in their order.
+    # Nulls first; rows with equal times stay in their order.
     parts = pa.table(
         {"key": rows.column(KEY_INDEX), "known": valid_from.is_valid().cast(pa.int8()), "start": valid_from}
     )

@@ -24,7 +24,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import table_of
 from pyspark_lookup.table.log import TableState
 
-_TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
+_TASK_BYTES = 16 * 1024 * 1024  # a share has this many bytes of files, or _TASK_FILES small files
 _TASK_FILES = 64
 _TAKING_TASKS = 6
 
@@ -80,17 +80,17 @@ def read_share(
     options: LookupOptions,
     columns: pa.Schema,
     tasks: Sequence[ChangeTask],
-    added: Sequence[str] = (),
-    also: Predicate | None = None,
+    optional_columns: Sequence[str] = (),
+    extra_predicate: Predicate | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of some tasks, where `lookup.where` and `also` are true. `added`: columns that the table may lack."""
+    """The changes of some tasks, where `lookup.where` and `extra_predicate` are true. `optional_columns`: columns that the table may lack."""
     schema = schema_of_text(tasks[0].schema)
     predicate = parse_where(options.where, schema) if options.where else None
-    if also is not None:
-        predicate = also if predicate is None else And((predicate, also))
+    if extra_predicate is not None:
+        predicate = extra_predicate if predicate is None else And((predicate, extra_predicate))
     # The change columns come last. A column that ALTER TABLE added may be in the table by now.
     table_names = {name.lower() for name in schema.names}
-    absent = {name for name in added if name.lower() not in table_names}
+    absent = {name for name in optional_columns if name.lower() not in table_names}
     table_columns = [name for name in columns.names if name not in CHANGE_COLUMNS.names and name not in absent]
     for name, table_name in zip(table_columns, planned_names(table_columns, schema, options.path), strict=True):
         if name != table_name:
@@ -107,9 +107,12 @@ def scan_changes(
 ) -> pa.Table:
     """The changes between two versions, with `table_columns` and the change columns, or some of them."""
     everything = change_columns(table_columns)
-    also = None if predicate is None else parse_where(predicate, everything)
+    extra_predicate = None if predicate is None else parse_where(predicate, everything)
     selected_columns = everything
     if columns is not None:
         selected_columns = pa.schema([everything.field(name) for name in resolve_names(columns, everything, "columns")])
-    parts = (read_share(engine, options, selected_columns, share, also=also) for share in plan_changes(engine, options))
+    parts = (
+        read_share(engine, options, selected_columns, share, extra_predicate=extra_predicate)
+        for share in plan_changes(engine, options)
+    )
     return table_of((batch for part in parts for batch in part), selected_columns, options.path)

@@ -70,7 +70,7 @@ def get_many_from_version(
     """
     if KEY_INDEX in plan.projection.columns.names:
         raise SchemaError(f"the table has a column {KEY_INDEX!r}, as the answer does: leave it out by lookup.columns")
-    if plan.table.fails_when_gone(plan.options):  # others may have been told of this version
+    if plan.table.fails_when_gone(plan.options):  # other tasks may read this version
         resolution = dataclasses.replace(resolution, decided_here=False)
     fields = _key_fields(plan, names)
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
@@ -110,7 +110,7 @@ def _from_store(
         reader.metrics.inc("missCount", _count_known(request_keys))
     if plan.options.cache is not CacheMode.PARTIAL:
         return _get_uncached(reader, plan, arrays, fields, schema, version)
-    # As the cache counts: each different key is loaded once, and its repeats are hits.
+    # Counts as the cache does: each different key is loaded once, and its repeats are hits.
     different = len(distinct_keys(request_keys, request_keys.hashes(SEED))[0])
     reader.metrics.inc("missCount", different)
     reader.metrics.inc("hitCount", _count_known(request_keys) - different)
@@ -196,7 +196,7 @@ def _make_request(
     arrays = cast_keys(keys, list(key_schema))
     key_columns = _reusable_key_columns(key_schema, arrays)
     value_schema = pa.schema([field for field in layout.columns if field.name not in key_columns])
-    # Rows are kept whatever the predicate, so that they answer under another one as well.
+    # The cache stores rows whatever the predicate, so that they also answer queries with another one.
     columns = None if options.columns is None else sorted(layout.columns.names)
     space = key_of("partial", table.id, options.keys, columns, options.partition)
     selected_version = version.of_files(select_partitions(table, version, options))

@@ -51,10 +51,10 @@ ERROR_COLUMN = "lookup_error"
 """What failed, where `lookup.on-error=NULL` let a row pass without its columns; null elsewhere."""
 
 _log = logging.getLogger("pyspark_lookup.join")
-_FAILED = b"!"  # in place of a version that could not be resolved, with what there is to say about it
-_SEVERAL = b"+"  # before tokens, each with its length
+_FAILED = b"!"  # in place of a token: the version could not be resolved; the error follows
+_SEVERAL = b"+"  # in front of several tokens, each with its length
 _MESSAGE_BYTES = 1000
-_VERSIONS_AT_MOST = 2  # kept open, the current one and the one before
+_VERSIONS_AT_MOST = 2  # that stay open: the current one and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
 
 
@@ -62,9 +62,9 @@ _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, Dama
 class LookupSpec:
     """One lookup of a query: the table's options, and the columns of its answer.
 
-    `keys`: the table's key columns, in the order of the arguments and in the types in which these come; in the table's where nobody knew. `columns`: those of
-    the table, as planned; the first of them are the answer, under `names`. `as_of`: after the keys comes a time, at which the row
-    is valid by these columns (the second may be None).
+    `keys`: the table's key columns, in the order of the arguments and in the arguments' types (in the table's types if those were
+    unknown). `columns`: the table's columns, as planned; the first of them are the answer, under `names`. `as_of`: the columns that
+    say when a row is valid (the second may be None); the last argument is then a time.
     """
 
     options: Mapping[str, str]
@@ -81,7 +81,7 @@ class LookupSpec:
         return keys
 
     def to_json(self) -> list[Any]:
-        """The spec as it travels; the same for equal specs."""
+        """The spec as JSON values, for tasks; equal specs give equal values."""
         return [dict(self.options), _schema_text(self.keys), _schema_text(self.columns), self.names, self.as_of]
 
     @classmethod
@@ -101,9 +101,9 @@ def _parse_schema(text: str) -> pa.Schema:
 
 
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
-    """The version that `execution` reads, as the token that its tasks get.
+    """The token of the version that `execution` reads, for all its tasks.
 
-    Raises what resolving raises. With `lookup.on-error=NULL` the tasks get the error instead, and decide what to do with it.
+    Raises what resolving raises. With `lookup.on-error=NULL` the tasks get the error in place of a token, and handle it.
     """
     engine = runtime().engine(options)
     try:
@@ -121,7 +121,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
 
 
 def join_tokens(tokens: Sequence[bytes]) -> bytes:
-    """Tokens of `issue_token` as one value, which travels with each row: a column for each would cost as much as a looked-up one."""
+    """Tokens of `issue_token` as one value, which each row carries: one column per token would cost as much as a looked-up column."""
     if len(tokens) == 1:
         return tokens[0]
     return _SEVERAL + b"".join(len(token).to_bytes(2, "big") + token for token in tokens)
@@ -140,14 +140,14 @@ def split_tokens(joined_tokens: bytes) -> list[bytes]:
 
 @dataclasses.dataclass
 class _OpenVersion:
-    """A version as tasks of this process answer from it."""
+    """A version from which tasks of this process answer."""
 
     plan: ReadPlan
     names: list[str]
     resolution: Resolution
     snapshot: Snapshot | None
     execution: Execution | None
-    is_token_version: bool = True  # False: another version in place of the token's, for this execution only
+    is_token_version: bool = True  # False: a newer version replaces the token's, for this execution only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,12 +180,12 @@ class Lookup:
     def find(self, keys: Sequence[pa.Array], token: bytes, execution: Execution | None) -> LookupRows:
         """The rows of the keys (and times), of the version of a token of `issue_token`; a key with a null has none.
 
-        Raises what looking up raises; with `lookup.on-error=NULL` the keys that failed have a row instead, that says why.
+        Raises what looking up raises; with `lookup.on-error=NULL` a key that failed has a row with the error instead.
         """
         count = len(self.spec.keys)
         times = keys[count] if self._validity is not None else None
         table = pa.Table.from_arrays(list(keys[:count]), names=self.spec.keys.names)
-        if not table.num_rows:  # nobody is asked for nothing
+        if not table.num_rows:  # no keys: no call
             return self._rows(table, times, self._nothing(), None)
         if token.startswith(_FAILED):
             has_row, message = np.zeros(table.num_rows, np.bool_), token[len(_FAILED) :].decode(errors="replace")
@@ -227,10 +227,12 @@ class Lookup:
         self._engine.publish_metrics()
 
     def _refuse(self, message: str) -> None:
-        """Raise the error that kept the version from being resolved, unless `lookup.on-error` lets the rows pass."""
+        """Raise the error of a version that could not be resolved, unless `lookup.on-error` lets the rows pass."""
         name, _, text = message.partition(": ")
         kind = getattr(errors, name, None)
-        if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):  # a class of the provider's own
+        if not isinstance(kind, type) or not issubclass(
+            kind, PysparkLookupError
+        ):  # the error is of a class of the provider
             kind, text = LookupFunctionError, message
         if self._options.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
             raise kind(text)
@@ -240,7 +242,7 @@ class Lookup:
 
     def _get_cached(self, open_version: _OpenVersion | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
         """The rows that can be answered without the store, and which keys have an answer."""
-        with contextlib.suppress(*_CAUGHT):  # it may be asked for the bounds of a version's files
+        with contextlib.suppress(*_CAUGHT):  # the cache may read the bounds of the version's files
             if open_version is not None:
                 return get_cached_rows(
                     self._engine.reader, open_version.plan, table, open_version.names, open_version.resolution.version

@@ -26,7 +26,7 @@ from pyspark_lookup.table.executions import Build, Execution
 FOUND_COLUMN = "_lookup_found"
 """True in each row of a list; null in the row that Spark makes of an empty list."""
 
-# Of the results of a batch, which keys with several rows in several tables multiply.
+# Limits for the results of a batch: keys with several rows in several tables multiply them.
 _RESULTS_AT_ONCE = 1_000_000
 _BYTES_AT_ONCE = 128 * 2**20
 Place = int | tuple[int, int]
@@ -60,7 +60,7 @@ class PassSpec:
         return any(stage.how != "left" for stage in self.stages)
 
     def to_text(self) -> str:
-        """The spec as it travels; the same for equal specs."""
+        """The spec as text, for tasks; equal specs give equal texts."""
         stages = [
             [s.lookup.to_json(), s.places, s.version, s.how, s.build and dataclasses.astuple(s.build)]
             for s in self.stages
@@ -85,10 +85,10 @@ def _parse_stage(
 
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """Results so far of the rows from `first` to `last` of a batch, in their order.
+    """The results so far of the rows from `first` up to `last` of a batch, in their order.
 
-    `rows`: the row that each is of. `matches`: for each lookup its columns, and the place in them of each result; -1: it has
-    no row there. None stands for one after the other. `bytes`: of each result's columns, about.
+    `rows`: the row of each result. `matches`: for each lookup its columns, and the place of each result in them (-1: the
+    result has no row there). None in place of numbers: consecutive ones. `bytes`: about the size of each result's columns.
     """
 
     first: int
@@ -126,12 +126,12 @@ class _Results:
         return _Results(self.first, self.last, rows, (*matches, (columns, places)), self.bytes[selection] + sizes)
 
     def parts(self, count: int, size: int) -> Iterator[_Results]:
-        """The same in parts of about so many results and bytes; those of a row stay together."""
+        """The results in parts of about so many results and bytes. The results of one row stay together."""
         if (self.count <= count and self.bytes.sum() <= size) or self.last - self.first == 1:
             yield self
             return
         rows = np.arange(self.first, self.last) if self.rows is None else self.rows
-        # What a result takes of a part, of which `count` is all.
+        # The share of a part that each result takes; `count` is a whole part.
         ends = np.cumsum(np.maximum(self.bytes * count // size, 1))
         start, first = 0, self.first
         while first < self.last:
@@ -171,8 +171,8 @@ class LookupPass:
     ) -> Iterator[pa.Array]:
         """For each row of a batch the list of its results (or its result, or null), as structs; in several arrays if they are many.
 
-        `versions`: what each row is to be answered from, columns of what `join_tokens` gave. `executions`: of each lookup. `row_bytes`: what the
-        results of one row may take in Spark. Raises NonUniqueKeyError for a second row where there may be one, NotSupportedError for
+        `versions`: columns of joined tokens (`join_tokens`), which say the version that answers each row. `executions`: that of each
+        lookup. `row_bytes`: the bytes that the results of one row may take in Spark. Raises NonUniqueKeyError for a second row where there may be one, NotSupportedError for
         more bytes, and what the lookups raise.
         """
         for start, stop in _runs(versions):
@@ -195,7 +195,7 @@ class LookupPass:
         results: _Results,
         size: int,
     ) -> Iterator[_Results]:
-        """The results after the lookups that they lack, in parts of about that size."""
+        """The results after the remaining lookups, in parts of about that size."""
         number = len(results.matches)
         if number == len(self._lookups):
             yield results
@@ -209,7 +209,7 @@ class LookupPass:
         lookup_rows = self._lookups[number].find(
             stage.lookup.cast_arguments(arguments), tokens[column][place], executions[number]
         )
-        # Alone, a lookup without a match need give no row: Spark makes one.
+        # A single left lookup may leave out rows without a match: Spark adds them.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
         selection, places = _JOINS[how](results.count, lookup_rows)
         for part in results.extend(selection, lookup_rows.columns, places).parts(_RESULTS_AT_ONCE, size):
@@ -241,7 +241,7 @@ class LookupPass:
 
     def _check_size(self, arguments: Sequence[pa.Array], results: _Results, row_bytes: int) -> None:
         """Raise NotSupportedError if the results of one row, which Spark takes as one value, are more than it can hold."""
-        if results.last - results.first > 1:  # `parts` leaves a row alone that is larger than a part
+        if results.last - results.first > 1:  # `parts` puts only a row larger than a part by itself
             return
         # In Spark a struct has 8 bytes for its place, 8 for its nulls, and 8 for each field beside its text.
         size = int(results.bytes.sum()) + results.count * (16 + 8 * len(self._fields))
@@ -254,7 +254,7 @@ class LookupPass:
             )
 
     def _key(self, arguments: Sequence[pa.Array], row: int) -> str:
-        """The keys of a row by which a pass looks up, as messages tell them."""
+        """The keys of a row that are arguments of the pass, as text for messages."""
         names_by_place = {
             place: name
             for stage in reversed(self.spec.stages)
@@ -329,7 +329,7 @@ def _join_anti(count: int, lookup_rows: LookupRows) -> _Joined:
     """The results without a match, and those whose lookup failed."""
     places = np.full(count, -1)
     absent = _counts(count, lookup_rows) == 0
-    if lookup_rows.columns:  # the error's
+    if lookup_rows.columns:  # there is a column of errors, the last
         failed_rows = np.flatnonzero(bits_of(lookup_rows.columns[-1].is_valid()))
         places[lookup_rows.keys[failed_rows]] = failed_rows
     selection = np.flatnonzero(absent | (places >= 0))

@@ -26,8 +26,8 @@ from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.changes import scan_changes
-from pyspark_lookup.engine.held_table import OpenTable, refresh_table
 from pyspark_lookup.engine.metadata_tables import ViewTask, describe_table, view_batches
+from pyspark_lookup.engine.open_table import OpenTable, refresh_table
 from pyspark_lookup.engine.planner import ResolvedTable
 from pyspark_lookup.engine.row_queries import (
     check_columns,
@@ -93,7 +93,7 @@ class LookupTable:
 
     @classmethod
     def of_stored(cls, options: Mapping[str, str]) -> LookupTable:
-        """A table by options that are stored with it, `path` among them: what does nothing here may be for other uses of it."""
+        """A table by the options stored with it, `path` among them. Options that have no effect here are accepted."""
         table = cls(None, {key: text for key, text in options.items() if key != "lookup.metrics.tasks"})
         table._explicit_options = frozenset()
         return table
@@ -169,10 +169,10 @@ class LookupTable:
             )
 
     def invalidate(self, keys: Keys | KeyMaker) -> None:
-        """Forget what this host holds of those keys (as for `get_many`), also that they have no rows: their next lookup asks again.
+        """Drop the cached rows of those keys (as for `get_many`) on this host, also the fact that a key has no rows. The next lookup asks the table.
 
-        Of all references to the table that look it up by these columns with lookup.cache=PARTIAL, in all processes; a load that
-        has begun is not kept. One metadata call in UFS mode. Raises OptionError for lookup.cache=FULL (use `reload`), SchemaError,
+        This affects all references to the table with the same key columns and lookup.cache=PARTIAL, in all processes. The rows of a
+        load that is under way are not cached. One metadata call in UFS mode. Raises OptionError for lookup.cache=FULL (use `reload`), SchemaError,
         and OSError if the cache directory cannot be written.
         """
         self._check_open()
@@ -183,7 +183,7 @@ class LookupTable:
 
     @contextlib.contextmanager
     def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[OpenTable, Snapshot | None]]:
-        """What a question about the table's rows needs: its version, with its snapshot where that is at hand."""
+        """The table in its current version, and its snapshot if there is one at hand, for one query of rows."""
         self._check_open()
         refuse_in_reads(self._explicit_options & IDLE_IN_GETS)
         if self._options.changes_from is not None:
@@ -220,7 +220,7 @@ class LookupTable:
         engine = runtime().engine(self._options)
         arrow_rows = as_arrow_rows(rows, lambda: engine.schema_in_log(self._options), how is WriteMode.UPSERT)
         with engine.committing(self._options) as writer:
-            # What is known to write nothing needs no write id, nor does what may have been written before.
+            # A write without rows needs no write id. Nor does a batch, which may have been written before.
             nothing = isinstance(arrow_rows, pa.Table) and not arrow_rows.num_rows and how is not WriteMode.OVERWRITE
             batch = self._options.write_batch
             if batch is not None:
@@ -244,9 +244,9 @@ class LookupTable:
             return writer.commit_position(job, state)
 
     def upsert(self, rows: Rows) -> int:
-        """Write rows in place of those that have their keys, and beside the others, as one commit; its log position.
+        """Write rows as one commit, in which each replaces the rows with its key; returns the log position.
 
-        Of writes with one key the one that is committed last counts. Raises NonUniqueKeyError if two of the rows have one
+        If several writes have one key, the last commit wins. Raises NonUniqueKeyError if two of the rows have one
         key, OptionError for a table without key columns, and as `write`.
         """
         return self._write(rows, WriteMode.UPSERT)
@@ -263,8 +263,8 @@ class LookupTable:
     def delete(self, keys: Keys | None = None, *, where: str | None = None) -> int:
         """Remove the rows with those keys (as for `get_many`), or of which the predicate `where` is true, as one commit; its log position.
 
-        `where`: SQL as in `lookup.where`, of all rows of the table, which need no keys. It deletes what others have committed before
-        it does, and nothing of what they commit later. Where there is no such row, nothing is committed. Raises SchemaError for
+        `where`: SQL as in `lookup.where`, of all rows of the table, which need no keys. It deletes rows that others have committed before
+        its own commit, and no later ones. If there is no such row, nothing is committed. Raises SchemaError for
         keys of other types, PredicateError, OptionError for both or neither, and as `upsert`.
         """
         self._check_open()
@@ -287,9 +287,9 @@ class LookupTable:
             return writer.delete_where(where)
 
     def compact(self) -> int:
-        """Compact small writes and deletes into files in the order of the keys; the log position after it.
+        """Compact small writes and deletes into files in the order of the keys; returns the log position after it.
 
-        It is one commit that changes no row; where nothing is to be gained, there is none. Raises WriteConflictError if
+        It is one commit that changes no row. If nothing is to be gained, there is no commit. Raises WriteConflictError if
         others replace the same rows again and again, and as `write`.
         """
         self._check_open()
@@ -317,7 +317,7 @@ class LookupTable:
         keys: Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> int:
-        """Change this managed table's definition by one event of its log; the log position after it.
+        """Change this managed table's definition by one event of its log; returns the log position after it.
 
         `columns`: to add, null in the rows there are; a schema, or as in CREATE TABLE, `country STRING`. `keys`: its key columns from now on. `properties`: texts to set, which
         `describe` shows. Raises SchemaError for what does not fit, and as `write`.
@@ -340,10 +340,10 @@ class LookupTable:
             return engine.writer(self._options).alter(new_columns, keys, properties)
 
     def reload(self) -> str:
-        """Load the current version into this host's snapshot now; its digest.
+        """Load the current version into this host's snapshot now; returns its digest.
 
-        With `lookup.cache=FULL` only; only what changed is fetched. A bar or log lines tell of a long load.
-        Raises what the load raises; the snapshots there are stay.
+        Only with `lookup.cache=FULL`. Fetches only what changed. A progress bar or log lines show a long load.
+        Raises what the load raises; the last snapshot stays then.
         """
         full = self._full()
         try:
@@ -357,10 +357,9 @@ class LookupTable:
         return snapshot.version.digest
 
     def warm(self) -> str:
-        """Make sure that this host has a snapshot of the current version, and say which; one metadata call.
+        """Make sure that this host has a snapshot of the current version; returns its digest. One metadata call.
 
-        As `reload`, which differs only where nothing has to be done in CACHE mode: there a snapshot that is
-        being served already will do.
+        Like `reload`, except that in CACHE mode a snapshot that answers queries already is enough.
         """
         if self._options.metadata_source is MetadataSource.CACHE:
             latest = self._full().latest()
@@ -435,7 +434,7 @@ class LookupTable:
 
     @property
     def floor(self) -> str | None:
-        """What this host has committed to the table last, as `lookup.floor` takes it elsewhere; None without. No store call."""
+        """The last commit of this host to the table, in the form of `lookup.floor`; None if there is none. No store call."""
         self._check_open()
         engine = runtime().engine(self._options)
         floor = engine.reader.resolver.host.floor(engine.url_of(self._options.path))
@@ -447,7 +446,7 @@ class LookupTable:
         return runtime().engine(self._options).host_metrics()
 
     def metrics_by_worker(self) -> dict[str, dict[str, int]]:
-        """The same for each process of this host, by `<host>-<process>`; those of processes long gone together, as `ended`."""
+        """The counters of each process of this host, by `<host>-<process>`; those of ended processes are summed up as `ended`."""
         self._check_open()
         return runtime().engine(self._options).worker_metrics()
 
@@ -481,7 +480,7 @@ class LookupTable:
         return self._refresh(engine, options).resolved_table
 
     def _refresh(self, engine: Engine, options: LookupOptions) -> OpenTable:
-        """The table as it is now; as its own options see it, that is held for the next time."""
+        """The table in its current version. With this table's own options it is remembered for the next call."""
         before, has_own_options = self._open_table, options is self._options
         open_table = refresh_table(engine, options, before, has_own_options)
         if open_table is not before:
@@ -501,7 +500,7 @@ class LookupTable:
             raise ValueError("this LookupTable is closed")
 
     def __repr__(self) -> str:
-        """Its place, its cache, and the version that this process has seen last (no store call)."""
+        """The path, the cache mode, and the last version that this process has seen (no store call)."""
         place = redact("path", self._options.path) if self._options.path else f"provider {self._options.provider}"
         version = "not read yet"
         if self._open_table is not None and not self._closed:

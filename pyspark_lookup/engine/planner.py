@@ -1,6 +1,6 @@
 """Options become a `ReadPlan`: the table behind the path, its columns, the predicate, the tasks.
 
-Everything an option can be wrong about is found here, on the driver.
+Every error in an option is reported here, on the driver.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.restarts import read_with_restarts
 
-_TASKS_AT_MOST = 10_000  # of one read: a table's log may claim any file size
+_TASKS_AT_MOST = 10_000  # of one read, because a damaged log may claim any file size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ def find(
         table, version = reader.resolver.discover(options)
         version = _serve(reader, _with_keys(options, version), table, version, began_s)
     if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.resolver.lacks_files(version):
-        # Its tasks could not read what the job has removed, nor go on with other files.
+        # A job has removed files of this version: the tasks could neither read them nor go on with other files.
         version = reader.resolver.resolve_again(table, options, None, version.digest)
     if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
         return last if last.version is version else dataclasses.replace(last, version=version)
@@ -92,7 +92,7 @@ def find(
 
 
 def with_table_keys(options: LookupOptions, resolved_table: ResolvedTable) -> LookupOptions:
-    """The options with what the table's metadata says where they do not: its key columns."""
+    """The options, with the table's key columns if they name none."""
     return _with_keys(options, resolved_table.version)
 
 
@@ -106,12 +106,12 @@ def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
 def _serve(
     reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
 ) -> TableVersion:
-    """The version that a full cache in CACHE mode answers from, which may be older than the last one known, `version`."""
+    """The version that a full cache in CACHE mode answers from, which may be older than `version`, the last one known."""
     full = reader.fulls.of(table, options) if options.metadata_source is MetadataSource.CACHE else None
     if full is None:
         return version
     latest = full.latest()
-    if latest is None:  # then the store says which version is read, or loaded first
+    if latest is None:  # no snapshot yet: the version comes from the store
         return reader.resolver.learn_since(table, began_s)
     has_own_writes = reader.resolver.host.includes_own_writes(table, options, latest)
     return latest if has_own_writes else version
@@ -126,7 +126,7 @@ def _discover(
         try:
             version = reader.resolver.resolve(last_table, options, None).version
         except UfsNotFoundError:
-            # A file may have become a directory, or the other way round. What vanished was waited for.
+            # A file may have become a directory, or the other way round. `resolve` has already waited for a path that vanished.
             return reader.resolver.discover(options, patient=False)
         if last is not None and last.table is last_table and last.version.digest == version.digest:
             return last_table, version
@@ -155,7 +155,7 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
                 f"by their bytes: declare it as plain text by lookup.schema, e.g. '{collated_names[0]} STRING, …'"
             )
     if options.cache is CacheMode.FULL and options.provider is None:
-        trigger_of(options)  # a custom one is a module that may not be there
+        trigger_of(options)  # a custom trigger is imported, which may fail
     if options.where:
         parse_where(options.where, everything)
     for key, name in (("lookup.valid-from", options.valid_from), ("lookup.valid-to", options.valid_to)):
@@ -169,9 +169,7 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
 
 
 def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: bool = False) -> list[str]:
-    """How a table spells the columns that a query was planned with, or that somebody has `declared`. Raises SchemaError for one that
-    it does not have.
-    """
+    """The planned (or `declared`) columns, as the table spells them. Raises SchemaError for a column that the table does not have."""
     table_names = {name.lower() for name in columns.names}
     missing_names = [name for name in names if name.lower() not in table_names]
     if missing_names:
@@ -196,7 +194,7 @@ def plan_read(
 ) -> ReadPlan:
     """The plan of a read of `columns` (names, types and nullability as the reader of rows expects them).
 
-    `declared`: somebody has said what they are. Raises SchemaError if the table does not have such columns.
+    `declared`: the user has given this schema. Raises SchemaError if the table does not have such columns.
     """
     declared = declared or resolved_table.table.declared is not None
     everything = resolved_table.columns

@@ -46,7 +46,7 @@ def scan(
     if columns is not None:
         overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
     selected_columns = planner.table_columns(resolved_table, options.override(overrides))
-    # Parsed by itself: joined as text, its parentheses could leave lookup.where.
+    # Parsed separately: if the texts were joined, parentheses in it could cancel lookup.where.
     everything = all_columns((resolved_table.data, resolved_table.partitions))
     with naming("predicate"):
         predicates = [] if predicate is None else [parse_where(predicate, everything)]
@@ -106,7 +106,7 @@ class KeyedRead:
             ):
                 return False
             self.kind = stored_schema.field(self.names[0]).type
-            self.direct = snapshot  # last: other threads look at it first
+            self.direct = snapshot  # set last: other threads test it first
         return True
 
 
@@ -139,7 +139,7 @@ def get_rows(
 
 
 def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snapshot) -> list[dict[str, Any]] | None:
-    """The same without a table in between, of which there would be more than of rows; None for keys and columns that need one."""
+    """The rows of one key straight from the snapshot, which is faster than by an Arrow table; None for keys and columns that need one."""
     if not read.is_direct(snapshot):
         return None
     lookup_key = one_key(key, read.kind)
@@ -156,7 +156,7 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
 def rows_of_keys(
     reader: TableReader, read: KeyedRead, keys: pa.Table, version: TableVersion, snapshot: Snapshot | None
 ) -> pa.Table:
-    """The rows of a version with those keys: key columns, the other columns, `key_index`. `snapshot`: as for `get_rows`."""
+    """The rows of a version with those keys: key columns, the other columns, `key_index`. `snapshot`: that of the version, if at hand."""
     return get_many_from_version(reader, read.plan, keys, read.names, None, *_resolve(reader, read, version, snapshot))[
         0
     ]

@@ -1,4 +1,4 @@
-"""Rows and keys as people have them in Python, as Arrow tables."""
+"""Rows and keys in the forms that users have them in Python, as Arrow tables."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _KEYS = "keys are a list of values (of tuples, for several key columns) or of di
 def as_arrow_rows(
     rows: Any, table_schema: Callable[[], pa.Schema | None], complete: bool = False
 ) -> pa.Table | pa.RecordBatchReader:
-    """Rows as Arrow has them. `table_schema`: the table's columns, for rows without types, asked if need be. `complete`: a column that one
+    """The rows as an Arrow table or stream. `table_schema`: returns the table's columns; called only for rows without types. `complete`: a column that one
     dictionary has, all must have: a missing value is not a null.
 
-    Raises TypeError for what are no rows, SchemaError for dictionaries whose values have no type together.
+    Raises TypeError for anything else, SchemaError for dictionaries whose values have no type together.
     """
     if isinstance(rows, (pa.Table, pa.RecordBatchReader)):
         return rows
@@ -45,7 +45,7 @@ def as_arrow_rows(
         return pa.Table.from_batches([rows])
     if _is_of_pandas(rows, "DataFrame"):
         try:
-            # What has a name is a column, as after a groupby or set_index; a mere numbering is not.
+            # An index with a name is a column, as after groupby or set_index; a mere row number is not.
             return pa.Table.from_pandas(rows, preserve_index=all(name is not None for name in rows.index.names))
         except pa.ArrowException as problem:
             raise_ours(SchemaError(f"the rows: {problem}"), problem)
@@ -60,10 +60,10 @@ def as_arrow_rows(
 
 
 def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
-    """Keys as a table that has the columns `names` (none: it has no key columns). Columns count by their names, values and tuples
-    by their places.
+    """The keys as a table with the columns `names` (none: the table has no key columns). Columns are matched by name, values and
+    tuples by position.
 
-    Raises TypeError for what are no keys, SchemaError for a table without these columns.
+    Raises TypeError for anything else, SchemaError for a table without these columns.
     """
     if isinstance(keys, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
         table = as_arrow_rows(keys, lambda: None)
@@ -136,7 +136,9 @@ def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None
         raise TypeError(f"a list with a {type(bad_row).__name__}: {_ROWS}")
     types = {} if table_schema is None else {field.name.lower(): field.type for field in table_schema}
     columns: dict[str, pa.Array] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):  # of all rows: some may lack one
+    for name in dict.fromkeys(
+        name for row in rows for name in row
+    ):  # names of all rows, because some rows may lack one
         if not isinstance(name, str):
             raise TypeError(
                 f"a dictionary with the name {foreign_text(foreign_repr(name))}: names of columns are texts"
@@ -155,7 +157,7 @@ def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None
 
 
 def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    """Values as Arrow infers them, and then of the table's type if none of them changes; a float may be rounded to a float32."""
+    """The values in the type `kind` (None: the type that Arrow infers). Raises if one would change; only a float may be rounded to a float32."""
     if kind is None or pa.types.is_nested(kind):
         return pa.array(values) if kind is None else exact_array(values, kind)
     array = pa.array(values)

@@ -50,7 +50,7 @@ from pyspark_lookup.table.sources import SOURCES
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
-_ENGINES_KEPT = 256  # of tables that nobody holds: each takes at least 25 kB and keeps a file of counters open
+_ENGINES_KEPT = 256  # without users: each takes at least 25 kB and keeps a file of counters open
 _IDLE_PROBES = 16  # engines that are looked at to find an idle one
 
 
@@ -71,7 +71,7 @@ class Engine:
         self.disk = context.disk
         self._ufs = ufs
         self._context = context
-        self.last_table: Table | None = None  # what its path was, as of the last announcement
+        self.last_table: Table | None = None  # the table at its path when a token was issued last
         self._publisher = publisher
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
@@ -85,7 +85,7 @@ class Engine:
                 self._context.start("lookupcache-sweep", self.disk.sweep)
 
     def let_go(self, table_and_options: tuple[Table, LookupOptions] | None, user: object) -> None:
-        """Close what `user` was the last one to hold (`table_and_options`: what it has read, if anything), and the files of counters if nobody else needs them."""
+        """Close what only `user` still uses (`table_and_options`: what it has read, if anything), and the files of counters if nobody else needs them."""
         self.publish_metrics()
         if table_and_options is not None:
             self.reader.let_go(*table_and_options, user)
@@ -141,7 +141,7 @@ class Engine:
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
-        """A writer for a block that commits. What is due of the table's upkeep follows, and counters are published."""
+        """A writer for a block that commits. Afterwards runs a compaction or vacuum if one is due, and publishes the counters."""
         with self.publish():
             yield self.writer(options)
             if options.write_compact_after:
@@ -188,12 +188,12 @@ class Runtime:
         self._sizes = sizes or WriteSizes()
         self._start = start
         self._timer = Timer(start)
-        self._lock = threading.RLock()  # what opens a store is foreign code, which may ask for a table
+        self._lock = threading.RLock()  # reentrant: opening a store runs foreign code, which may open a table
         self._stores: dict[str, Store] = {}
         self._catalogs: dict[tuple[str, tuple[tuple[str, str], ...]], Catalog] = {}
-        self._disks: dict[str, Disk | str] = {}  # or why there is none
-        # Those in use, and those that were used last. One that was dropped is built again, as in another process:
-        # what must not be lost with it is on the host's record.
+        self._disks: dict[str, Disk | str] = {}  # or why the directory cannot be used
+        # Engines in use, and recently used ones. A dropped engine is built again when needed, as in another process:
+        # anything that must survive it is on disk.
         self._engines: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
         self._recent: collections.OrderedDict[str, Engine] = collections.OrderedDict()
         self._publishers: weakref.WeakValueDictionary[str, Publisher] = weakref.WeakValueDictionary()
@@ -225,7 +225,7 @@ class Runtime:
         return None
 
     def of_application(self, name: str) -> None:
-        """Count from here on for the Spark application of that name (its id), which this process is a worker of."""
+        """Count from now on for the Spark application with this id, whose worker this process is."""
         with self._lock:
             self._application = name
             for publisher in self._living_publishers():
@@ -245,7 +245,7 @@ class Runtime:
         return f"{self._rng.getrandbits(64):016x}"
 
     def effective(self, options: LookupOptions) -> LookupOptions:
-        """The options as the provider that they name means them. Raises OptionError if it cannot be made or they contradict it."""
+        """The options, completed by the provider that they name. Raises OptionError if it cannot be made or they contradict it."""
         provided_table = self._provided_table(options)
         return options if provided_table is None else with_provider(options, provided_table)
 
@@ -263,7 +263,7 @@ class Runtime:
         return key_of(*made_with, *calls, *retries, options.cache_directory()) if options.provider is not None else ""
 
     def _provided_table(self, options: LookupOptions) -> ProvidedTable | None:
-        """The table of a provider, made by whoever asks first. Not under the lock: a factory may hang, or ask for a table."""
+        """The table of a provider, made by the first caller; others wait. Made outside the lock, because a factory may hang, or open a table."""
         if options.provider is None:
             return None
         key = self._provided_key(options)
@@ -288,7 +288,7 @@ class Runtime:
         url = store.url_of(options.path)
         check_apart(url, options.cache_directory())
         label = key_of(store.scope, url)
-        # References to one table with other options count together, and are published once.
+        # All references to one table share their counters, which are published once.
         place = key_of(label, options.cache_directory())
         publisher = self._publishers.get(place)
         metrics = publisher.metrics if publisher else CacheMetricGroup()
@@ -327,9 +327,11 @@ class Runtime:
 
     def _store(self, path: str, options: LookupOptions) -> Store:
         protocol = path.split("://", 1)[0] if "://" in path else "file"
-        # Other protocols may carry a host in the URL, so a store is kept per place, not per protocol.
+        # URLs of other protocols may name a host, so there is one store per host, not per protocol.
         place = path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a", "s3n") else ""
-        local = protocol == "file" and options.catalog is not None  # storage options are for its tables elsewhere
+        local = (
+            protocol == "file" and options.catalog is not None
+        )  # storage options are not for the catalog's local tables
         secrets = conf_file_secrets() if protocol != "file" else {}
         storage = {} if local else {**secrets, **options.storage_options()}
         key = key_of(protocol, place, sorted(storage.items()))
@@ -364,7 +366,7 @@ class Runtime:
         if isinstance(disk_or_reason, str):
             metrics.inc("cacheFailureCount")
             return None
-        # One directory, counted per table: each engine writes its own counters.
+        # Tables share the directory, but each engine writes its own counters.
         return disk_or_reason.counting(metrics)
 
     def cache_problem(self, options: LookupOptions) -> str:
@@ -375,7 +377,9 @@ class Runtime:
 
 _current: Runtime | None = None
 _making = ForkSafeLock()
-_inherited: list[Runtime] = []  # never closed here: what closes a connection may tell the server, and end the parent's
+_inherited: list[
+    Runtime
+] = []  # never closed here: closing a connection may tell the server, which would end the parent's
 
 
 def runtime() -> Runtime:
@@ -394,7 +398,7 @@ def runtime() -> Runtime:
 
 @atexit.register
 def _at_exit() -> None:
-    end_all()  # what they count is published, too
-    # A child that was forked, and has used nothing, inherits this.
+    end_all()  # first, so that the counts of these threads are published, too
+    # A forked child that has not used the runtime inherits its parent's, and must not publish it.
     if _current is not None and _current.pid == os.getpid():
         _current.publish()

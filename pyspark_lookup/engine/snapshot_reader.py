@@ -39,8 +39,8 @@ class SnapshotReader:
     ) -> tuple[Resolution, Snapshot | None]:
         """The version that `execution` reads, and its snapshot if there is one to read it from.
 
-        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own). `exact`: only
-        parts of its files are to be read.
+        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own). `exact`: the caller
+        reads only parts of its files.
         """
         resolution, snapshot = self._resolve(plan, execution, version, exact)
         if version is None and resolution.decided_here:
@@ -71,9 +71,9 @@ class SnapshotReader:
         return resolution, self.find(plan, resolution.version, exact)
 
     def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
-        """What a full cache answers from in CACHE mode, the first load being waited for.
+        """The version and snapshot from which a full cache answers in CACHE mode; waits for the first load.
 
-        None without one, and while it is behind what this host has committed: the store answers then, and it reloads.
+        None without a full cache. Also None while the snapshot lacks a commit of this host: the store answers then, and a reload starts.
         """
         full = self._fulls.of(table, options)
         latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
@@ -85,7 +85,7 @@ class SnapshotReader:
     def unchanged(
         self, full: FullCache, table: Table, options: LookupOptions, version: TableVersion
     ) -> Snapshot | None:
-        """The snapshot of a version, if a full cache in CACHE mode answers from it still, and nothing has to be done for that."""
+        """The snapshot of a version, if a full cache in CACHE mode still answers from it and needs no reload."""
         snapshot = full.unchanged(version)
         if snapshot is None or not self._resolver.host.includes_own_writes(table, options, version):
             return None
@@ -100,9 +100,9 @@ class SnapshotReader:
         wait_s: float | None = None,
         exact: bool = False,
     ) -> Snapshot | None:
-        """The snapshot of a version, built now if a query may wait for that; None without one.
+        """The snapshot of a version, built now if the query may wait for it; else None.
 
-        `wait_s`: how long it may (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
+        `wait_s`: how long it may wait (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
         """
         full = self._fulls.of(table, options)
         if full is None:

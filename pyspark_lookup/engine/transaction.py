@@ -14,7 +14,7 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, UfsNotFoundError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.held_table import OpenTable
+from pyspark_lookup.engine.open_table import OpenTable
 from pyspark_lookup.engine.planner import ResolvedTable
 from pyspark_lookup.engine.row_queries import get_rows, key_names, rows_of_keys, scan
 from pyspark_lookup.engine.rows import Keys, Rows, as_arrow_rows, as_key_table
@@ -37,17 +37,17 @@ def write_mode(mode: str) -> WriteMode:
 
 
 def check_no_batch(options: LookupOptions, operation: str) -> None:
-    """Raise OptionError for an option that this kind of write does not heed."""
+    """Raise OptionError for `lookup.write.batch`, which this kind of write ignores."""
     if options.write_batch is not None:
         raise OptionError(f"option lookup.write.batch is for single writes of rows, not for {operation}: remove it")
 
 
 class Transaction:
-    """Writes that are seen here at once, and by others after the `with` block, all together; after an error in it, never.
+    """Several writes that become visible together, at the end of the `with` block; after an error in it, never.
 
     Made by `LookupTable.transaction`; for one thread of one process. Its reads see the table as it was when the block was
-    entered, and its own writes; they go to the files, whatever `lookup.cache` says. Without writes it puts no event. What
-    others have committed meanwhile stays: of writes with one key that of the later commit counts.
+    entered, and its own writes; they read the files, whatever `lookup.cache` says. Without writes nothing is logged. Commits
+    of others meanwhile stay: if several writes have one key, the last commit wins.
     """
 
     def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
@@ -88,7 +88,7 @@ class Transaction:
 
     @property
     def valid_write_ids(self) -> ValidWriteIdList | None:
-        """What this transaction sees: its own write id is marked committed; None before the table is there."""
+        """The writes that this transaction sees: its own write id counts as committed. None before the table exists."""
         self._check_open()
         return self._writes.valid_write_ids()
 
@@ -128,8 +128,8 @@ class Transaction:
             self.position = self._writes.commit()
 
     def abort(self) -> None:
-        """Give its writes up; an error in the block does so. Nothing, if it has ended."""
-        if not self._ended and self._pid == os.getpid():  # a child that leaves the block leaves it to its parent
+        """Give up its writes; an error in the block does so. Does nothing if the transaction has ended."""
+        if not self._ended and self._pid == os.getpid():  # a forked child must not abort its parent's transaction
             self._ended = True
             with self._engine.publish():
                 self._writes.abort("the transaction was given up")

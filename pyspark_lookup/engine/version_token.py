@@ -29,12 +29,12 @@ from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.restarts import read_with_restarts
 
 _BYTES = struct.Struct(">c16sdq")  # a mark, digest, `TableVersion.newest`, the number or -1; the kind follows
-_MARK = b"V"  # no error begins so, which takes a token's place
+_MARK = b"V"  # an error in place of a token never begins with it
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionToken:
-    """What names a version to tasks: its digest, and what helps a host that lacks its list of files."""
+    """Names a version to tasks: its digest, and hints for a host that lacks its list of files."""
 
     kind: str
     digest: str
@@ -53,7 +53,7 @@ class VersionToken:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> VersionToken:
-        """What `to_bytes` packed. Raises OptionError for anything else."""
+        """The token that `to_bytes` packed. Raises OptionError for anything else."""
         try:
             mark, digest, newest, number = _BYTES.unpack_from(data)
             kind = bytes(data[_BYTES.size :]).decode("ascii")
@@ -108,7 +108,7 @@ def _resolve(
 
 
 def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
-    """The version that a full cache answers from in CACHE mode; its first load is waited for."""
+    """The version from which a full cache answers in CACHE mode; waits for its first load."""
     latest = reader.snapshots.current(table, options)
     return None if latest is None else latest[0]
 
@@ -120,7 +120,7 @@ def _current(reader: TableReader, table: Table, options: LookupOptions, version:
 
 
 def _is_built_by_queries(options: LookupOptions) -> bool:
-    """Whether a version is to have a snapshot, which can only be made of files that can be told from their next state."""
+    """Whether queries build the snapshot of a version. That needs files whose changes show in their identity."""
     return options.cache is CacheMode.FULL and options.metadata_source is MetadataSource.UFS
 
 

@@ -1,4 +1,4 @@
-"""`Aborts`: writes that end without a commit, and the files that they leave behind."""
+"""`Aborts`: ends writes without a commit, and removes the files that they leave behind."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Aborts:
             if write is None:
                 return state
             if write.committed:
-                # Its commit lies in the log, though its answer was lost.
+                # The commit is in the log, but the answer to it was lost.
                 _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
                 return state
         self.remove(job, files, state)
@@ -90,7 +90,7 @@ class Aborts:
             with contextlib.suppress(UfsNotFoundError):
                 for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
                     name = file.url.removeprefix(self._log.url + "/")
-                    if name not in named_paths and job.has_put(name):  # others may have put theirs there
+                    if name not in named_paths and job.has_put(name):  # other files in the directory stay
                         self._ufs.delete(file.url)
             if job.write_id is not None and self._context.clock.steady_s() - job.began_s > self.hearts.interval_s:
                 self.hearts.forget(job.write_id)

@@ -34,7 +34,7 @@ CHANGE_COLUMNS = pa.schema(
 )
 """What became of a row, which commit did it (as `lookup.version`), and when the store has that put (null: its log was trimmed)."""
 
-_PRUNED_BY = 10_000  # keys; with more hardly a unit is left out
+_PRUNED_BY = 10_000  # keys; more of them would rule out hardly any unit
 _INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "update_postimage"
 
 
@@ -242,11 +242,11 @@ def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
         is_selective = (
             sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
         )
-        # What was deleted by a predicate need not have a key.
+        # Rows deleted by a predicate may have no key.
         is_selective = is_selective and all(
             table.num_columns and not any(c.null_count for c in table.columns) for table in keys
         )
-        # What was deleted before was left out already.
+        # Positions deleted earlier are left out already, by `find_removed`.
         whole_file = dataclasses.replace(file, deletes=())
         for at, batch in parts[0].read(whole_file, pa.concat_tables(keys) if is_selective else None):
             for part, removed_rows, _ in from_file[url]:

@@ -34,8 +34,8 @@ _DELETED_SHARE = 0.2
 def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[TableWrite]:
     """The writes that are worth compacting, by size; none if that would gain nothing.
 
-    From the smallest on each is taken that is small, or at most twice as large as those before it together: so a row
-    is written a few times only, however often somebody compacts. `is_requested`: a person asks for it, not a commit.
+    Takes writes from the smallest on, as long as each is small, or at most twice as large as all before it together. So a row
+    is rewritten only a few times, however often somebody compacts. `is_requested`: a person asks for it, not a commit.
     """
     with_rows = {write.id for write in state.find_visible()}
     sizes = {write.id: write.bytes for write in state.find_needed()}
@@ -128,7 +128,7 @@ class Compactor:
             if since is None or since.table_id != job.table_id or write_id is None:
                 raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")
             job = dataclasses.replace(job, definition=since.definition)  # others may have added columns
-            # A list of writes to be replaced knows those that began before it.
+            # A compaction replaces only writes that began before it.
             replaced_writes = [write for write in choose(since, is_requested, self._sizes) if write.id < write_id]
             if not replaced_writes:
                 self._writer.abort(job, (), "others have compacted what there was")
@@ -141,7 +141,7 @@ class Compactor:
             parts = self._rows.order(since.definition, replaced_files) if replaced_files else ()
             new_files = self._writer.write_ordered(job, parts, "compacted")
             rows = self._rows.count(replaced_files) if replaced_files else 0
-            # Files that cannot be read would take the place of files that can.
+            # Read the files back: unreadable ones must not replace readable ones.
             written_rows = self._rows.read_back(job.definition, new_files) if new_files else 0
             if written_rows != rows:
                 raise AssertionError(f"{self._url}: {rows} rows became {written_rows}, so nothing was compacted")
@@ -166,7 +166,7 @@ class Compactor:
         deleted_rows = self._rows.read_delete_files(since.definition, marks)
         paths = pa.array([file.url.removeprefix(self._table.url + "/") for file in other_files], pa.string())
         deleted_rows = deleted_rows.filter(pc.is_in(deleted_rows.column(PATH), value_set=paths))
-        # Of a row without a key that was deleted by a predicate, the key is null, too.
+        # The key is also null for a row without a key that a predicate deleted.
         if since.rekeyed_at and any(deleted_rows.column(name).null_count for name in since.definition.keys):
             raise WriteConflictError(
                 f"{self._url}: the key columns have changed since some of its rows were replaced, and of those more is left "

@@ -1,7 +1,7 @@
-"""What a commit does to rows that others have committed, and what it has to look into for that.
+"""The effect of a commit on rows that others have committed, and the checks that it needs.
 
-Others commit while a write is under way. So what is there is looked into as often as something is new, and the commit
-event is put only where nothing is.
+Others commit while a write is under way. So a write looks again whenever there are new commits, and puts its own commit
+event only when there are none.
 """
 
 from __future__ import annotations

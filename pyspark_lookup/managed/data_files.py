@@ -18,7 +18,7 @@ from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.table.deletes import delete_file_bytes, distinct_places
 from pyspark_lookup.table.log import DataFile
 
-_AT_ONCE = 4  # files of rows that come in order are sorted together
+_AT_ONCE = 4  # this many files' rows are sorted together if rows come in order
 
 
 def remove_files(ufs: Ufs, url: str, files: Iterable[DataFile]) -> None:
@@ -53,7 +53,7 @@ class DataFiles:
         """The files of rows that come in parts in the order of the keys: no two of them have keys between each other's."""
         if not self._definition.keys:
             return self.write(itertools.chain.from_iterable(parts), prefix)
-        # A part is one table, unless it is much larger than its files let expect.
+        # A part is sorted as one table, unless it is much larger than expected.
         size = self._sizes.file_bytes
         sorted_parts = (self._sorted(table) for part in parts for table in self._tables(part, _AT_ONCE * size))
         return self._put_all((piece for table in sorted_parts for piece in _slices(table, size)), prefix)
@@ -74,7 +74,7 @@ class DataFiles:
         size = 0
         for batch in batches:
             rows = max(batch.num_rows * self._sizes.file_bytes // max(batch.nbytes, 1), 1)
-            for start in range(0, batch.num_rows, rows):  # a table of somebody's may be one batch
+            for start in range(0, batch.num_rows, rows):  # a caller's table may be one large batch
                 pending.append(conform(batch.slice(start, rows), schema, self._url))
                 size += pending[-1].nbytes
                 if size >= at_most:
@@ -102,10 +102,10 @@ class DataFiles:
         return self._put_bytes(sink.getvalue().to_pybytes(), path, table.num_rows)
 
     def _put_bytes(self, data: bytes, path: str, rows: int) -> DataFile:
-        while True:  # no file that somebody has put is ever replaced
+        while True:  # until the name is free: an existing file is never replaced
             name = f"{path}-{self._job.mark}-{self._rng.getrandbits(64):016x}.parquet"
             try:
                 if self._ufs.put_if_absent(f"{self._url}/{name}", data):
                     return DataFile(name, len(data), rows)
-            except PutUnknownError as problem:  # if it is there, nothing names it
+            except PutUnknownError as problem:  # if the file is there, nothing names it
                 raise_ours(UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__}"), problem)

@@ -17,11 +17,11 @@ from pyspark_lookup.io.stores import LOG_DIRECTORY
 from pyspark_lookup.io.stores.own_files import is_own
 from pyspark_lookup.io.ufs import Ufs
 
-_BEATS = 8  # in the time after which a writer counts as dead
+_BEATS = 8  # heartbeats in the time after which a writer counts as dead
 
 
 class Heartbeats:
-    """The signs of life of one table's writers. `timeout_s`: how long without one means dead."""
+    """The heartbeats of one table's writers. `timeout_s`: a writer without one for so long is dead."""
 
     def __init__(self, ufs: Ufs, context: HostContext, url: str, timeout_s: float) -> None:
         self._ufs = ufs
@@ -33,11 +33,11 @@ class Heartbeats:
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two signs of life."""
+        """Seconds between two heartbeats of a writer."""
         return self._timeout_s / _BEATS
 
     def beat(self, write_id: int) -> None:
-        """Show that the write goes on, if it is time to. Call it often."""
+        """Put a heartbeat of the write, if one is due. Call it often."""
         if self._context.clock.steady_s() < self._next_s:
             return
         self._next_s = self._context.clock.steady_s() + self.interval_s
@@ -73,7 +73,7 @@ class Heartbeats:
         return dead
 
     def forget(self, write_id: int) -> None:
-        """Remove the signs of a write that has ended."""
+        """Remove the heartbeats of a write that has ended."""
         for name in self._names():
             if name.startswith(f"{write_id:020d}-"):
                 self._ufs.delete(f"{self._directory}/{name}")

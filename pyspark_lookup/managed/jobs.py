@@ -59,6 +59,6 @@ def named_files(state: TableState, job: Job) -> set[str]:
     writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
     job_write = state.writes.get(job.write_id)
     if job_write is not None and job.directory == write_directory(job_write.id):
-        writes = [job_write]  # nobody else's are there
+        writes = [job_write]  # no other write has files in it
     paths = (file.path for write in writes for file in (*write.files, *write.deletes))
     return {path for path in paths if path.startswith(job.directory + "/")}

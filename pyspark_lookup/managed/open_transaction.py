@@ -85,7 +85,7 @@ class OpenWrites:
         table = dataclasses.replace(self._table, pinned=str(valid_ids), own=own_write_id)
         version = managed_version(table, state)
         if self._job is not None and version.metadata is not None:
-            # Columns that its own writes add.
+            # The schema has the columns that its own writes add.
             schema = text_of_schema(self._job.definition.schema)
             version = dataclasses.replace(version, metadata=dataclasses.replace(version.metadata, schema=schema))
         return table, version
@@ -123,7 +123,9 @@ class OpenWrites:
             self._unknown_reason = _INTERRUPTED
             raise
         if begins and before[0] is not None:
-            with contextlib.suppress(UfsError, DamagedFileError):  # who is not committed is not seen, aborted or not
+            with contextlib.suppress(
+                UfsError, DamagedFileError
+            ):  # without a commit its rows stay invisible, aborted or not
                 self._writer.abort(before[0], (), "the transaction has overwritten it")
 
     def _add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
@@ -190,7 +192,7 @@ class OpenWrites:
         self, job: Job, files: list[DataFile], rows: pa.Table | None, on_logged: Callable[[], None] = lambda: None
     ) -> None:
         """Put files in the log, then call `on_logged`."""
-        # If this does not end by saying so, the log may name the files, or come to do so: they stay, and nothing is committed.
+        # Until the put returns, the log may or may not name the files. If the answer is lost, they stay, and nothing is committed.
         self._unknown_reason = _INTERRUPTED
         try:
             self._writer.put_files(job, files, rows)
@@ -233,7 +235,7 @@ class OpenWrites:
         """Make sure that none of its rows is ever seen."""
         if self._job is not None:
             job, self._job = self._job, None
-            with contextlib.suppress(UfsError, DamagedFileError):  # without its commit nothing of it is seen
+            with contextlib.suppress(UfsError, DamagedFileError):  # without a commit its rows stay invisible
                 self._writer.abort(job, (), reason)
 
     @property

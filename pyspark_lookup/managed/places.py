@@ -1,4 +1,4 @@
-"""Where a managed table may be made: at a place that is empty, and not in another table."""
+"""Checks the place of a new managed table: it must be empty, and not inside another table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark_lookup.table.enclosing import EnclosingTables
 
 
 def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
-    """Raise NotATableError for a place where somebody else's files are, or that lies in another table."""
+    """Raise NotATableError for a place with other files, TableFormatError for one inside another table."""
     url_text = redact("path", url)
     try:
         status = ufs.get_status(url)
@@ -25,7 +25,7 @@ def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
             f"{url_text} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
             "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
         )
-    # Who drops the table above, vacuums or copies it, means its own files.
+    # A drop, vacuum or copy of the enclosing table would hit this table's files.
     above = enclosing.find(url)
     if above is not None:
         directory, kind = above

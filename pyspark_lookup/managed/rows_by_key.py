@@ -1,4 +1,4 @@
-"""What a write by key needs to know of the rows there are: which have its keys, and whether keys are unique."""
+"""Finds the rows of a managed table that have given keys, and checks that keys are unique."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ from pyspark_lookup.table.log import DataFile, Definition
 from pyspark_lookup.table.log_source import version_of_file
 from pyspark_lookup.table.model import Table
 
-_AT_ONCE = 1_000_000  # rows that are compared with the keys in one go
+_AT_ONCE = 1_000_000  # rows that are compared with the keys at a time
 
 
 class KeyedRows:
-    """Rows of one managed table by their keys, wherever they are. `merge_bytes`: of files, as they lie there, whose rows are put
-    in order together.
-    """
+    """The rows of one managed table, by key. `merge_bytes`: about the bytes of files whose rows make one part of `order`."""
 
     def __init__(self, files: Files, table: Table, merge_bytes: int = 32 * 1024 * 1024) -> None:
         self._files = files
@@ -173,7 +171,7 @@ class KeyedRows:
     def count(self, files: Sequence[FileVersion]) -> int:
         """How many live rows those files have."""
         rows = self._files(True).rows(self._table, files)
-        assert rows is not None  # parquet says
+        assert rows is not None  # parquet footers have the number of rows
         return rows
 
     def read_back(self, definition: Definition, files: Sequence[DataFile]) -> int:

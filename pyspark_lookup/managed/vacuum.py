@@ -155,7 +155,7 @@ def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) ->
             continue
         whole = whole_name(path)
         is_data = is_data_file(whole)
-        # Of the log itself nothing is removed but signs of life, and what died before it got its name.
+        # In the log's directory only heartbeats, clock files and unfinished files are removed.
         is_temporary = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-")) or path != whole
         if not is_data and not (is_temporary and is_own(whole)):
             continue

@@ -63,7 +63,7 @@ _OF_ROWS = (
     WriteMode.UPSERT,
     WriteMode.DELETE,
     WriteMode.DELETE_WHERE,
-)  # without some they change nothing
+)  # without rows they change nothing
 
 
 class TableWriter:
@@ -173,7 +173,7 @@ class TableWriter:
 
             return ByKey(self._rows, self._table, keys)
         if self._options.write_unique_keys:
-            # Beside an overwrite stays what has a higher write id.
+            # An overwrite leaves the rows of writes with a higher write id.
             own_write_id = job.write_id if job.mode is WriteMode.OVERWRITE else None
             return NewKeys(self._rows, dataclasses.replace(self._table, own=own_write_id), files, job.directory)
         return Independent()
@@ -191,9 +191,9 @@ class TableWriter:
     ) -> TableState | None:
         """Make the files' rows the table's, all at once; the state with them, None if the batch was committed before.
 
-        `effect`: if it is not that of the job's mode. What would change nothing is not committed. Raises
-        WriteConflictError, NonUniqueKeyError or SchemaError if it cannot be, another UfsError if the store fails (the write is
-        aborted then, if that can be), CommitUnknownError if the store does not say whether it is committed.
+        `effect`: replaces the effect of the job's mode. A write that would change nothing is not committed. Raises
+        WriteConflictError, NonUniqueKeyError or SchemaError if the commit is impossible, another UfsError if the store fails (the
+        write is aborted then, if possible), CommitUnknownError if the store does not say whether it is committed.
         """
         if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
             self._give_up(job, files, "no rows")
@@ -212,7 +212,7 @@ class TableWriter:
             self._aborts.remove(job, files, state)
             return None
         try:
-            # The rows that lack columns are not those that the table will have.
+            # Rows that lack columns are completed first; `Keeping` writes those files.
             new_files = () if job.kept_columns and effect is None else files
             state = self._commit(job, job.write_id, new_files, batch, effect or self.effect(job, files))
         except Exception as problem:
@@ -230,14 +230,14 @@ class TableWriter:
         return write.ended_at if write is not None and write.committed and write.ended_at is not None else state.newest
 
     def _give_up(self, job: Job, files: Sequence[DataFile], reason: str = "") -> None:
-        """Abort a job, if the store lets us; an open one that is never committed is not seen either."""
+        """Abort a job. If the store fails, the job stays open, and its rows stay invisible all the same."""
         with contextlib.suppress(UfsError, DamagedFileError):
             self.abort(job, files, reason)
 
     def _end(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
-        """The state with a job committed whose commit seemed to fail; otherwise raises what says how it ended.
+        """The state after a commit that seemed to fail, if the job is committed after all; otherwise raises the error.
 
-        An abort in the log decides it: nothing of the write can be put behind that.
+        It puts an abort in the log, which decides: behind an abort nothing of the write can follow.
         """
         try:
             state = self.abort(job, files)
@@ -253,7 +253,7 @@ class TableWriter:
     def _commit(
         self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, effect: Effect
     ) -> TableState:
-        """The state with the write committed; without, if it would change nothing."""
+        """The state after the commit of the write; without the commit if it would change nothing."""
         state = self._log.known()
         is_stale = state is None or state.table_id != job.table_id or write_id not in state.writes
         if is_stale or not isinstance(effect, Independent):
@@ -283,7 +283,7 @@ class TableWriter:
     ) -> Callable[[TableState, str, float], Event]:
         def write(state: TableState, nonce: str, at_s: float) -> Event:
             self._check(state, job, write_id, effect)
-            # A compaction says so with the first files it puts, even if there are none.
+            # The first event of a compaction names the writes that it replaces, even if it adds no files.
             replaces = () if state.writes[write_id].replaces else effect.replaces
             contents = tuple(files), tuple(deletes), replaces
             return Write(state.position + 1, state.table_id, nonce, at_s, write_id, *contents)
@@ -298,14 +298,14 @@ class TableWriter:
             if batch is not None and state.is_committed(batch):
                 raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by somebody else")
             if effect.is_due(state):
-                return None  # others have committed since
+                return None  # there are commits to look into first
             new_definition = definition if definition.schema != state.definition.schema else None
             return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, new_definition, batch)
 
         return commit
 
     def _allocate(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
-        """The job with a write id; without, if its batch is committed already, as the state says."""
+        """The state and the job with a write id; without one if the state has its batch already."""
         if job.write_id is not None:
             return None, job
         allocations: list[tuple[int, str]] = []
@@ -323,7 +323,7 @@ class TableWriter:
         return state, dataclasses.replace(job, write_id=write_id, nonce=nonce)
 
     def _check(self, state: TableState, job: Job, write_id: int, effect: Effect) -> Definition:
-        """The table's definition if the job is committed next. Raises what makes that impossible."""
+        """The table's definition after a commit of the job. Raises the error that makes the commit impossible."""
         self._check_same(state, job)
         if write_id in state.writes and own_write(state, job) is None:
             raise WriteConflictError(f"{self._url} was restored from a copy since this write began: write again")

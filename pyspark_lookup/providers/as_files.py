@@ -34,7 +34,7 @@ class ProvidedStore:
         self.scope = f"provider:{provided_table.name}"
         self._url = f"{self.scope}/{key_of(*made_with)}"
         self._provided_table = provided_table
-        # What is copied as a whole is another state at each copy; rows by key expire one by one.
+        # Each copy of the whole table is a new version. Rows by key have one version and expire one by one.
         self._each_time = options.cache is CacheMode.FULL
         self._now_s = now_s
 
@@ -85,7 +85,7 @@ class ProviderSource(VersionSource):
     kinds = ("PROVIDER",)
     pins = ()
     retained = False
-    one_asks = False  # it is foreign code, which may hang
+    one_asks = False  # version() is foreign code, which may hang: each process asks for itself
 
     def __init__(self, provided_table: ProvidedTable, parts: SourceParts) -> None:
         super().__init__(parts)
@@ -96,7 +96,7 @@ class ProviderSource(VersionSource):
         return cls.kinds[0]
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        self._refuse_pin(options, kind)  # what else has no meaning is refused where the option is declared
+        self._refuse_pin(options, kind)  # other options without a meaning here are refused where they are declared
 
     def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return None

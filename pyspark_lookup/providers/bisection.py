@@ -14,7 +14,7 @@ from pyspark_lookup.columnar.keys import Numbers
 
 _PATIENCE = 3
 _PROBES = 3
-_FEW = 8  # keys: all of these are tried
+_FEW = 8  # up to so many keys, all are probed
 _UNANSWERED_CALLS = 32
 _SPLIT_CALLS = 256
 
@@ -67,7 +67,7 @@ class Bisection:
         reasons = {repr(problem.__cause__) for problem in self.failures.values()}
         if (
             not self.rows and len(reasons) == 1 and self.problem is not None
-        ):  # it is the system that has failed, not the keys
+        ):  # one reason for all: the system has failed, not the keys
             self.failures = dict.fromkeys(self.failures, self.problem)
 
     def _halves(self) -> list[Call]:
@@ -93,7 +93,7 @@ class Bisection:
             elif not isinstance(outcome, LookupFunctionError):
                 self.rows.append((call.keys, outcome))
                 answered = True
-            elif isinstance(outcome, LookupTimeoutError):  # halves would take as long
+            elif isinstance(outcome, LookupTimeoutError):  # halves would time out, too
                 self._fail(call.keys, outcome)
                 timed_out = True
             elif len(call.keys) == 1:

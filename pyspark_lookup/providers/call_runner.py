@@ -51,11 +51,11 @@ def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: flo
                 if abandoned.is_set():
                     return
             offer(None, StopIteration())
-        except BaseException as problem:  # a SystemExit would end the thread, and nobody would hear of it
+        except BaseException as problem:  # also SystemExit, which would end the thread without a report
             offer(None, problem)
 
     threads.start(name, run, foreign=True)
-    caller = _Caller(results, abandoned)  # until the consumer stops
+    consumer = _Consumer(results, abandoned)  # until the consumer stops
     try:
         while True:
             try:
@@ -70,10 +70,10 @@ def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: flo
                 raise CallFailedError(problem)
             yield cast(T, item)
     finally:
-        caller.leave()
+        consumer.leave()
 
 
-class _Caller:
+class _Consumer:
     """The consumer of the items, until it has enough or the process ends."""
 
     def __init__(self, results: queue.Queue[Any], abandoned: threading.Event) -> None:
@@ -83,12 +83,12 @@ class _Caller:
 
     def leave(self) -> None:
         self._abandoned.set()
-        with contextlib.suppress(queue.Empty):  # the other thread may wait for room
+        with contextlib.suppress(queue.Empty):  # wakes the other thread, which may wait for room
             self._results.get_nowait()
 
     def end(self) -> None:
         self._abandoned.set()
-        while True:  # the other thread may put one more, but no two
+        while True:  # ends, because the other thread puts at most one more item
             with contextlib.suppress(queue.Full):
                 self._results.put_nowait((None, threads.ProcessEndsError()))
                 return
@@ -117,7 +117,7 @@ class Calls:
                 self._waiting.pop(future, None)
             try:
                 return await call(), None
-            except BaseException as problem:  # a SystemExit would end the thread, and nobody would hear of it
+            except BaseException as problem:  # also SystemExit, which would end the thread without a report
                 return None, problem
 
         with self._lock:
@@ -129,12 +129,12 @@ class Calls:
         except concurrent.futures.TimeoutError:
             with self._lock:
                 has_started = self._waiting.pop(future, None) is None
-            if not has_started:  # the call before it hangs, and whoever waits for that one has not woken yet
+            if not has_started:  # the call before it hangs, and its caller has not noticed yet
                 future.cancel()
                 return self.run(call, timeout_s)
             self._leave(loop, future)
             raise CallTimeoutError from None
-        except concurrent.futures.CancelledError:  # the thread was left before this call began
+        except concurrent.futures.CancelledError:  # the thread was abandoned before this call began
             return self.run(call, timeout_s)
         except BaseException:  # the caller is interrupted
             self._leave(loop, future)
@@ -159,12 +159,12 @@ class Calls:
             }
         for waiting_future in waiting_calls:
             waiting_future.cancel()
-        with contextlib.suppress(RuntimeError):  # it has ended just now
+        with contextlib.suppress(RuntimeError):  # the loop has ended just now
             loop.call_soon_threadsafe(loop.stop)
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        loop.set_exception_handler(lambda loop, context: None)  # of a call that was given up: told already
+        loop.set_exception_handler(lambda loop, context: None)  # errors of abandoned calls are reported already
         threads.start(self._name, functools.partial(_run_until_stopped, loop), foreign=True)
         return loop
 

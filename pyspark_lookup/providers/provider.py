@@ -61,7 +61,7 @@ class ProvidedTable:
         self._options = options
         self._clock = clock
         self._calls = Calls(f"lookupcache-provider-{self.name}")
-        # Asked once per query, also by those that need no lookup: not behind the lookups of others.
+        # A loop of its own: every query asks for the version, and must not wait behind lookups.
         self._version_calls = Calls(f"lookupcache-version-{self.name}")
         self._lock = threading.RLock()
         self._open_function: object = None  # the function that is open
@@ -143,7 +143,7 @@ class ProvidedTable:
             if isinstance(failed.problem, PysparkLookupError):
                 raise_ours(failed.problem, failed.problem.__cause__)
             raise_ours(self._fail("scan()", failed.problem), failed.problem)
-        except (TypeError, AttributeError, pa.ArrowException) as problem:  # no batch
+        except (TypeError, AttributeError, pa.ArrowException) as problem:  # the item is no batch
             raise_ours(self._fail("scan()", problem), problem)
 
     # --- lookups ----------------------------------------------------------------------------------
@@ -255,9 +255,9 @@ class ProvidedTable:
 
         async def sleep(seconds: float) -> None:
             slept: concurrent.futures.Future[None] = concurrent.futures.Future()
-            slept.set_running_or_notify_cancel()  # who gives the call up does not end it
+            slept.set_running_or_notify_cancel()  # so that cancelling the call does not cancel it
 
-            def wait() -> None:  # in a thread of its own: all calls that failed wait together
+            def wait() -> None:  # on its own thread, so that failed calls wait at the same time
                 try:
                     self._clock.sleep(seconds)
                 finally:
@@ -279,14 +279,14 @@ class ProvidedTable:
         async def run_attempts() -> tuple[Any, BaseException | None]:
             try:
                 return await retry(attempt), None
-            except BaseException as problem:  # a SystemExit would end the loop
+            except BaseException as problem:  # also SystemExit, which would end the loop
                 took_s = asyncio.get_running_loop().time() - started_s
                 if isinstance(problem, asyncio.CancelledError) and took_s > 0.9 * self._options.async_timeout_s:
-                    raise  # by the limit below
+                    raise  # cancelled by the timeout below
                 return None, problem
 
         try:
-            # With its retries, as Flink counts.
+            # The timeout includes the retries, as in Flink.
             rows, problem = await asyncio.wait_for(run_attempts(), self._options.async_timeout_s)
         except (asyncio.TimeoutError, TimeoutError):
             raise self._too_slow(show_keys(keys)) from None
@@ -354,7 +354,7 @@ async def _call_and_await(function: Callable[..., Any], *args: Any) -> Any:
     """What a function returns, asynchronous or not. It is called when this is awaited."""
     loop = asyncio.get_running_loop()
     if not inspect.iscoroutinefunction(function):
-        asyncio._set_running_loop(None)  # for it this is a thread like any other, in which it may run a loop itself
+        asyncio._set_running_loop(None)  # the function may run an event loop of its own
     try:
         result = function(*args)
     finally:
@@ -379,7 +379,7 @@ async def _run_calls(count: int, call: Callable[[int], Coroutine[Any, Any, bool]
     finally:
         for worker in workers:
             worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)  # until they have ended
+        await asyncio.gather(*workers, return_exceptions=True)  # wait until they have ended
 
 
 def _in_order(rows: pa.Table) -> pa.Table:

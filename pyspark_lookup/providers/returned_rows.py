@@ -79,7 +79,7 @@ class ReturnedRows:
             try:
                 column = rows.column(field.name).combine_chunks()
                 arrays.append(cast_column(column, field.type, field.name, f"provider {self._name}"))
-                arrays[-1].validate(full=True)  # Arrow takes any bytes for text
+                arrays[-1].validate(full=True)  # Arrow accepts any bytes as text
             except SchemaError as problem:
                 raise_ours(
                     LookupFunctionError(f"provider {self._name}, {operation}: column {field.name!r}: {problem}"),

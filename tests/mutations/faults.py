@@ -1017,7 +1017,7 @@ FAULTS = [
         "what-others-commit-is-not-looked-at",
         "A commit does not look again at what others have committed since it looked.",
         "managed/writer.py",
-        "            if effect.is_due(state):\n                return None  # others have committed since\n",
+        "            if effect.is_due(state):\n                return None  # there are commits to look into first\n",
         "",
         ("tests/test_interleavings.py::test_a_key_that_is_committed_while_it_looks",),
     ),
