@@ -39,7 +39,7 @@ from pyspark_lookup.engine.row_queries import (
     scan,
     table_of_keys,
 )
-from pyspark_lookup.engine.rows import KeyMaker, Keys, Rows, as_arrow_rows, as_key_table
+from pyspark_lookup.engine.rows import KeyMaker, KeysLike, RowsLike, as_arrow_rows, as_key_table
 from pyspark_lookup.engine.runtime import Engine, Runtime, runtime
 from pyspark_lookup.engine.transaction import Transaction, WritingMode, check_no_batch, write_mode
 from pyspark_lookup.managed import batch_directory
@@ -153,11 +153,11 @@ class LookupTable:
         with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
             return get_rows(open_table.engine.reader, open_table.read, key, open_table.resolved_table.version, snapshot)
 
-    def get_many(self, keys: Keys | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
+    def get_many(self, keys: KeysLike | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
         `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in their order or of
-        dictionaries (see `rows.Keys`); or a function that makes such a table (see `rows.KeyMaker`). The answer has one row per match,
+        dictionaries (see `rows.KeysLike`); or a function that makes such a table (see `rows.KeyMaker`). The answer has one row per match,
         by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.
@@ -168,7 +168,7 @@ class LookupTable:
                 open_table.engine.reader, open_table.read, key_table, open_table.resolved_table.version, snapshot
             )
 
-    def invalidate(self, keys: Keys | KeyMaker) -> None:
+    def invalidate(self, keys: KeysLike | KeyMaker) -> None:
         """Drop the cached rows of those keys (as for `get_many`) on this host, also the fact that a key has no rows. The next lookup asks the table.
 
         This affects all references to the table with the same key columns and lookup.cache=PARTIAL, in all processes. The rows of a
@@ -204,7 +204,7 @@ class LookupTable:
             engine.reader.resolver.count_asked(version)
             yield open_table, snapshot
 
-    def write(self, rows: Rows, mode: WritingMode = "append") -> int:
+    def write(self, rows: RowsLike, mode: WritingMode = "append") -> int:
         """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
 
         `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. `mode`:
@@ -215,7 +215,7 @@ class LookupTable:
         """
         return self._write(rows, write_mode(mode))
 
-    def _write(self, rows: Rows, how: WriteMode) -> int:
+    def _write(self, rows: RowsLike, how: WriteMode) -> int:
         self._check_open()
         engine = runtime().engine(self._options)
         arrow_rows = as_arrow_rows(rows, lambda: engine.schema_in_log(self._options), how is WriteMode.UPSERT)
@@ -243,7 +243,7 @@ class LookupTable:
                 return state.newest
             return writer.commit_position(job, state)
 
-    def upsert(self, rows: Rows) -> int:
+    def upsert(self, rows: RowsLike) -> int:
         """Write rows as one commit, in which each replaces the rows with its key; returns the log position.
 
         If several writes have one key, the last commit wins. Raises NonUniqueKeyError if two of the rows have one
@@ -260,7 +260,7 @@ class LookupTable:
         self._check_open()
         return Transaction(runtime().engine(self._options), self._options, runtime().clock)
 
-    def delete(self, keys: Keys | None = None, *, where: str | None = None) -> int:
+    def delete(self, keys: KeysLike | None = None, *, where: str | None = None) -> int:
         """Remove the rows with those keys (as for `get_many`), or of which the predicate `where` is true, as one commit; its log position.
 
         `where`: SQL as in `lookup.where`, of all rows of the table, which need no keys. It deletes rows that others have committed before

@@ -22,7 +22,7 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many_from_version, read_rows
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import ResolvedTable
-from pyspark_lookup.engine.rows import KeyMaker, Keys, as_key_table, as_python
+from pyspark_lookup.engine.rows import KeyMaker, KeysLike, as_key_table, as_python
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.enums import CacheMode
@@ -170,7 +170,9 @@ def _resolve(
     return Resolution(version, True), reader.snapshots.covering(read.plan, snapshot)
 
 
-def forget_keys(engine: Engine, resolved_table: ResolvedTable, options: LookupOptions, keys: Keys | KeyMaker) -> None:
+def forget_keys(
+    engine: Engine, resolved_table: ResolvedTable, options: LookupOptions, keys: KeysLike | KeyMaker
+) -> None:
     """Drop the rows of those keys from this host's partial caches. Raises as `LookupTable.invalidate` does."""
     if options.cache is CacheMode.FULL:
         raise OptionError(
@@ -182,7 +184,7 @@ def forget_keys(engine: Engine, resolved_table: ResolvedTable, options: LookupOp
     engine.reader.partials.invalidate(resolved_table.table, pa.Table.from_arrays(arrays, names=list(names)))
 
 
-def table_of_keys(resolved_table: ResolvedTable, options: LookupOptions, keys: Keys | KeyMaker) -> pa.Table:
+def table_of_keys(resolved_table: ResolvedTable, options: LookupOptions, keys: KeysLike | KeyMaker) -> pa.Table:
     """Keys as a table, whatever form they were given in. Raises as `as_key_table`."""
     names = key_names(options)
     return keys(names, resolved_table.columns) if callable(keys) else as_key_table(keys, names)

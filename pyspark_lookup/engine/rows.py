@@ -20,10 +20,10 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-Rows: TypeAlias = "ArrowStream | Sequence[Mapping[str, Any]]"
-"""Rows of a table: anything that exports an Arrow C stream, a `pa.RecordBatch`, or a list of dictionaries."""
-Keys: TypeAlias = "ArrowStream | Sequence[Any]"
-"""Keys: rows with the key columns, or a list of values (of tuples, for several key columns)."""
+RowsLike: TypeAlias = "ArrowStream | Sequence[Mapping[str, Any]]"
+"""Anything that can be made into rows: an object that exports an Arrow C stream, a `pa.RecordBatch`, or a list of dictionaries."""
+KeysLike: TypeAlias = "ArrowStream | Sequence[Any]"
+"""Anything that can be made into keys: rows with the key columns, or a list of values (of tuples, for several key columns)."""
 KeyMaker: TypeAlias = Callable[[Sequence[str], pa.Schema], pa.Table]
 """Makes a table of keys, once it is known what the key columns are called, and which columns the table has."""
 

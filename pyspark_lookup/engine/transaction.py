@@ -17,7 +17,7 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.open_table import OpenTable
 from pyspark_lookup.engine.planner import ResolvedTable
 from pyspark_lookup.engine.row_queries import get_rows, key_names, rows_of_keys, scan
-from pyspark_lookup.engine.rows import Keys, Rows, as_arrow_rows, as_key_table
+from pyspark_lookup.engine.rows import KeysLike, RowsLike, as_arrow_rows, as_key_table
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -64,7 +64,7 @@ class Transaction:
 
     # --- writes -----------------------------------------------------------------------------------
 
-    def write(self, rows: Rows, mode: WritingMode = "append") -> None:
+    def write(self, rows: RowsLike, mode: WritingMode = "append") -> None:
         """Write rows, as `LookupTable.write` does; an overwrite takes the place of what this transaction has written, too."""
         self._check_open()
         how = write_mode(mode)
@@ -75,11 +75,11 @@ class Transaction:
             arrow_rows.schema, arrow_rows.to_batches() if isinstance(arrow_rows, pa.Table) else arrow_rows, how
         )
 
-    def upsert(self, rows: Rows) -> None:
+    def upsert(self, rows: RowsLike) -> None:
         """Write rows in place of those that have their keys, as `LookupTable.upsert` does."""
         self.write(rows, "upsert")
 
-    def delete(self, keys: Keys) -> None:
+    def delete(self, keys: KeysLike) -> None:
         """Remove the rows with those keys, as `LookupTable.delete` does."""
         self._check_open()
         self._writes.delete(as_key_table(keys, self._engine.keys_in_log(self._options)))
@@ -102,7 +102,7 @@ class Transaction:
         open_table = self._open()
         return get_rows(self._engine.reader, open_table.read, key, open_table.resolved_table.version, None)
 
-    def get_many(self, keys: Keys) -> pa.Table:
+    def get_many(self, keys: KeysLike) -> pa.Table:
         """The rows it sees with those keys, as `LookupTable.get_many` gives them."""
         open_table = self._open()
         key_table = as_key_table(keys, key_names(open_table.options))
