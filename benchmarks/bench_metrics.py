@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from benchmarks.common import report
 from pyspark_lookup import LookupTable
 from pyspark_lookup.engine.lookup_join import LookupSpec, issue_token, parse_options
-from pyspark_lookup.engine.lookup_pass import PassSpec, Stage, pass_of
+from pyspark_lookup.engine.lookup_pass import PassSpec, Stage, open_pass
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.table.executions import Execution
 
@@ -55,7 +55,7 @@ def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
     spec = PassSpec((Stage(lookup, (0,), (0, 0), "left"),), many=False)
     version = issue_token(runtime().effective(parse_options(json.dumps(options))), execution)
     told = pa.array([version] * len(keys), pa.binary())
-    lookups = pass_of(spec.to_text(), {})
+    lookups = open_pass(spec.to_text(), {})
     assert not any(part.null_count for part in lookups.answers([keys], [told], [execution]))
 
     def call() -> None:

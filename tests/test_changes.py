@@ -24,8 +24,8 @@ from pyspark_lookup.managed.change_feed import (
     change_columns,
     changes_between,
     cost,
+    plan_snapshot,
     read_changes,
-    snapshot_of,
 )
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import Change, TableState, WriteMode
@@ -66,7 +66,7 @@ class Feed:
         return self._rows(changes_between(self._table, self._log, self.state, after, until, only), where)
 
     def snapshot(self, position: int) -> list[dict[str, Any]]:
-        return self._rows(snapshot_of(self._table, self._log, self.state, position))
+        return self._rows(plan_snapshot(self._table, self._log, self.state, position))
 
 
 def feed_of(site: Site) -> Feed:

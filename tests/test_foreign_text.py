@@ -27,12 +27,12 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.printable import printable
 from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.rows import rows_given
+from pyspark_lookup.engine.rows import as_arrow_rows
 from pyspark_lookup.io.stores.error_mapping import our_error
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import make
 from pyspark_lookup.providers.functions import KeyLookupFunction, LookupFunctionProvider
-from pyspark_lookup.providers.made_provider import attribute_of
+from pyspark_lookup.providers.made_provider import get_attribute
 
 SECRET = "SESAME42"
 NAMES = (
@@ -284,8 +284,8 @@ def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
         return ask
 
     return {
-        "rows": lambda text: rows_given([{"id": text}], lambda: ids),
-        "rows of objects": lambda text: rows_given([{"id": OfDriverError(text)}], lambda: ids),
+        "rows": lambda text: as_arrow_rows([{"id": text}], lambda: ids),
+        "rows of objects": lambda text: as_arrow_rows([{"id": OfDriverError(text)}], lambda: ids),
         "keys": lambda text: LookupTable(tmp_path / "t", options()).get_many([{"id": text}]),
         "CSV": lambda text: write("a.csv", f'id\n"{text}"\n'),
         "JSON": lambda text: write("a.json", json.dumps({"id": text})),
@@ -295,7 +295,7 @@ def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
         "returned type": returning(lambda text: pa.table({"id": [1], text: [1]})),
         "raised": returning(lambda text: (_ for _ in ()).throw(OfDriverError(text))),
         "raised ours": returning(lambda text: _ours_from(OfDriverError(text))),
-        "an attribute": lambda text: attribute_of("a:b", Asking(text), "schema"),
+        "an attribute": lambda text: get_attribute("a:b", Asking(text), "schema"),
         "a factory": lambda text: make("lookup.provider", "builtins:exec", f"raise ValueError({text!r})", LookupFunctionProvider),
         "a factory's answer": lambda text: make("lookup.provider", "builtins:list", [text], LookupFunctionProvider),
     }  # fmt: skip
@@ -374,7 +374,7 @@ def test_objects_that_cannot_be_told(tmp_path: Path) -> None:
         places: list[Callable[[], object]] = [
             lambda value=value: make("lookup.provider", "operator:itemgetter", value, LookupFunctionProvider),
             lambda value=value: make("lookup.provider", f"{__name__}:identity", value, LookupFunctionProvider),
-            lambda value=value: rows_given([{"id": value}], lambda: Telling.schema),
+            lambda value=value: as_arrow_rows([{"id": value}], lambda: Telling.schema),
             lambda value=value: answer(lambda: value),
             lambda value=value: answer(lambda: throw(value)),
         ]

@@ -44,7 +44,7 @@ from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.io.host_metrics import Publisher
-from pyspark_lookup.managed.change_feed import change_columns, changes_between, cost, snapshot_of
+from pyspark_lookup.managed.change_feed import change_columns, changes_between, cost, plan_snapshot
 from pyspark_lookup.managed.heartbeat import Heartbeats
 from pyspark_lookup.options.catalog import OPTIONS_METADATA, table_options
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
@@ -314,7 +314,7 @@ def asked_all(made: World, cache: Path) -> None:
     for position in {1, 2, state.position // 2, state.position}:
         with contextlib.suppress(PysparkLookupError):
             version = read_version(log, table, state, position)
-            list(snapshot_of(table, log, state, position))
+            list(plan_snapshot(table, log, state, position))
             host.reader.versions.schema(table, version)
     for part, change in log.pages.changes(state, 0, state.position):
         cost(part, change)
@@ -488,9 +488,9 @@ def version_tokens(data: st.DataObject, home: Path) -> None:
     gone = data.draw(st.sampled_from(["NEWER", "FAIL"]))
     options = LookupOptions.parse({"path": str(made.path), "lookup.on-version-gone": gone})
     reader = made.host(made.cache).reader
-    told = VersionToken.of(*reader.resolver.discover(options)).to_bytes()
+    told = VersionToken.from_version(*reader.resolver.discover(options)).to_bytes()
     damage = data.draw(damaged(told, [struct.pack(">d", float("nan")), struct.pack(">d", 1e300)]))
-    version_of_token(reader, options, VersionToken.of_bytes(damage), None)
+    version_of_token(reader, options, VersionToken.from_bytes(damage), None)
 
 
 SMALL: list[tuple[Callable[[st.DataObject, Path], None], int, type[Exception], str]] = [

@@ -105,7 +105,7 @@ def test_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> N
     table = site.created(OFF)
     table.write(pa.table({"id": [1, 1], "name": ["x", "y"]}, SCHEMA))
     writer = site.writer(host="b")
-    asked = writer.keys_asked(pa.table({"id": [1]}))
+    asked = writer.cast_key_table(pa.table({"id": [1]}))
     job = writer.begin(asked.schema, WriteMode.DELETE)
     with CHANGED, table.transaction() as t:
         t.write(rows(6))
@@ -241,7 +241,7 @@ def test_a_key_that_is_committed_while_it_looks(
     job, beside_it = one.begin(SCHEMA, mode), other.begin(SCHEMA, mode)
     files = one.write(job, rows(1, name="mine").to_batches(), "part")
     theirs = other.write(beside_it, rows(1, name="theirs").to_batches(), "part")
-    keys_of = KeyedRows.keys_of
+    keys_of = KeyedRows.read_keys
     looked: list[str] = []
 
     def look_and_commit(self: KeyedRows, *args: Any) -> pa.Table:
@@ -251,7 +251,7 @@ def test_a_key_that_is_committed_while_it_looks(
         return keys_of(self, *args)
 
     if late:
-        monkeypatch.setattr(KeyedRows, "keys_of", look_and_commit)
+        monkeypatch.setattr(KeyedRows, "read_keys", look_and_commit)
     else:
         other.commit(beside_it, theirs)
     if mode is WriteMode.APPEND:

@@ -27,7 +27,7 @@ from pyspark_lookup.base import errors
 from pyspark_lookup.engine import lookup_join as joining
 from pyspark_lookup.engine import lookup_pass
 from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupSpec, issue_token, parse_options
-from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Stage, pass_of
+from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Stage, open_pass
 from pyspark_lookup.engine.runtime import Runtime, runtime
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.engine.version_token import VersionToken
@@ -144,12 +144,12 @@ class Host:
         table, version = reader.resolver.discover(self.options(spec))
         if seen:
             reader.versions.schema(table, version)
-        return VersionToken.of(table, version).to_bytes()
+        return VersionToken.from_version(table, version).to_bytes()
 
     def get(self, spec: PassSpec, keys: list[Any], told: bytes | None = None, execution: Execution = ONE) -> list[Any]:
         """The answers to a batch, all from one version (None: the one issue_token now)."""
         version = self.announce(spec, execution) if told is None else told
-        lookups = pass_of(spec.to_text(), self.session)
+        lookups = open_pass(spec.to_text(), self.session)
         parts = list(lookups.answers(keys, [pa.array([version] * len(keys[0]), pa.binary())], [execution]))
         for part in parts:
             part.validate(full=True)
@@ -211,8 +211,8 @@ def test_a_spec_comes_back_as_it_went(
         return PassSpec((Stage(lookup, (0, 1), (0, 0), "left"), Stage(lookup, ((0, 1), 0), (0, 1), "inner")), many)
 
     one, other = spec(options), spec(dict(reversed(options.items())))
-    assert PassSpec.of_text(one.to_text()) == one
-    assert PassSpec.of_text(one.to_text()).to_text() == other.to_text() == one.to_text()
+    assert PassSpec.from_text(one.to_text()) == one
+    assert PassSpec.from_text(one.to_text()).to_text() == other.to_text() == one.to_text()
 
 
 def test_answers_in_the_order_of_the_keys(host: Host, source: Source) -> None:
@@ -259,7 +259,7 @@ def test_each_row_is_answered_from_its_version(mode: str, host: Host, table: Pat
             named(table, f"v{number}")
             told.append(host.announce(spec, Execution("app", f"{many} {number}")))
         versions = pa.array([*(told[number] for number in (1, 0, 0, 2, 1, 0, 2)), b"!no luck"], pa.binary())
-        parts = pass_of(spec.to_text(), host.session).answers(ids(0, 1, None, 2, 999, 2, 0, 1), [versions], [ONE])
+        parts = open_pass(spec.to_text(), host.session).answers(ids(0, 1, None, 2, 999, 2, 0, 1), [versions], [ONE])
         found = [answer for part in parts for answer in part.to_pylist()]
         row = [{"name": f"v{number}", ERROR_COLUMN: None} for number in range(3)]
         expected = [row[1], row[0], None, row[2], None, row[0], row[2], {"name": None, ERROR_COLUMN: "no luck"}]
@@ -426,7 +426,7 @@ def look_up_and_fork(text: str, session: dict[str, str], told: bytes) -> None:
     """Look up, fork, look up in both."""
 
     def look_up() -> LookupPass:
-        lookups = pass_of(text, session)
+        lookups = open_pass(text, session)
         assert [part.to_pylist() for part in lookups.answers(ids(1), [pa.array([told])], [ONE])] == [[V1]]
         return lookups
 

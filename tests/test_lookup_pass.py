@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.engine import lookup_pass
-from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupSpec, Rows, join_tokens, split_tokens
+from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupRows, LookupSpec, join_tokens, split_tokens
 from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Place, Stage
 
 _HOWS = ("left", "inner", "left_semi", "left_anti")
@@ -44,7 +44,7 @@ class FakeLookup:
         fields = [pa.field(name, pa.int64()) for name in self._spec.names]
         return [*fields, *([] if self._table.failing is None else [pa.field(ERROR_COLUMN, pa.string())])]
 
-    def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> Rows:
+    def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> LookupRows:
         assert token == self._token
         self.asked += len(keys[0])
         found = [
@@ -53,7 +53,7 @@ class FakeLookup:
             for row in answers(self._table, key, len(self._spec.names))
         ]
         columns = [pa.array([row[n] for _, row in found], field.type) for n, field in enumerate(self.fields)]
-        return Rows(np.array([place for place, _ in found], np.int64), columns)
+        return LookupRows(np.array([place for place, _ in found], np.int64), columns)
 
 
 def answers(table: Table, key: Key, names: int) -> list[tuple[Any, ...]]:
@@ -136,7 +136,7 @@ def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], 
     lookups = [FakeLookup(t, s.lookup, b"version %d %d" % s.version) for t, s in zip(tables, stages, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
         given = iter(lookups)
-        patch.setattr(lookup_pass, "lookup_of", lambda spec, session: next(given))
+        patch.setattr(lookup_pass, "open_lookup", lambda spec, session: next(given))
         patch.setattr(lookup_pass, "_RESULTS_AT_ONCE", at_once)
         patch.setattr(lookup_pass, "_BYTES_AT_ONCE", size)
         whole = LookupPass(PassSpec(tuple(stages), many=True), {})
@@ -167,12 +167,12 @@ def test_versions_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bytes, list[int]]] = []
 
     class Lookup(FakeLookup):
-        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> Rows:
+        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> LookupRows:
             asked.append((token, keys[0].to_pylist()))
-            return Rows(np.arange(len(keys[0])), [keys[0]])
+            return LookupRows(np.arange(len(keys[0])), [keys[0]])
 
     spec = LookupSpec({}, pa.schema([("k", pa.int64())]), pa.schema([("c", pa.int64())]), ("c",))
-    monkeypatch.setattr(lookup_pass, "lookup_of", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
+    monkeypatch.setattr(lookup_pass, "open_lookup", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
     whole = LookupPass(PassSpec((Stage(spec, (0,), (1, 0), "left"),), many=True), {})
     versions = [pa.array([b"a", b"a", b"b", b"b", b"b"]), pa.array([b"x", b"x", b"x", b"y", b"y"])]
     parts = list(whole.answers([pa.array([1, 2, 3, 4, 5])], versions, [None]))
@@ -184,13 +184,13 @@ def test_results_with_much_text_are_given_out_in_parts(monkeypatch: pytest.Monke
     """Text that one lookup finds, and another repeats, is bounded by its bytes, not only by how often it is repeated."""
 
     class Lookup(FakeLookup):
-        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> Rows:
+        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> LookupRows:
             places = np.repeat(np.arange(len(keys[0])), 1 if self.fields[0].name == "text" else 10)
             texts = pa.array(["x" * (1000 if key == 7 else 10) for key in keys[0].to_pylist()])
-            return Rows(places, [texts if self.fields[0].name == "text" else pa.array(places)])
+            return LookupRows(places, [texts if self.fields[0].name == "text" else pa.array(places)])
 
     specs = [LookupSpec({}, pa.schema([("k", pa.int64())]), pa.schema([(c, pa.int64())]), (c,)) for c in ("text", "n")]
-    monkeypatch.setattr(lookup_pass, "lookup_of", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
+    monkeypatch.setattr(lookup_pass, "open_lookup", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
     monkeypatch.setattr(lookup_pass, "_BYTES_AT_ONCE", 3000)
     monkeypatch.setattr(LookupPass, "_shape", lambda self, arguments, results: results)
     whole = LookupPass(PassSpec(tuple(Stage(spec, (0,), (0, 0), "left") for spec in specs), many=True), {})
@@ -211,13 +211,13 @@ def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> Non
         def fields(self) -> list[pa.Field]:
             return [pa.field(name, pa.string()) for name in self._spec.names]
 
-        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> Rows:
+        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> LookupRows:
             places = np.repeat(np.arange(len(keys[0])), [20 if key == 7 else 1 for key in keys[0].to_pylist()])
-            return Rows(places, [pa.array(["x" * 100] * len(places))])
+            return LookupRows(places, [pa.array(["x" * 100] * len(places))])
 
     def given_out(names: Sequence[str], row_bytes: int = 2**31) -> list[int]:
         specs = [LookupSpec({}, pa.schema([("k", pa.int64())]), pa.schema([(c, pa.string())]), (c,)) for c in names]
-        monkeypatch.setattr(lookup_pass, "lookup_of", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
+        monkeypatch.setattr(lookup_pass, "open_lookup", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
         whole = LookupPass(PassSpec(tuple(Stage(spec, (0,), (0, 0), "left") for spec in specs), many=True), {})
         counts: list[int] = []
         with (

@@ -120,7 +120,7 @@ def test_a_token_names_its_version(table: Path, tmp_path: Path) -> None:
     options = opened(table, tmp_path / "one", "NONE")._options
     here, there = make_host(str(table), tmp_path / "one"), make_host(str(table), tmp_path / "two")
     announced = resolve_and_secure(here.reader, options, None)
-    token = VersionToken.of_bytes(VersionToken.of(*announced).to_bytes())
+    token = VersionToken.from_bytes(VersionToken.from_version(*announced).to_bytes())
     commit(table, {}, {"a.parquet": [0]})
     for host in (here, there):
         assert version_of_token(host.reader, options, token, None)[1] == announced[1]

@@ -52,18 +52,18 @@ class Process:
     def announce(self, execution: Execution | None = ONE) -> VersionToken:
         """Announce, knowing what the path was the last time, as an engine does."""
         self.known, version = resolve_and_secure(self.host.reader, self.options, execution, self.known)
-        return VersionToken.of(self.known, version)
+        return VersionToken.from_version(self.known, version)
 
     def told(self, announcement: VersionToken, execution: Execution | None = ONE) -> tuple[Table, TableVersion]:
         """The announced version as a task of this process takes it, from the bytes it was told."""
-        token = VersionToken.of_bytes(announcement.to_bytes())
+        token = VersionToken.from_bytes(announcement.to_bytes())
         return version_of_token(self.host.reader, self.options, token, execution)
 
     def states(self, announcement: VersionToken) -> set[int]:
         """What the rows of an announced version say theirs is."""
         reader = self.host.reader
         table, version = self.told(announcement)
-        found = planner.Found(table, version, *reader.versions.schema(table, version))
+        found = planner.ResolvedTable(table, version, *reader.versions.schema(table, version))
         columns = planner.table_columns(found, self.options)
         plan = planner.plan_read(found, self.options, columns, self.host.clock.host())
         rows = pa.Table.from_batches(reader.versions.read_files(plan, version), columns)
@@ -134,7 +134,7 @@ def test_an_announcement_comes_back_as_it_went(kind: str, digest: bytes, newest_
     told = VersionToken(kind, digest.hex(), newest_s, number)
     assert len(told.to_bytes()) == 33 + len(kind)
     assert not told.to_bytes().startswith(_FAILED)  # what stands in the place of a version that cannot be resolved
-    assert VersionToken.of_bytes(told.to_bytes()) == told
+    assert VersionToken.from_bytes(told.to_bytes()) == told
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,13 @@ from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.io.disk import DiskSpace
 from pyspark_lookup.options.enums import CacheMode
 
-_READ_AT_MOST = 64 * 1024 * 1024  # of files: a table that is read whole to know what its rows take
+_READ_AT_MOST = 64 * 1024 * 1024  # bytes of files: a smaller table is read to measure its decoded rows
 _DECODED_SHARE = 4  # bytes of decoded rows per byte of file, as a guess
 _BATCH = 10_000
 _SIZES = 8
-_NEAR = 0.98  # of what the largest size would have answered
-_SMALL = 256 * 1024 * 1024  # decoded: not worth a thought
-_RELOAD = 2  # old and new lie on disk together
+_NEARLY_AS_GOOD = 0.98  # of the hits of the largest size
+_SMALL = 256 * 1024 * 1024  # decoded bytes that every host can keep
+_RELOAD = 2  # a reload needs the old and the new snapshot on disk
 
 
 @click.command()
@@ -47,34 +47,36 @@ _RELOAD = 2  # old and new lie on disk together
 def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
     """Which lookup.cache and sizes suit a table: from its statistics, and from a trace of keys where there is one."""
     with LookupTable(path, given_options(options, cache_dir)) as table:
-        asked = None if trace is None else _keys_of(trace, table)
+        trace_keys = None if trace is None else _read_trace(trace, table)
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         size = table.describe()["bytes"]
         estimated = size > _READ_AT_MOST
         decoded_bytes = size * _DECODED_SHARE if estimated else table.scan().nbytes
         refused = table.metrics()["snapshotOverBudgetCount"]
-        found = advice(decoded_bytes, disk_space(cache_dir), memory_bytes, asked, estimated, refused)
-    shown = {
-        "options": found.options,
-        "because": list(found.reasons),
-        "distinct_keys": found.distinct_keys,
-        "sizes": [{**dataclasses.asdict(size), "hit_rate": round(size.hit_rate, 4)} for size in found.sizes],
+        table_advice = advice(decoded_bytes, disk_space(cache_dir), memory_bytes, trace_keys, estimated, refused)
+    facts = {
+        "options": table_advice.options,
+        "because": list(table_advice.reasons),
+        "distinct_keys": table_advice.distinct_keys,
+        "sizes": [{**dataclasses.asdict(size), "hit_rate": round(size.hit_rate, 4)} for size in table_advice.sizes],
     }
-    show(shown, as_json)
+    show(facts, as_json)
     if not as_json:
-        for size in found.sizes:
+        for size in table_advice.sizes:
             click.echo(f"  {size.max_rows:>12,} rows: {size.hit_rate:>6.1%} of {size.requests:,} keys from the cache")
 
 
-def _keys_of(trace: Path, table: LookupTable) -> pa.Table:
-    """A trace's keys, in the types of the key columns. Raises OptionError for a file that has none."""
+def _read_trace(trace: Path, table: LookupTable) -> pa.Table:
+    """The keys of a trace, in the types of the key columns. Raises OptionError for a file without these columns."""
     names = table.keys
     if trace.suffix == ".parquet":
-        found = pq.read_table(trace)
-        missing = [name for name in names if name not in found.column_names]
+        trace_table = pq.read_table(trace)
+        missing = [name for name in names if name not in trace_table.column_names]
         if missing:
-            raise OptionError(f"--trace {trace}: it has no column {missing[0]!r}, only {', '.join(found.column_names)}")
-        columns = [found.column(name).cast(table.schema.field(name).type) for name in names]
+            raise OptionError(
+                f"--trace {trace}: it has no column {missing[0]!r}, only {', '.join(trace_table.column_names)}"
+            )
+        columns = [trace_table.column(name).cast(table.schema.field(name).type) for name in names]
         return pa.table(columns, names=list(names))
     lines = [line for line in trace.read_text(encoding="utf-8").splitlines() if line]
     return typed_keys(lines, names, table.schema, "--trace")
@@ -121,22 +123,22 @@ def advice(
     if trace is not None and trace.num_rows:
         distinct = trace.group_by(trace.column_names).aggregate([]).num_rows
         sizes = tuple(replay(trace, size) for size in _sizes(distinct))
-    what = f"its rows take {'about ' if estimated else ''}{decoded_bytes / 1e6:,.1f} MB decoded"
+    size_text = f"its rows take {'about ' if estimated else ''}{decoded_bytes / 1e6:,.1f} MB decoded"
     options = {"lookup.cache": CacheMode.FULL.value}
     if space.budget < decoded_bytes * _RELOAD or 0 <= space.free + space.used_bytes < decoded_bytes * _RELOAD:
         room = min(space.budget, max(space.free, 0) + space.used_bytes)
         reasons = [
-            f"{what}; a full cache needs twice that on disk, and the cache directory may take {room / 1e6:,.0f} MB "
+            f"{size_text}; a full cache needs twice that on disk, and the cache directory may take {room / 1e6:,.0f} MB "
             "(lookup.cache.max-bytes)"
         ]
         options = _by_key(sizes, reasons)
     elif decoded_bytes <= _SMALL:
-        reasons = [f"{what}: small enough for every host to keep it whole"]
+        reasons = [f"{size_text}: small enough for every host to keep it whole"]
     elif memory_bytes >= 0 and decoded_bytes > memory_bytes // 2 and sizes and _choose_size(sizes).hit_rate > 0.9:
-        reasons = [f"{what}, more than half of the memory, and a part of the keys is asked for again and again"]
+        reasons = [f"{size_text}, more than half of the memory, and a part of the keys is asked for again and again"]
         options = _by_key(sizes, reasons)
     else:
-        reasons = [f"{what}, and the disk has room for it"]
+        reasons = [f"{size_text}, and the disk has room for it"]
     if refused:
         full = f"{refused:,} times there was no room for its snapshot on this host, and it was read from its files"
         reasons.append(
@@ -146,7 +148,7 @@ def advice(
 
 
 def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
-    """The options of a partial cache; why these is added to the reasons."""
+    """The options of a partial cache. Appends the reasons for them to `reasons`."""
     rows = 1_000_000
     if sizes:
         best = _choose_size(sizes)
@@ -162,7 +164,7 @@ def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
 def _choose_size(sizes: Sequence[Replayed]) -> Replayed:
     """The smallest size that is nearly as good as the largest."""
     most = max(size.hits for size in sizes)
-    return next(size for size in sizes if size.hits >= _NEAR * most)
+    return next(size for size in sizes if size.hits >= _NEARLY_AS_GOOD * most)
 
 
 def _sizes(distinct: int) -> list[int]:
@@ -179,13 +181,13 @@ def replay(trace: pa.Table, max_rows: int) -> Replayed:
     for start in range(0, trace.num_rows, _BATCH):
         batch = trace.slice(start, _BATCH).combine_chunks()
         valid = Keys([column.combine_chunks() for column in batch.columns]).valid
-        known = batch if valid is None else batch.filter(pa.array(valid))
-        present = cache.get_many(known).present
-        missed = known.filter(pa.array(~present)).group_by(known.column_names).aggregate([])
-        requests += known.num_rows
-        hits += known.num_rows - missed.num_rows
-        if missed.num_rows:
-            cache.put_many(missed, empty)
+        valid_keys = batch if valid is None else batch.filter(pa.array(valid))
+        present = cache.get_many(valid_keys).present
+        missed_keys = valid_keys.filter(pa.array(~present)).group_by(valid_keys.column_names).aggregate([])
+        requests += valid_keys.num_rows
+        hits += valid_keys.num_rows - missed_keys.num_rows
+        if missed_keys.num_rows:
+            cache.put_many(missed_keys, empty)
     cache.close()
     return Replayed(max_rows, requests, hits)
 

@@ -40,15 +40,15 @@ def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | N
     count = values[f"{name}Count"]
     if not count:
         return None
-    for bound, below in zip(BOUNDS_MS, up_to(values, name), strict=True):
+    for bound_ms, below in zip(BOUNDS_MS, up_to(values, name), strict=True):
         if below >= share * count:
-            return float(bound)
+            return float(bound_ms)
     return float("inf")
 
 
 def hints(values: Mapping[str, int]) -> list[Hint]:
     """What the counters of one table on one host advise, the most urgent first; [] if nothing."""
-    return sorted(_found(values), key=lambda hint: not hint.urgent)
+    return sorted(_find_hints(values), key=lambda hint: not hint.urgent)
 
 
 def disk_hints(space: DiskSpace) -> list[Hint]:
@@ -68,7 +68,7 @@ def _rate(hits: int, misses: int) -> float | None:
     return hits / (hits + misses) if hits + misses else None
 
 
-def _found(values: Mapping[str, int]) -> Iterator[Hint]:
+def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
     failures, loads = values["numLoadFailures"], values["loadCount"]
     if failures:
         yield Hint(
@@ -95,10 +95,10 @@ def _found(values: Mapping[str, int]) -> Iterator[Hint]:
             f"{values['snapshotOverBudgetCount']:,} times there was no room for a snapshot: the table was read from its files.",
             "Raise lookup.cache.max-bytes, or set lookup.cache=PARTIAL for this table or for others of this host.",
         )
-    of_blocks = block_hit_rate(values)
-    if of_blocks is not None and of_blocks <= 0.8 and values["blockEvictedCount"] >= _ENOUGH:
+    block_rate = block_hit_rate(values)
+    if block_rate is not None and block_rate <= 0.8 and values["blockEvictedCount"] >= _ENOUGH:
         yield Hint(
-            f"{values['blockEvictedCount']:,} blocks were removed for space, and only {of_blocks:.0%} of those asked for were there.",
+            f"{values['blockEvictedCount']:,} blocks were removed for space, and only {block_rate:.0%} of those asked for were there.",
             "Raise lookup.cache.max-bytes.",
         )
     if values["blockRefusedCount"] >= _ENOUGH:
@@ -111,10 +111,10 @@ def _found(values: Mapping[str, int]) -> Iterator[Hint]:
             f"{values['snapshotReadThroughCount']:,} queries read the files because the snapshot was not ready.",
             "Warm the hosts first ('pyspark-lookup warm', pyspark_lookup.warm), or raise lookup.full-cache.build-wait.",
         )
-    of_keys, keys = hit_rate(values), values["hitCount"] + values["missCount"]
-    if of_keys is not None and of_keys <= 0.5 and keys >= 1000:
+    key_rate, keys = hit_rate(values), values["hitCount"] + values["missCount"]
+    if key_rate is not None and key_rate <= 0.5 and keys >= 1000:
         yield Hint(
-            f"Only {of_keys:.0%} of the keys were answered from the cache.",
+            f"Only {key_rate:.0%} of the keys were answered from the cache.",
             "Raise lookup.partial-cache.max-rows, or use lookup.cache=FULL: 'pyspark-lookup advise' says which, from a trace of keys.",
         )
     lookups = values["lookupTimeCount"]

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, start_http_server, write_to_tex
 
 from pyspark_lookup.base.errors import OptionError, raise_ours
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, UNSET
-from pyspark_lookup.cli.output import ABSENT, CACHE_DIR, CLOCK, JSON, bytes_text, count_text, disk_at, show, shown_url
+from pyspark_lookup.cli.output import ABSENT, CACHE_DIR, CLOCK, JSON, bytes_text, count_text, open_disk, show, shown_url
 from pyspark_lookup.cli.prometheus import HostCollector
 from pyspark_lookup.cli.report import report
 from pyspark_lookup.io.host_metrics import read_table_counts
@@ -25,16 +25,16 @@ from pyspark_lookup.io.host_metrics import read_table_counts
 @JSON
 def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
     """What the processes of this host have counted, of each table (or of the one at PATH), and disk use. Exit code 3 if nothing is known of it."""
-    disk = disk_at(cache_dir)
-    every = read_table_counts(disk, CLOCK)
+    disk = open_disk(cache_dir)
+    all_tables = read_table_counts(disk, CLOCK)
     url = None if path is None else shown_url(path, cache_dir)
-    tables = [table for table in every if url in (None, table.url)]
+    tables = [table for table in all_tables if url in (None, table.url)]
     space = dataclasses.asdict(disk.space())
     if as_json:
         show({"tables": [dataclasses.asdict(table) for table in tables], "disk": space}, as_json)
     if url is not None and not tables:
-        known = ", ".join(table.url for table in every) or "none"
-        click.echo(f"no process of this host has counted anything of {url}; tables known here: {known}", err=True)
+        known_urls = ", ".join(table.url for table in all_tables) or "none"
+        click.echo(f"no process of this host has counted anything of {url}; tables known here: {known_urls}", err=True)
         sys.exit(ABSENT)
     if as_json:
         return
@@ -55,15 +55,15 @@ def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
 @JSON
 def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
     """Read everything in the cache directory and say what is damaged. Exit code 3 if something is, and was not repaired."""
-    found = disk_at(cache_dir).check(repair)
+    damage = open_disk(cache_dir).check(repair)
     if as_json:
-        show({**dataclasses.asdict(found), "repaired": repair}, as_json)
+        show({**dataclasses.asdict(damage), "repaired": repair}, as_json)
     else:
-        click.echo(f"{found.blocks:,} blocks, {bytes_text(found.bytes)}")
-        for what, names in (("damaged", found.damaged), ("left over", found.leftovers)):
+        click.echo(f"{damage.blocks:,} blocks, {bytes_text(damage.bytes)}")
+        for problem, names in (("damaged", damage.damaged), ("left over", damage.leftovers)):
             for name in names:
-                click.echo(f"{what}: {name}{' (removed)' if repair else ''}")
-    if found.damaged and not repair:
+                click.echo(f"{problem}: {name}{' (removed)' if repair else ''}")
+    if damage.damaged and not repair:
         sys.exit(ABSENT)
 
 
@@ -73,8 +73,8 @@ def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
 def clear(cache_dir: str | None, as_json: bool) -> None:
     """Empty the cache: blocks, snapshots, shared loads, records, counters of processes that have ended. Queries that run go on, and
     fetch what they need again."""
-    removed, freed = disk_at(cache_dir).clear()
-    show({"files": removed, "bytes": freed}, as_json)
+    file_count, byte_count = open_disk(cache_dir).clear()
+    show({"files": file_count, "bytes": byte_count}, as_json)
 
 
 @click.command("serve-metrics")
@@ -89,7 +89,7 @@ def clear(cache_dir: str | None, as_json: bool) -> None:
 def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str | None) -> None:
     """Serve this host's metrics to Prometheus, at /metrics, until interrupted."""
     registry = CollectorRegistry()
-    registry.register(HostCollector(disk_at(cache_dir), CLOCK))
+    registry.register(HostCollector(open_disk(cache_dir), CLOCK))
     if textfile is not None:
         write_to_textfile(str(textfile), registry)
         return
@@ -98,10 +98,10 @@ def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str
     except OSError as problem:
         raise_ours(OptionError(f"--address {address} --port {port}: {problem.strerror}: choose others"), problem)
     click.echo(f"serving metrics at http://{address}:{server.server_port}/metrics")
-    ended = threading.Event()
+    stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    ended.wait()
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
     server.shutdown()
     thread.join()
 
@@ -113,7 +113,7 @@ def report_command(target: Path, cache_dir: str | None) -> None:
     """Write one page about this host's caches: hit rates, latency, bytes saved, reloads, what to tune next."""
     if target.exists() and not target.read_bytes()[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):
         raise OptionError(f"{target} is there and is no HTML page: OUT.HTML is the file to write, give a new one")
-    target.write_text(report(disk_at(cache_dir), CLOCK), encoding="utf-8")
+    target.write_text(report(open_disk(cache_dir), CLOCK), encoding="utf-8")
     click.echo(f"wrote {target}")
 
 

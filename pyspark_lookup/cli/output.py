@@ -1,4 +1,4 @@
-"""What commands share: their options, and how they say what they found."""
+"""What commands share: their options, and how they print."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ OPTION = click.option(
 
 def given_options(options: Sequence[str], cache_dir: str | None) -> dict[str, str]:
     """The options of a table as the format takes them. Raises click.BadParameter for one that is not KEY=VALUE."""
-    found: dict[str, str] = {}
+    option_texts: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.strip():
             raise click.BadParameter(f"{option!r}: expected KEY=VALUE, such as lookup.keys=id", param_hint="--option")
-        if key.strip() in found:
+        if key.strip() in option_texts:
             raise click.BadParameter(f"{key.strip()} is given twice", param_hint="--option")
-        found[key.strip()] = value.strip()
+        option_texts[key.strip()] = value.strip()
     if cache_dir is not None:
-        found["lookup.cache.dir"] = cache_dir
-    return found
+        option_texts["lookup.cache.dir"] = cache_dir
+    return option_texts
 
 
-def disk_at(cache_dir: str | None) -> Disk:
-    """This host's cache directory; nothing of it is made. Raises click.UsageError if there is none, CacheDirectoryError if it is not ours."""
+def open_disk(cache_dir: str | None) -> Disk:
+    """This host's cache directory, opened without creating anything. Raises click.UsageError if there is none, CacheDirectoryError if it is not ours."""
     directory, max_bytes = _cache_directory(cache_dir)
     if not directory.exists():
         raise click.UsageError(f"there is no cache directory {directory}: name it by --cache-dir")
@@ -70,7 +70,7 @@ def disk_space(cache_dir: str | None) -> DiskSpace:
     """What this host's cache directory takes, and what is free where it is, or would be."""
     directory, max_bytes = _cache_directory(cache_dir)
     if is_cache_directory(directory):
-        return disk_at(cache_dir).space()
+        return open_disk(cache_dir).space()
     return empty_space(next(above for above in (directory, *directory.parents) if above.exists()), max_bytes)
 
 
@@ -98,14 +98,14 @@ def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, ori
     return pa.Table.from_arrays(columns, names=list(names))
 
 
-def show(found: Mapping[str, Any], as_json: bool) -> None:
+def show(facts: Mapping[str, Any], as_json: bool) -> None:
     """Print facts: as JSON, or one per line."""
     if as_json:
-        click.echo(json.dumps(found, default=_plain))
+        click.echo(json.dumps(facts, default=_plain))
         return
-    found = {printable(name): value for name, value in found.items()}
-    width = max(map(len, found), default=0)
-    for name, value in found.items():
+    facts = {printable(name): value for name, value in facts.items()}
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{key} {inner}" for key, inner in value.items())
         elif isinstance(value, (list, tuple)):
@@ -148,7 +148,7 @@ def count_text(name: str, value: int) -> str:
 
 
 def shown_url(path: str, cache_dir: str | None) -> str:
-    """How a table's place is shown, however its path is written."""
+    """A table's URL as messages show it, however its path is written."""
     if path.startswith(CATALOG_SCHEME):
         return redact("path", path)
     options = LookupOptions.parse({"path": path, **given_options((), cache_dir)}, conf=conf_file_options())

@@ -69,17 +69,19 @@ class HostCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         tables = read_table_counts(self._disk, self._clock)
-        counted = [((*self._labels(t), printable(name)), own) for t in tables for name, own in t.by_application.items()]
+        labeled_counts = [
+            ((*self._labels(t), printable(name)), counts) for t in tables for name, counts in t.by_application.items()
+        ]
         for name, doc in COUNTERS.items():
             if name not in _IN_HISTOGRAMS:
                 counter = CounterMetricFamily(_counter(name), doc, labels=_COUNTED)
-                for labels, own in counted:
-                    counter.add_metric(labels, own.values[name])
+                for labels, counts in labeled_counts:
+                    counter.add_metric(labels, counts.values[name])
                 yield counter
         for name, doc in TIMES.items():
             histogram = HistogramMetricFamily(_time(name), doc, labels=_COUNTED)
-            for labels, own in counted:
-                histogram.add_metric(labels, *_histogram(name, own.values))
+            for labels, counts in labeled_counts:
+                histogram.add_metric(labels, *_histogram(name, counts.values))
             yield histogram
         for name, doc in _OF_TABLES.items():
             gauge = GaugeMetricFamily(_gauge(name), doc, labels=_LABELS)
@@ -89,8 +91,8 @@ class HostCollector(Collector):
                     gauge.add_metric(self._labels(table), table.values[name] / scale)
             yield gauge
         processes = GaugeMetricFamily(_PROCESSES, "processes that use the table now", labels=_COUNTED)
-        for labels, own in counted:
-            processes.add_metric(labels, own.processes)
+        for labels, counts in labeled_counts:
+            processes.add_metric(labels, counts.processes)
         yield processes
         values = host_gauges(self._disk, {"versionAsOf": UNSET}, self._clock)
         for name, doc in _OF_HOST.items():
@@ -104,5 +106,5 @@ class HostCollector(Collector):
 
 
 def _histogram(name: str, values: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]:
-    buckets = [(f"{bound / 1000:g}", below) for bound, below in zip(BOUNDS_MS, up_to(values, name), strict=True)]
+    buckets = [(f"{bound_ms / 1000:g}", below) for bound_ms, below in zip(BOUNDS_MS, up_to(values, name), strict=True)]
     return [*buckets, ("+Inf", values[f"{name}Count"])], values[f"{name}Micros"] / 1e6

@@ -23,13 +23,13 @@ from pyspark_lookup.io.host_metrics import Reload, TableCounts, read_reloads, re
 _TEMPLATE = importlib.resources.files("pyspark_lookup.cli").joinpath("report.html.jinja")  # also from a zip
 _SHOWN_RELOADS = 100
 _FIRST = 5  # tables in a line of the overview
-_UNFOLDED = 8  # with more tables each has to be opened to see all of it
+_UNFOLDED = 8  # with more tables, each section is folded
 _STALE_S, _SLOW_MS, _LARGE_BYTES = 60.0, 10.0, 256 * 2**20
 _WIDTH, _HEIGHT = 600.0, 90.0
 
 
 class _Bar(NamedTuple):
-    """A reload in the timeline: its place in the drawing, and what is to be said of it."""
+    """A reload in the timeline: its place in the drawing, and its tooltip."""
 
     x: float
     y: float
@@ -47,8 +47,8 @@ class _Timeline(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shown:
-    """A table in the page. `anchor`: what links lead to; `failing`: what has gone wrong, in words."""
+class _TableSection:
+    """A table's section of the page. `anchor`: the target of links. `failing`: what has gone wrong, in words."""
 
     anchor: str
     counts: TableCounts
@@ -69,18 +69,18 @@ class _Shown:
 
 
 class _Finding(NamedTuple):
-    """A line of the overview: tables to look at first, each with what is to be said of it."""
+    """A line of the overview: the tables to look at first, each with a remark."""
 
     title: str
-    tables: Sequence[tuple[_Shown, str]]
+    tables: Sequence[tuple[_TableSection, str]]
     more: int
 
 
 def report(disk: Disk, clock: HostClock) -> str:
     """The page about the tables in a cache directory, as HTML."""
     reloads = read_reloads(disk)
-    counted = read_table_counts(disk, clock)
-    shown = [_shown(f"t{n}", table, reloads.get(table.url, [])) for n, table in enumerate(counted, 1)]
+    tables = read_table_counts(disk, clock)
+    sections = [_table_section(f"t{n}", table, reloads.get(table.url, [])) for n, table in enumerate(tables, 1)]
     space = disk.space()
     environment = jinja2.Environment(
         finalize=lambda value: printable(value) if type(value) is str else value,
@@ -92,34 +92,37 @@ def report(disk: Disk, clock: HostClock) -> str:
     environment.filters.update(age=_duration, size=_size, percent=_percent, ms=_ms, count=lambda value: f"{value:,}")
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
-        tables=shown,
-        overview=_overview(shown),
-        folded=len(shown) > _UNFOLDED,
+        tables=sections,
+        overview=_overview(sections),
+        folded=len(sections) > _UNFOLDED,
         space=space,
         disk_hints=disk_hints(space),
         host=socket.gethostname(),
         at=_instant(clock.wall_s()),
         version=__version__,
-        saved=sum(table.saved for table in shown),
+        saved=sum(table.saved for table in sections),
         timeline_size=(_WIDTH, _HEIGHT),
     )
 
 
-def _overview(shown: Sequence[_Shown]) -> list[_Finding]:
+def _overview(sections: Sequence[_TableSection]) -> list[_Finding]:
     """What fails, then what is stale, slow and large, the worst first."""
-    ranked: list[tuple[str, list[tuple[float, _Shown, str]]]] = [
-        ("Failing", [(len(table.failing), table, table.failing) for table in shown if table.failing]),
-        ("Stale", [(lag, table, f"{_duration(lag)} old") for table in shown if (lag := table.lag_s or 0) >= _STALE_S]),
-        ("Slow", [(slow, table, _ms(slow)) for table in shown if (slow := table.slow_ms or 0) > _SLOW_MS]),
-        ("Large", [(size, table, _size(size)) for table in shown if (size := table.size) >= _LARGE_BYTES]),
+    ranked: list[tuple[str, list[tuple[float, _TableSection, str]]]] = [
+        ("Failing", [(len(table.failing), table, table.failing) for table in sections if table.failing]),
+        (
+            "Stale",
+            [(lag, table, f"{_duration(lag)} old") for table in sections if (lag := table.lag_s or 0) >= _STALE_S],
+        ),
+        ("Slow", [(slow, table, _ms(slow)) for table in sections if (slow := table.slow_ms or 0) > _SLOW_MS]),
+        ("Large", [(size, table, _size(size)) for table in sections if (size := table.size) >= _LARGE_BYTES]),
     ]
-    found = []
+    findings = []
     for title, tables in ranked:
         worst = sorted(tables, key=lambda one: -one[0])
         if worst:
             first = [(table, says) for _, table, says in worst[:_FIRST]]
-            found.append(_Finding(title, first, len(worst) - len(first)))
-    return found
+            findings.append(_Finding(title, first, len(worst) - len(first)))
+    return findings
 
 
 def _failing(table: TableCounts, reloads: Sequence[Reload]) -> str:
@@ -134,11 +137,11 @@ def _failing(table: TableCounts, reloads: Sequence[Reload]) -> str:
     return "; ".join(parts)
 
 
-def _shown(anchor: str, table: TableCounts, reloads: Sequence[Reload]) -> _Shown:
+def _table_section(anchor: str, table: TableCounts, reloads: Sequence[Reload]) -> _TableSection:
     values = table.values
-    wanted = values["resolvedBytes"]
+    resolved_bytes = values["resolvedBytes"]
     lag_ms = values["reloadLag"]
-    return _Shown(
+    return _TableSection(
         anchor,
         table,
         _failing(table, reloads),
@@ -148,14 +151,14 @@ def _shown(anchor: str, table: TableCounts, reloads: Sequence[Reload]) -> _Shown
         quantile_ms(values, "lookupTime", 0.5),
         quantile_ms(values, "lookupTime", 0.99),
         saved_bytes(values),
-        saved_bytes(values) / wanted if wanted else None,
+        saved_bytes(values) / resolved_bytes if resolved_bytes else None,
         hints(values),
         _timeline(reloads[-_SHOWN_RELOADS:]),
     )
 
 
 def _timeline(reloads: Sequence[Reload]) -> _Timeline | None:
-    """The reloads along the time, each as high as it took long; at least wide enough to be seen."""
+    """The reloads over time, as bars: the height shows how long each took; the width is at least visible."""
     if not reloads:
         return None
     first, last = reloads[0].at_s, max(reload.at_s + reload.seconds for reload in reloads)

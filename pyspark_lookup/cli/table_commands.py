@@ -28,7 +28,7 @@ from pyspark_lookup.options.conf_file import redact
 
 
 def _of_table(command: Callable[..., Any], more: Mapping[str, str] = MappingProxyType({})) -> Callable[..., Any]:
-    """A command of a table, which it gets opened: its path, its options, and `more` of them."""
+    """A command that takes a table's path and options, and gets the table opened. `more`: options that it always has."""
 
     @functools.wraps(command)
     def run(path: str, options: tuple[str, ...], cache_dir: str | None, **arguments: Any) -> None:
@@ -42,16 +42,18 @@ def _of_table(command: Callable[..., Any], more: Mapping[str, str] = MappingProx
 @_of_table
 def describe(table: LookupTable, as_json: bool) -> None:
     """What the table is: columns, version, files, bytes, and of a managed one its log."""
-    found = table.describe()
+    facts = table.describe()
     if not as_json:
-        shown = [key for key, value in found.items() if value not in (None, {}, [], ())]
-        if found["kind"] == "PROVIDER":  # seen as one file, of no size
-            shown = [key for key in shown if key not in ("files", "bytes")]
-        found = {key: bytes_text(found[key]) if key == "bytes" else found[key] for key in shown}
-        given = {key: redact(key, value) for key, value in table.given.items() if key != "path"}
-        found.pop("options")
-        found |= {"options": ", ".join(f"{key} = {value}" for key, value in given.items())} if given else {}
-    show(found, as_json)
+        names = [key for key, value in facts.items() if value not in (None, {}, [], ())]
+        if facts["kind"] == "PROVIDER":  # seen as one file, of no size
+            names = [key for key in names if key not in ("files", "bytes")]
+        facts = {key: bytes_text(facts[key]) if key == "bytes" else facts[key] for key in names}
+        option_texts = {key: redact(key, value) for key, value in table.given.items() if key != "path"}
+        facts.pop("options")
+        facts |= (
+            {"options": ", ".join(f"{key} = {value}" for key, value in option_texts.items())} if option_texts else {}
+        )
+    show(facts, as_json)
 
 
 @click.command()
@@ -76,10 +78,10 @@ def files(table: LookupTable, as_json: bool) -> None:
 @click.argument("keys", nargs=-1, required=True)
 def get(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
     """The rows of the KEYS (with several key columns: VALUE,VALUE). Exit code 3 if one of them has none."""
-    found = table.get_many(functools.partial(typed_keys, keys, origin="KEYS"))
-    known = set(found.column("key_index").to_pylist())
-    show_rows(as_python(found.drop_columns(["key_index"])), as_json)
-    missing = [key for place, key in enumerate(keys) if place not in known]
+    rows = table.get_many(functools.partial(typed_keys, keys, origin="KEYS"))
+    answered = set(rows.column("key_index").to_pylist())
+    show_rows(as_python(rows.drop_columns(["key_index"])), as_json)
+    missing = [key for place, key in enumerate(keys) if place not in answered]
     if missing:
         click.echo(f"no row for {printable(', '.join(missing))}", err=True)
         sys.exit(ABSENT)

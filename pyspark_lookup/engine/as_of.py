@@ -21,7 +21,7 @@ from pyspark_lookup.options.enums import Overlap
 
 @dataclasses.dataclass(frozen=True)
 class Validity:
-    """The columns that say when a row is valid, and what is to be done where two rows of a key are at once."""
+    """The columns that say when a row is valid, and what to do if two rows of a key are valid at once."""
 
     start: str
     end: str | None
@@ -32,12 +32,17 @@ class Validity:
         return (self.start,) if self.end is None else (self.start, self.end)
 
 
-def times_for(field: pa.Field, times: pa.Array) -> pa.Array:
-    """Times in the type of the column that says when a row is valid. Raises SchemaError if that does not have all of theirs."""
-    own, kind = times.type, field.type
-    if pa.types.is_timestamp(own) and own.tz is not None and pa.types.is_timestamp(kind) and kind.tz is not None:
-        own = pa.timestamp(own.unit, kind.tz)  # instants come in the session's time zone
-    if not widens(own, kind):
+def cast_times(field: pa.Field, times: pa.Array) -> pa.Array:
+    """The times, cast to the type of the column that says when a row is valid. Raises SchemaError if that type cannot hold them all."""
+    times_type, kind = times.type, field.type
+    if (
+        pa.types.is_timestamp(times_type)
+        and times_type.tz is not None
+        and pa.types.is_timestamp(kind)
+        and kind.tz is not None
+    ):
+        times_type = pa.timestamp(times_type.unit, kind.tz)  # instants come in the session's time zone
+    if not widens(times_type, kind):
         raise SchemaError(
             f"times of the argument as_of are {times.type}, the table's {field.name!r} is {kind}: give a time, date or number of one type, "
             "cast with df.withColumn"
@@ -45,31 +50,33 @@ def times_for(field: pa.Field, times: pa.Array) -> pa.Array:
     return times.cast(kind)
 
 
-def valid_rows(found: pa.Table, keys: pa.Table, times: pa.Array, validity: Validity) -> pa.Table:
-    """The rows of `found` that were valid at the time of the key they answer: one at most for each, by `KEY_INDEX`.
+def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Validity) -> pa.Table:
+    """The rows of `matches` that were valid at the time asked for: at most one for each key, by `KEY_INDEX`.
 
-    `times`: one for each of the `keys`, of the type of the validity's columns; at null nothing is valid. Raises OverlapError
-    for two rows that are valid at once, unless the newest is wanted.
+    `times`: one for each of the `keys`, of the type of the validity's columns; no row is valid at null. Raises OverlapError
+    for two rows that are valid at once, unless `lookup.overlap` is NEWEST.
     """
-    numbers = one_array(found.column(KEY_INDEX))
-    start = one_array(found.column(validity.start))
-    at = times.take(numbers)
-    valid = pc.and_(pc.is_valid(at), pc.fill_null(pc.less_equal(start, at), True))
+    numbers = one_array(matches.column(KEY_INDEX))
+    start = one_array(matches.column(validity.start))
+    row_times = times.take(numbers)
+    valid = pc.and_(pc.is_valid(row_times), pc.fill_null(pc.less_equal(start, row_times), True))
     if validity.end is not None:
-        end = one_array(found.column(validity.end))
-        valid = pc.and_(valid, pc.fill_null(pc.greater(end, at), True))
-    rows = found.filter(valid)
+        end = one_array(matches.column(validity.end))
+        valid = pc.and_(valid, pc.fill_null(pc.greater(end, row_times), True))
+    rows = matches.filter(valid)
     counts = np.bincount(np.asarray(one_array(rows.column(KEY_INDEX))), minlength=0)
     if not len(counts) or counts.max() <= 1:
         return rows
     if validity.end is not None and validity.overlap is Overlap.ERROR:
         raise _overlap(keys, times, int(np.argmax(counts > 1)), int(counts.max()), validity)
-    begun = one_array(rows.column(validity.start))
-    # Nulls first; rows that are alike stay in their order.
-    parts = pa.table({"key": rows.column(KEY_INDEX), "known": begun.is_valid().cast(pa.int8()), "start": begun})
+    valid_from = one_array(rows.column(validity.start))
+    # Nulls first; rows with equal times stay in their order.
+    parts = pa.table(
+        {"key": rows.column(KEY_INDEX), "known": valid_from.is_valid().cast(pa.int8()), "start": valid_from}
+    )
     order = pc.sort_indices(parts, sort_keys=[(name, "ascending") for name in parts.column_names])
-    ordered = np.asarray(one_array(rows.column(KEY_INDEX)).take(order))
-    last = np.flatnonzero(np.concatenate([ordered[1:] != ordered[:-1], [True]]))
+    sorted_places = np.asarray(one_array(rows.column(KEY_INDEX)).take(order))
+    last = np.flatnonzero(np.concatenate([sorted_places[1:] != sorted_places[:-1], [True]]))
     return rows.take(order.take(as_indices(last)))
 
 

@@ -1,4 +1,4 @@
-"""Reads of what commits have changed in a managed table: of a stream's micro-batch, or between two versions at once."""
+"""Reads the changes of a managed table: those of a stream's micro-batch, or all between two versions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import table_of
 from pyspark_lookup.table.log import TableState
 
-_TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
+_TASK_BYTES = 16 * 1024 * 1024  # a share has this many bytes of files, or _TASK_FILES small files
 _TASK_FILES = 64
 _TAKING_TASKS = 6
 
 
 def managed_state(engine: Engine, options: LookupOptions) -> TableState:
-    """What the log of the table says now. Raises NotSupportedError for a table without one."""
+    """The state of the table's log now. Raises NotSupportedError for a table without a log."""
     state = engine.reader.resolver.read_log(options)
     if state is None:
         raise NotSupportedError(
@@ -41,17 +41,17 @@ def managed_state(engine: Engine, options: LookupOptions) -> TableState:
 
 
 def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTask, ...]]:
-    """What the commits from `lookup.changes-from` to `lookup.changes-to` have changed, both included, in shares for tasks.
+    """The changes of the commits from `lookup.changes-from` to `lookup.changes-to`, both included, as shares for tasks.
 
-    Raises VersionGoneError for what the log does not have, or not any more.
+    Raises VersionGoneError for positions that the log does not have, or no longer has.
     """
     state = managed_state(engine, options)
     first, last = options.changes_from or 1, options.changes_to or state.newest
-    # Who has read all that there is asks for what follows it.
-    for key, bound, end in (("from", first, state.position + 1), ("to", last, state.position)):
-        if bound > end:
+    # A reader that has read everything asks for the position after the last.
+    for key, position, log_end in (("from", first, state.position + 1), ("to", last, state.position)):
+        if position > log_end:
             raise VersionGoneError(
-                f"option lookup.changes-{key} = {bound}: the log of {redact('path', options.path)} goes from 1 to {state.position}"
+                f"option lookup.changes-{key} = {position}: the log of {redact('path', options.path)} goes from 1 to {state.position}"
             )
     resolver = engine.reader.resolver
     table = resolver.to_managed_table(options)
@@ -59,7 +59,7 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
 
 
 def shares(tasks: Sequence[ChangeTask]) -> Iterator[tuple[ChangeTask, ...]]:
-    """The tasks in their order, some together: of rows that are taken away, which lie in the same files, and of others by bytes."""
+    """The tasks, grouped into shares. Tasks about deleted rows share files, so some go together; the others are grouped by bytes, in their order."""
     taking = [task for task in tasks if task.marks and not task.added]
     for start in range(0, len(taking), _TAKING_TASKS):
         yield tuple(taking[start : start + _TAKING_TASKS])
@@ -80,32 +80,39 @@ def read_share(
     options: LookupOptions,
     columns: pa.Schema,
     tasks: Sequence[ChangeTask],
-    added: Sequence[str] = (),
-    also: Predicate | None = None,
+    optional_columns: Sequence[str] = (),
+    extra_predicate: Predicate | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of some tasks of which `lookup.where` and `also` are true. `added`: columns that the table may lack."""
+    """The changes of some tasks, where `lookup.where` and `extra_predicate` are true. `optional_columns`: columns that the table may lack."""
     schema = schema_of_text(tasks[0].schema)
-    wanted = parse_where(options.where, schema) if options.where else None
-    if also is not None:
-        wanted = also if wanted is None else And((wanted, also))
-    # What changes add themselves comes last; what ALTER TABLE has added may be there by now.
-    known = {name.lower() for name in schema.names}
-    absent = {name for name in added if name.lower() not in known}
-    own = [name for name in columns.names if name not in CHANGE_COLUMNS.names and name not in absent]
-    for name, spelled in zip(own, planned_names(own, schema, options.path), strict=True):
-        if name != spelled:
-            raise SchemaError(f"column {name!r} of the given schema is spelled {spelled!r} in the table")
-    yield from read_changes(engine.reader.versions.files, tasks, columns, wanted)
+    predicate = parse_where(options.where, schema) if options.where else None
+    if extra_predicate is not None:
+        predicate = extra_predicate if predicate is None else And((predicate, extra_predicate))
+    # The change columns come last. A column that ALTER TABLE added may be in the table by now.
+    table_names = {name.lower() for name in schema.names}
+    absent = {name for name in optional_columns if name.lower() not in table_names}
+    table_columns = [name for name in columns.names if name not in CHANGE_COLUMNS.names and name not in absent]
+    for name, table_name in zip(table_columns, planned_names(table_columns, schema, options.path), strict=True):
+        if name != table_name:
+            raise SchemaError(f"column {name!r} of the given schema is spelled {table_name!r} in the table")
+    yield from read_changes(engine.reader.versions.files, tasks, columns, predicate)
 
 
 def scan_changes(
-    engine: Engine, options: LookupOptions, shown: pa.Schema, columns: Sequence[str] | None, predicate: str | None
+    engine: Engine,
+    options: LookupOptions,
+    table_columns: pa.Schema,
+    columns: Sequence[str] | None,
+    predicate: str | None,
 ) -> pa.Table:
-    """The changes between two versions, with the columns `shown` and those of changes, or some of these."""
-    everything = change_columns(shown)
-    also = None if predicate is None else parse_where(predicate, everything)
-    chosen = everything
+    """The changes between two versions, with `table_columns` and the change columns, or some of them."""
+    everything = change_columns(table_columns)
+    extra_predicate = None if predicate is None else parse_where(predicate, everything)
+    selected_columns = everything
     if columns is not None:
-        chosen = pa.schema([everything.field(name) for name in resolve_names(columns, everything, "columns")])
-    parts = (read_share(engine, options, chosen, share, also=also) for share in plan_changes(engine, options))
-    return table_of((batch for part in parts for batch in part), chosen, options.path)
+        selected_columns = pa.schema([everything.field(name) for name in resolve_names(columns, everything, "columns")])
+    parts = (
+        read_share(engine, options, selected_columns, share, extra_predicate=extra_predicate)
+        for share in plan_changes(engine, options)
+    )
+    return table_of((batch for part in parts for batch in part), selected_columns, options.path)

@@ -26,7 +26,7 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, cast_keys, o
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, evaluate
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
-from pyspark_lookup.engine.planner import keys_of
+from pyspark_lookup.engine.planner import requested_keys
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode
@@ -52,10 +52,10 @@ def get_many(
     what reading raises.
     """
     resolution, snapshot = reader.snapshots.resolve(plan, execution, version)
-    return get_many_at(reader, plan, keys, names, execution, resolution, snapshot)[0]
+    return get_many_from_version(reader, plan, keys, names, execution, resolution, snapshot)[0]
 
 
-def get_many_at(
+def get_many_from_version(
     reader: TableReader,
     plan: ReadPlan,
     keys: pa.Table,
@@ -64,13 +64,13 @@ def get_many_at(
     resolution: Resolution,
     snapshot: Snapshot | None,
 ) -> tuple[pa.Table, Resolution]:
-    """The same of a version that is resolved already, from its snapshot if there is one; and the version it became.
+    """The rows of a version that is resolved already, from its snapshot if there is one; and the version that they are of.
 
-    That is another one if a file was gone, and `lookup.on-version-gone` lets a newer one take its place.
+    It is a newer one if a file was gone and `lookup.on-version-gone` allows that.
     """
     if KEY_INDEX in plan.projection.columns.names:
         raise SchemaError(f"the table has a column {KEY_INDEX!r}, as the answer does: leave it out by lookup.columns")
-    if plan.table.fails_when_gone(plan.options):  # others may have been told of this version
+    if plan.table.fails_when_gone(plan.options):  # other tasks may read this version
         resolution = dataclasses.replace(resolution, decided_here=False)
     fields = _key_fields(plan, names)
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
@@ -101,19 +101,19 @@ def _from_store(
 ) -> pa.Table:
     """The answer without a snapshot. Raises SourceChangedError if a file is no longer in the version."""
     if plan.options.cache is CacheMode.PARTIAL:
-        found = _from_partial(reader, plan, keys, fields, version, schema)
-        if found is not None:
-            return found
+        answer = _from_partial(reader, plan, keys, fields, version, schema)
+        if answer is not None:
+            return answer
     arrays = cast_keys(keys, fields)
-    probed = Keys(arrays)
+    request_keys = Keys(arrays)
     if plan.options.cache is CacheMode.FULL:
-        reader.metrics.inc("missCount", _count_known(probed))
+        reader.metrics.inc("missCount", _count_known(request_keys))
     if plan.options.cache is not CacheMode.PARTIAL:
         return _get_uncached(reader, plan, arrays, fields, schema, version)
-    # As the cache counts: each different key is loaded once, and its repeats are hits.
-    different = len(distinct_keys(probed, probed.hashes(SEED))[0])
+    # Counts as the cache does: each different key is loaded once, and its repeats are hits.
+    different = len(distinct_keys(request_keys, request_keys.hashes(SEED))[0])
     reader.metrics.inc("missCount", different)
-    reader.metrics.inc("hitCount", _count_known(probed) - different)
+    reader.metrics.inc("hitCount", _count_known(request_keys) - different)
     try:
         rows = _get_uncached(reader, plan, arrays, fields, schema, version)
     except BaseException:
@@ -141,19 +141,19 @@ def read_rows(
     execution: Execution | None,
     version: TableVersion | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task as `TableReader.read` gives them; those of a plan that says which keys it wants, by key.
+    """The rows of a task, as `TableReader.read` gives them. If the plan names its keys, they are looked up by key.
 
     Raises what `TableReader.read` and `get_many` raise.
     """
-    keys = keys_of(plan)
+    keys = requested_keys(plan)
     if keys is None or task.count > 1:
         return reader.read(plan, task, execution, version)
     everything = all_columns((plan.projection.data, plan.projection.partitions))
     names = resolve_names(plan.options.keys or (), everything, "lookup.keys")
     table = pa.Table.from_arrays(keys, names=names)
     order = as_indices(distinct_keys(Keys(keys), Keys(keys).hashes(SEED))[0])
-    found = get_many(reader, plan, table.take(order), names, execution, version)
-    rows = found.select(plan.projection.columns.names).cast(plan.projection.columns)
+    matches = get_many(reader, plan, table.take(order), names, execution, version)
+    rows = matches.select(plan.projection.columns.names).cast(plan.projection.columns)
     return coalesce(rows.to_batches(), plan.projection.columns, reader.metrics)
 
 
@@ -161,44 +161,46 @@ def _from_snapshot(
     plan: ReadPlan, snapshot: Snapshot, keys: pa.Table, fields: Sequence[pa.Field], start: int, schema: pa.Schema
 ) -> list[pa.RecordBatch]:
     arrays = cast_keys(keys, [snapshot.schema.field(field.name) for field in fields])
-    given = _given(fields, arrays)
-    stored = [name for name in plan.needed if name not in given and name in snapshot.schema.names]
-    answer = snapshot.get(stored, Keys(arrays))
-    return [_answer(plan, dict(zip(stored, answer.columns, strict=True)), given, answer.keys, start, schema)]
+    key_columns = _reusable_key_columns(fields, arrays)
+    stored_names = [name for name in plan.needed_columns if name not in key_columns and name in snapshot.schema.names]
+    answer = snapshot.get(stored_names, Keys(arrays))
+    return [
+        _answer(plan, dict(zip(stored_names, answer.columns, strict=True)), key_columns, answer.keys, start, schema)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
-    """Keys as the partial cache takes them: typed as its rows are; `kept` are the columns it holds beside them."""
+class _PartialRequest:
+    """A lookup as the partial cache takes it: keys in the types of its rows. `value_schema`: the columns it stores beside the keys."""
 
     space: str
     keys: pa.Schema
     arrays: list[pa.Array]
-    kept: pa.Schema
-    given: Mapping[str, pa.Array]
+    value_schema: pa.Schema
+    key_columns: Mapping[str, pa.Array]
     layout: Layout
     version: TableVersion
 
 
-def _ask(
+def _make_request(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, fields: Sequence[pa.Field], version: TableVersion
-) -> _Asked | None:
-    """None if the cache's rows lack a column, or the version's files cannot be told from others."""
+) -> _PartialRequest | None:
+    """The request to the partial cache; None if its rows lack a column, or the version's files have no reliable identity."""
     if not all(file.cacheable for file in version.files):
         return None
     table, options = plan.table, plan.options
     layout = reader.versions.layout(table, options, version)
-    if not set(plan.needed) <= set(layout.columns.names):
+    if not set(plan.needed_columns) <= set(layout.columns.names):
         return None
-    typed = pa.schema([layout.columns.field(field.name) for field in fields])
-    arrays = cast_keys(keys, list(typed))
-    given = _given(typed, arrays)
-    kept = pa.schema([field for field in layout.columns if field.name not in given])
-    # Rows are kept whatever the predicate, so that they answer under another one as well.
+    key_schema = pa.schema([layout.columns.field(field.name) for field in fields])
+    arrays = cast_keys(keys, list(key_schema))
+    key_columns = _reusable_key_columns(key_schema, arrays)
+    value_schema = pa.schema([field for field in layout.columns if field.name not in key_columns])
+    # The cache stores rows whatever the predicate, so that they also answer queries with another one.
     columns = None if options.columns is None else sorted(layout.columns.names)
     space = key_of("partial", table.id, options.keys, columns, options.partition)
-    chosen = version.of_files(select_partitions(table, version, options))
-    return _Asked(space, typed, arrays, kept, given, layout, chosen)
+    selected_version = version.of_files(select_partitions(table, version, options))
+    return _PartialRequest(space, key_schema, arrays, value_schema, key_columns, layout, selected_version)
 
 
 def _from_partial(
@@ -210,55 +212,61 @@ def _from_partial(
     schema: pa.Schema,
 ) -> pa.Table | None:
     """The answer through the partial cache; None if it cannot hold such rows."""
-    asked = _ask(reader, plan, keys, fields, version)
-    if asked is None:
+    request = _make_request(reader, plan, keys, fields, version)
+    if request is None:
         return None
 
-    def load(wanted: Sequence[pa.Array]) -> pa.Table:
-        found = reader.versions.rows_by_key(pa.Table.from_arrays(list(wanted), schema=asked.keys), asked.kept)
-        if found is not None:
-            return found
-        names = asked.keys.names
-        rows = reader.versions.rows_where(plan, asked.layout, version, asked.version.files, _wanted(names, wanted))
-        return rows_at(rows, match_rows(rows, names, Keys(wanted)), asked.kept)
+    def load(missing_keys: Sequence[pa.Array]) -> pa.Table:
+        missing_rows = reader.versions.rows_by_key(
+            pa.Table.from_arrays(list(missing_keys), schema=request.keys), request.value_schema
+        )
+        if missing_rows is not None:
+            return missing_rows
+        names = request.keys.names
+        rows = reader.versions.rows_where(
+            plan, request.layout, version, request.version.files, _key_predicate(names, missing_keys)
+        )
+        return rows_at(rows, match_rows(rows, names, Keys(missing_keys)), request.value_schema)
 
-    cache, fresh = _partial_cache(reader, plan, asked)
+    cache, fresh = _partial_cache(reader, plan, request)
     try:
-        rows = cache.lookup(asked.arrays, fresh, load)
+        rows = cache.lookup(request.arrays, fresh, load)
     except LookupFunctionError as problem:
         if problem.rows is not None:
-            problem.rows = _partial_answer(plan, asked, problem.rows, schema)
+            problem.rows = _partial_answer(plan, request, problem.rows, schema)
         raise
-    return _partial_answer(plan, asked, rows, schema)
+    return _partial_answer(plan, request, rows, schema)
 
 
-def _partial_cache(reader: TableReader, plan: ReadPlan, asked: _Asked) -> tuple[PartialCache, Freshness]:
-    bounds_of = functools.partial(reader.versions.bounds_of, plan.table, asked.layout)
+def _partial_cache(reader: TableReader, plan: ReadPlan, request: _PartialRequest) -> tuple[PartialCache, Freshness]:
+    key_bounds = functools.partial(reader.versions.key_bounds, plan.table, request.layout)
     return reader.partials.get_cache(
-        plan.table, asked.space, plan.options, asked.keys, asked.kept, asked.version, bounds_of
+        plan.table, request.space, plan.options, request.keys, request.value_schema, request.version, key_bounds
     )
 
 
-def _partial_answer(plan: ReadPlan, asked: _Asked, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    held = {name: one_array(rows.column(name)) for name in asked.kept.names}
-    return pa.Table.from_batches([_answer(plan, held, asked.given, key_numbers(rows), 0, schema)], schema)
+def _partial_answer(plan: ReadPlan, request: _PartialRequest, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    value_columns = {name: one_array(rows.column(name)) for name in request.value_schema.names}
+    return pa.Table.from_batches(
+        [_answer(plan, value_columns, request.key_columns, key_numbers(rows), 0, schema)], schema
+    )
 
 
-def get_held_at(
+def get_cached_rows(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, names: Sequence[str], version: TableVersion
 ) -> tuple[pa.Table, Numbers]:
-    """What is cached of the rows of those keys, without a load; and which keys that answers (one bool each).
+    """The cached rows of those keys, without a load; and which keys have an answer (one bool each).
 
-    With `lookup.cache=PARTIAL`; in the other modes nothing is.
+    Only `lookup.cache=PARTIAL` has any.
     """
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     fields = _key_fields(plan, names)
-    asked = _ask(reader, plan, keys, fields, version) if plan.options.cache is CacheMode.PARTIAL else None
-    if asked is None:
+    request = _make_request(reader, plan, keys, fields, version) if plan.options.cache is CacheMode.PARTIAL else None
+    if request is None:
         return schema.empty_table(), np.zeros(keys.num_rows, np.bool_)
-    cache, fresh = _partial_cache(reader, plan, asked)
-    rows, present = cache.get_held(asked.arrays, fresh)
-    return _partial_answer(plan, asked, rows, schema), present
+    cache, fresh = _partial_cache(reader, plan, request)
+    rows, present = cache.get_held(request.arrays, fresh)
+    return _partial_answer(plan, request, rows, schema), present
 
 
 def _get_uncached(
@@ -269,79 +277,83 @@ def _get_uncached(
     schema: pa.Schema,
     version: TableVersion,
 ) -> pa.Table:
-    """The answer from the files, or of a provider, which is asked once for each key."""
-    probed = Keys(arrays)
+    """The answer from the files, or from a provider, which is asked once for each key."""
+    request_keys = Keys(arrays)
     names = [field.name for field in fields]
     if reader.versions.reads_all_rows:
-        wanted = _wanted(names, arrays)
-        predicate = wanted if plan.projection.predicate is None else And((plan.projection.predicate, wanted))
-        planned = plan.projection.columns
-        columns = pa.schema([*planned, *(field for field in fields if field.name not in planned.names)])
+        key_predicate = _key_predicate(names, arrays)
+        predicate = (
+            key_predicate if plan.projection.predicate is None else And((plan.projection.predicate, key_predicate))
+        )
+        planned_columns = plan.projection.columns
+        columns = pa.schema([*planned_columns, *(field for field in fields if field.name not in planned_columns.names)])
         projection = dataclasses.replace(plan.projection, columns=columns, predicate=predicate)
         read = reader.versions.read_files(dataclasses.replace(plan, projection=projection), version)
-        return _join(table_of(read, columns, plan.table.url), names, probed, schema)
-    given = _given(fields, arrays)
-    kept = pa.schema([plan.projection.data.field(name) for name in plan.needed if name not in given])
-    chosen, places = distinct_keys(probed, probed.hashes(SEED))
-    different = pa.Table.from_arrays([array.take(as_indices(chosen)) for array in arrays], schema=pa.schema(fields))
+        return _join(table_of(read, columns, plan.table.url), names, request_keys, schema)
+    key_columns = _reusable_key_columns(fields, arrays)
+    value_schema = pa.schema(
+        [plan.projection.data.field(name) for name in plan.needed_columns if name not in key_columns]
+    )
+    distinct, places = distinct_keys(request_keys, request_keys.hashes(SEED))
+    different = pa.Table.from_arrays([array.take(as_indices(distinct)) for array in arrays], schema=pa.schema(fields))
 
     def answer(rows: pa.Table) -> pa.Table:
         rows = rows_for(rows, places)
-        held = {name: one_array(rows.column(name)) for name in kept.names}
-        return pa.Table.from_batches([_answer(plan, held, given, key_numbers(rows), 0, schema)], schema)
+        value_columns = {name: one_array(rows.column(name)) for name in value_schema.names}
+        return pa.Table.from_batches([_answer(plan, value_columns, key_columns, key_numbers(rows), 0, schema)], schema)
 
-    if not len(chosen):
-        return answer(no_rows(kept))
+    if not len(distinct):
+        return answer(no_rows(value_schema))
     try:
-        rows = reader.versions.rows_by_key(different, kept)
+        rows = reader.versions.rows_by_key(different, value_schema)
     except LookupFunctionError as problem:
         if problem.rows is not None:
-            failed = np.flatnonzero(np.isin(places, list(problem.failures)))
-            problem.failures = {int(place): problem.failures[int(places[place])] for place in failed}
+            failed_places = np.flatnonzero(np.isin(places, list(problem.failures)))
+            problem.failures = {int(place): problem.failures[int(places[place])] for place in failed_places}
             problem.rows = answer(problem.rows)
         raise
     assert rows is not None
     return answer(rows)
 
 
-def _given(fields: Iterable[pa.Field], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
-    """Key columns that need not be stored: what was asked for is what was found, but for floats, whose zeros and NaNs have several forms."""
+def _reusable_key_columns(fields: Iterable[pa.Field], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
+    """The key columns whose values in the answer are those of the request. Not floats: their zeros and NaNs have several forms."""
     pairs = zip(fields, arrays, strict=True)
     return {field.name: array for field, array in pairs if not pa.types.is_floating(array.type)}
 
 
 def _answer(
     plan: ReadPlan,
-    held: Mapping[str, pa.Array],
-    given: Mapping[str, pa.Array],
+    value_columns: Mapping[str, pa.Array],
+    key_columns: Mapping[str, pa.Array],
     numbers: Numbers,
     start: int,
     schema: pa.Schema,
 ) -> pa.RecordBatch:
-    """Rows of the keys `numbers` as planned: columns that were `held`, and those that were `given` with the keys."""
+    """The rows of the keys `numbers` as planned, from the stored `value_columns` and the request's `key_columns`."""
     projection = plan.projection
-    needed = plan.needed
+    names = plan.needed_columns
     indices = as_indices(numbers)
-    taken = {name: pc.take(array, indices, boundscheck=False) for name, array in given.items()}
-    columns = {**held, **taken}
-    batch = plan_columns(columns, len(numbers), needed, projection, plan.table.url)
+    repeated_keys = {name: pc.take(array, indices, boundscheck=False) for name, array in key_columns.items()}
+    columns = {**value_columns, **repeated_keys}
+    batch = plan_columns(columns, len(numbers), names, projection, plan.table.url)
     places = indices if not start else as_indices(numbers + start)
     if projection.predicate is not None:
-        mask = evaluate(projection.predicate, dict(zip(needed, batch.columns, strict=True)), batch.num_rows)
+        mask = evaluate(projection.predicate, dict(zip(names, batch.columns, strict=True)), batch.num_rows)
         batch, places = batch.filter(mask), places.filter(mask)
     columns_out = [batch.column(name) for name in projection.columns.names]
     return pa.RecordBatch.from_arrays([*columns_out, places], schema=schema)
 
 
-def _wanted(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
-    """What every row with any of the keys fulfils, to read no more than that."""
+def _key_predicate(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
+    """A predicate that every row with one of the keys fulfils, to read no more than needed."""
     parts = tuple(Among(name, pc.unique(array).drop_null()) for name, array in zip(names, keys, strict=True))
     return parts[0] if len(parts) == 1 else And(parts)
 
 
 def _join(rows: pa.Table, names: Sequence[str], keys: Keys, schema: pa.Schema) -> pa.Table:
-    """Rows of a scan by the keys they answer."""
+    """The rows of a scan, one for each key that they match."""
     matches = match_rows(rows, names, keys)
-    found = rows.select(schema.names[:-1]).take(as_indices(matches.rows))
-    columns = [*found.columns, pa.chunked_array([as_indices(matches.keys)])]
+    answer = rows.select(schema.names[:-1]).take(as_indices(matches.rows))
+    columns = [*answer.columns, pa.chunked_array([as_indices(matches.keys)])]
     return pa.Table.from_arrays(columns, schema=schema)

@@ -1,7 +1,7 @@
 """A chain of lookups in one pass: batches of columns in, for each row the list of its results out.
 
 A task gets its `PassSpec` as text, and the versions as columns beside the keys. Lookups are carried out in order; between
-them only row numbers change, and the columns that were found are taken once, at the end.
+them only row numbers change; the looked-up columns are taken once, at the end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import NonUniqueKeyError, NotSupportedError
 from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of
-from pyspark_lookup.engine.lookup_join import Lookup, LookupSpec, Rows, lookup_of, split_tokens
+from pyspark_lookup.engine.lookup_join import Lookup, LookupRows, LookupSpec, open_lookup, split_tokens
 from pyspark_lookup.table.executions import Build, Execution
 
 FOUND_COLUMN = "_lookup_found"
 """True in each row of a list; null in the row that Spark makes of an empty list."""
 
-# Of the results of a batch, which keys with several rows in several tables multiply.
+# Limits for the results of a batch: keys with several rows in several tables multiply them.
 _RESULTS_AT_ONCE = 1_000_000
 _BYTES_AT_ONCE = 128 * 2**20
 Place = int | tuple[int, int]
@@ -60,7 +60,7 @@ class PassSpec:
         return any(stage.how != "left" for stage in self.stages)
 
     def to_text(self) -> str:
-        """The spec as it travels; the same for equal specs."""
+        """The spec as text, for tasks; equal specs give equal texts."""
         stages = [
             [s.lookup.to_json(), s.places, s.version, s.how, s.build and dataclasses.astuple(s.build)]
             for s in self.stages
@@ -68,31 +68,33 @@ class PassSpec:
         return json.dumps([stages, self.many], sort_keys=True)
 
     @classmethod
-    def of_text(cls, text: str) -> PassSpec:
+    def from_text(cls, text: str) -> PassSpec:
         """The spec that `to_text` wrote."""
         stages, many = json.loads(text)
-        return cls(tuple(_stage_of(*fields) for fields in stages), many)
+        return cls(tuple(_parse_stage(*fields) for fields in stages), many)
 
 
-def _stage_of(
+def _parse_stage(
     lookup: Sequence[Any], places: Sequence[Any], version: Sequence[int], how: str, build: Sequence[Any] | None
 ) -> Stage:
-    known = tuple(place if isinstance(place, int) else (place[0], place[1]) for place in places)
-    return Stage(LookupSpec.of_json(lookup), known, (version[0], version[1]), how, Build(*build) if build else None)
+    key_places = tuple(place if isinstance(place, int) else (place[0], place[1]) for place in places)
+    return Stage(
+        LookupSpec.from_json(lookup), key_places, (version[0], version[1]), how, Build(*build) if build else None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """Results so far of the rows from `first` to `last` of a batch, in their order.
+    """The results so far of the rows from `first` up to `last` of a batch, in their order.
 
-    `rows`: the row that each is of. `found`: for each lookup its columns, and the place in them of each result; -1: it has
-    no row there. None stands for one after the other. `bytes`: of each result's columns, about.
+    `rows`: the row of each result. `matches`: for each lookup its columns, and the place of each result in them (-1: the
+    result has no row there). None in place of numbers: consecutive ones. `bytes`: about the size of each result's columns.
     """
 
     first: int
     last: int
     rows: Numbers | None
-    found: tuple[tuple[list[pa.Array], Numbers | None], ...]
+    matches: tuple[tuple[list[pa.Array], Numbers | None], ...]
     bytes: Numbers
 
     @property
@@ -105,37 +107,43 @@ class _Results:
 
     def column(self, lookup: int, number: int) -> pa.Array:
         """A column of a lookup, for each result."""
-        columns, places = self.found[lookup]
+        columns, places = self.matches[lookup]
         return columns[number] if places is None else _take(columns[number], places)
 
-    def extended(self, kept: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
-        """The results `kept`, in this order, with what a lookup found for each."""
-        count = self.count if kept is None else len(kept)
+    def extend(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
+        """The results of `selection`, in its order, with the match that a lookup has for each."""
+        count = self.count if selection is None else len(selection)
         sizes = np.zeros(count, np.int64)
         if columns and len(columns[0]):
-            sizes = _bytes_of(columns) if places is None else np.where(places < 0, 0, _bytes_of(columns)[places])
-        if kept is None:
-            return dataclasses.replace(self, found=(*self.found, (columns, places)), bytes=self.bytes + sizes)
-        rows = kept + self.first if self.rows is None else self.rows[kept]
-        found = [(before, kept if old is None else old[kept]) for before, old in self.found]
-        return _Results(self.first, self.last, rows, (*found, (columns, places)), self.bytes[kept] + sizes)
+            sizes = _row_sizes(columns) if places is None else np.where(places < 0, 0, _row_sizes(columns)[places])
+        if selection is None:
+            return dataclasses.replace(self, matches=(*self.matches, (columns, places)), bytes=self.bytes + sizes)
+        rows = selection + self.first if self.rows is None else self.rows[selection]
+        matches = [
+            (old_columns, selection if old_places is None else old_places[selection])
+            for old_columns, old_places in self.matches
+        ]
+        return _Results(self.first, self.last, rows, (*matches, (columns, places)), self.bytes[selection] + sizes)
 
     def parts(self, count: int, size: int) -> Iterator[_Results]:
-        """The same in parts of about so many results and bytes; those of a row stay together."""
+        """The results in parts of about so many results and bytes. The results of one row stay together."""
         if (self.count <= count and self.bytes.sum() <= size) or self.last - self.first == 1:
             yield self
             return
         rows = np.arange(self.first, self.last) if self.rows is None else self.rows
-        # What a result takes of a part, of which `count` is all.
+        # The share of a part that each result takes; `count` is a whole part.
         ends = np.cumsum(np.maximum(self.bytes * count // size, 1))
         start, first = 0, self.first
         while first < self.last:
             stop = int(np.searchsorted(ends, (ends[start - 1] if start else 0) + count, "right"))
             last = max(int(rows[stop]) if stop < len(rows) else self.last, first + 1)
             stop = int(np.searchsorted(rows, last))
-            own = slice(start, stop)
-            found = [(columns, np.arange(start, stop) if old is None else old[own]) for columns, old in self.found]
-            yield _Results(first, last, rows[own], tuple(found), self.bytes[own])
+            span = slice(start, stop)
+            matches = [
+                (columns, np.arange(start, stop) if old_places is None else old_places[span])
+                for columns, old_places in self.matches
+            ]
+            yield _Results(first, last, rows[span], tuple(matches), self.bytes[span])
             start, first = stop, last
 
 
@@ -144,7 +152,7 @@ class LookupPass:
 
     def __init__(self, spec: PassSpec, session: Mapping[str, str]) -> None:
         self.spec = spec
-        self._lookups: list[Lookup] = [lookup_of(stage.lookup, session) for stage in spec.stages]
+        self._lookups: list[Lookup] = [open_lookup(stage.lookup, session) for stage in spec.stages]
         fields = [field for lookup in self._lookups for field in lookup.fields]
         self._fields = [*fields, pa.field(FOUND_COLUMN, pa.bool_())] if spec.drops or not fields else fields
 
@@ -163,8 +171,8 @@ class LookupPass:
     ) -> Iterator[pa.Array]:
         """For each row of a batch the list of its results (or its result, or null), as structs; in several arrays if they are many.
 
-        `versions`: what each row is to be answered from, columns of what `join_tokens` gave. `executions`: of each lookup. `row_bytes`: what the
-        results of one row may take in Spark. Raises NonUniqueKeyError for a second row where there may be one, NotSupportedError for
+        `versions`: columns of joined tokens (`join_tokens`), which say the version that answers each row. `executions`: that of each
+        lookup. `row_bytes`: the bytes that the results of one row may take in Spark. Raises NonUniqueKeyError for a second row where there may be one, NotSupportedError for
         more bytes, and what the lookups raise.
         """
         for start, stop in _runs(versions):
@@ -175,7 +183,7 @@ class LookupPass:
                 yield self._shape(columns, results)
 
     def publish(self) -> None:
-        """Put this process's counters where others of the host find them."""
+        """Put this process's counters where other processes of the host find them."""
         for lookup in self._lookups:
             lookup.publish()
 
@@ -187,8 +195,8 @@ class LookupPass:
         results: _Results,
         size: int,
     ) -> Iterator[_Results]:
-        """The results after the lookups that they lack, in parts of about that size."""
-        number = len(results.found)
+        """The results after the remaining lookups, in parts of about that size."""
+        number = len(results.matches)
         if number == len(self._lookups):
             yield results
             return
@@ -198,16 +206,22 @@ class LookupPass:
             for place in stage.places
         ]
         column, place = stage.version
-        found = self._lookups[number].find(stage.lookup.typed(arguments), tokens[column][place], executions[number])
-        # Alone, a lookup without a match need give no row: Spark makes one.
+        lookup_rows = self._lookups[number].find(
+            stage.lookup.cast_arguments(arguments), tokens[column][place], executions[number]
+        )
+        # A single left lookup may leave out rows without a match: Spark adds them.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
-        kept, places = _JOINS[how](results.count, found)
-        for part in results.extended(kept, found.columns, places).parts(_RESULTS_AT_ONCE, size):
+        selection, places = _JOINS[how](results.count, lookup_rows)
+        for part in results.extend(selection, lookup_rows.columns, places).parts(_RESULTS_AT_ONCE, size):
             yield from self._extend(columns, tokens, executions, part, size)
 
     def _shape(self, arguments: Sequence[pa.Array], results: _Results) -> pa.Array:
         fields, count, rows = self._fields, results.count, results.last - results.first
-        columns = [results.column(n, m) for n, (held, _) in enumerate(results.found) for m in range(len(held))]
+        columns = [
+            results.column(n, m)
+            for n, (lookup_columns, _) in enumerate(results.matches)
+            for m in range(len(lookup_columns))
+        ]
         if len(columns) < len(fields):
             columns.append(pc.fill_null(pa.nulls(count, pa.bool_()), True))
         structs = pa.StructArray.from_arrays(columns, fields=fields)
@@ -227,7 +241,7 @@ class LookupPass:
 
     def _check_size(self, arguments: Sequence[pa.Array], results: _Results, row_bytes: int) -> None:
         """Raise NotSupportedError if the results of one row, which Spark takes as one value, are more than it can hold."""
-        if results.last - results.first > 1:  # `parts` leaves a row alone that is larger than a part
+        if results.last - results.first > 1:  # `parts` puts only a row larger than a part by itself
             return
         # In Spark a struct has 8 bytes for its place, 8 for its nulls, and 8 for each field beside its text.
         size = int(results.bytes.sum()) + results.count * (16 + 8 * len(self._fields))
@@ -240,14 +254,16 @@ class LookupPass:
             )
 
     def _key(self, arguments: Sequence[pa.Array], row: int) -> str:
-        """The keys of a row by which a pass looks up, as messages tell them."""
-        named = {
+        """The keys of a row that are arguments of the pass, as text for messages."""
+        names_by_place = {
             place: name
             for stage in reversed(self.spec.stages)
             for name, place in zip(stage.lookup.keys.names, stage.places, strict=False)
             if isinstance(place, int)
         }
-        return ", ".join(f"{name} = {arguments[place][row].as_py()!r}" for place, name in sorted(named.items()))
+        return ", ".join(
+            f"{name} = {arguments[place][row].as_py()!r}" for place, name in sorted(names_by_place.items())
+        )
 
     def _not_unique(self, arguments: Sequence[pa.Array], row: int, most: int) -> NonUniqueKeyError:
         return NonUniqueKeyError(
@@ -256,7 +272,7 @@ class LookupPass:
         )
 
 
-def _bytes_of(columns: Sequence[pa.Array]) -> Numbers:
+def _row_sizes(columns: Sequence[pa.Array]) -> Numbers:
     """About how many bytes each row of some columns takes: exactly of text and binary, on average of others."""
     sizes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -277,50 +293,50 @@ def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
 
 
 _Joined = tuple[Numbers | None, Numbers | None]
-"""The results that are kept (None: all, once each), and for each the place of what was found for it (None: in their order)."""
+"""The results that a join keeps (None: all, once each), and for each the place of its match (None: in their order)."""
 
 
-def _counts(count: int, found: Rows) -> Numbers:
-    return np.bincount(found.keys, minlength=count)
+def _counts(count: int, lookup_rows: LookupRows) -> Numbers:
+    return np.bincount(lookup_rows.keys, minlength=count)
 
 
-def _join_inner(count: int, found: Rows) -> _Joined:
-    if len(found.keys) == count and _counts(count, found).max(initial=1) == 1:
+def _join_inner(count: int, lookup_rows: LookupRows) -> _Joined:
+    if len(lookup_rows.keys) == count and _counts(count, lookup_rows).max(initial=1) == 1:
         return None, None
-    return found.keys, None
+    return lookup_rows.keys, None
 
 
-def _join_left(count: int, found: Rows) -> _Joined:
-    counts = _counts(count, found)
+def _join_left(count: int, lookup_rows: LookupRows) -> _Joined:
+    counts = _counts(count, lookup_rows)
     if counts.max(initial=0) <= 1:
-        if len(found.keys) == count:
+        if len(lookup_rows.keys) == count:
             return None, None
         places = np.full(count, -1)
-        places[found.keys] = np.arange(len(found.keys))
+        places[lookup_rows.keys] = np.arange(len(lookup_rows.keys))
         return None, places
     repeats = np.maximum(counts, 1)
     places = np.full(int(repeats.sum()), -1)
-    places[np.repeat(counts > 0, repeats)] = np.arange(len(found.keys))
+    places[np.repeat(counts > 0, repeats)] = np.arange(len(lookup_rows.keys))
     return np.repeat(np.arange(count), repeats), places
 
 
-def _join_semi(count: int, found: Rows) -> _Joined:
-    kept, first = np.unique(found.keys, return_index=True)
-    return kept, first
+def _join_semi(count: int, lookup_rows: LookupRows) -> _Joined:
+    selection, first = np.unique(lookup_rows.keys, return_index=True)
+    return selection, first
 
 
-def _join_anti(count: int, found: Rows) -> _Joined:
-    """Where nothing was found, and where that is not known."""
+def _join_anti(count: int, lookup_rows: LookupRows) -> _Joined:
+    """The results without a match, and those whose lookup failed."""
     places = np.full(count, -1)
-    absent = _counts(count, found) == 0
-    if found.columns:  # the error's
-        failed = np.flatnonzero(bits_of(found.columns[-1].is_valid()))
-        places[found.keys[failed]] = failed
-    kept = np.flatnonzero(absent | (places >= 0))
-    return kept, places[kept]
+    absent = _counts(count, lookup_rows) == 0
+    if lookup_rows.columns:  # there is a column of errors, the last
+        failed_rows = np.flatnonzero(bits_of(lookup_rows.columns[-1].is_valid()))
+        places[lookup_rows.keys[failed_rows]] = failed_rows
+    selection = np.flatnonzero(absent | (places >= 0))
+    return selection, places[selection]
 
 
-_JOINS: Mapping[str, Callable[[int, Rows], _Joined]] = {
+_JOINS: Mapping[str, Callable[[int, LookupRows], _Joined]] = {
     "left": _join_left,
     "inner": _join_inner,
     "left_semi": _join_semi,
@@ -335,9 +351,9 @@ def _take(column: pa.Array, places: Numbers) -> pa.Array:
 
 @functools.lru_cache(maxsize=64)
 def _pass(text: str, session: tuple[tuple[str, str], ...], pid: int) -> LookupPass:
-    return LookupPass(PassSpec.of_text(text), dict(session))
+    return LookupPass(PassSpec.from_text(text), dict(session))
 
 
-def pass_of(text: str, session: Mapping[str, str]) -> LookupPass:
+def open_pass(text: str, session: Mapping[str, str]) -> LookupPass:
     """This process's pass of a spec, under what the session sets of a host's options."""
     return _pass(text, tuple(sorted(session.items())), os.getpid())

@@ -26,20 +26,20 @@ from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.changes import scan_changes
-from pyspark_lookup.engine.held_table import HeldTable, find_again
 from pyspark_lookup.engine.metadata_tables import ViewTask, describe_table, view_batches
-from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.open_table import OpenTable, refresh_table
+from pyspark_lookup.engine.planner import ResolvedTable
 from pyspark_lookup.engine.row_queries import (
     check_columns,
     forget_keys,
+    get_rows,
     key_names,
     naming,
     rows_of_keys,
-    rows_with,
     scan,
     table_of_keys,
 )
-from pyspark_lookup.engine.rows import KeyMaker, Keys, Rows, keys_given, rows_given
+from pyspark_lookup.engine.rows import KeyMaker, KeysLike, RowsLike, as_arrow_rows, as_key_table
 from pyspark_lookup.engine.runtime import Engine, Runtime, runtime
 from pyspark_lookup.engine.transaction import Transaction, WritingMode, check_no_batch, write_mode
 from pyspark_lookup.managed import batch_directory
@@ -68,19 +68,19 @@ class LookupTable:
 
     def __init__(self, path: str | os.PathLike[str] | None, options: Mapping[str, Any] | None = None) -> None:
         check_argument("options", options, (Mapping, type(None)), "a dictionary, such as {'lookup.keys': 'id'}")
-        given = {key: option_text(value) for key, value in (options or {}).items()}
+        option_texts = {key: option_text(value) for key, value in (options or {}).items()}
         if path is not None:
-            given["path"] = option_text(path)
-        self._given = given
-        self._options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
+            option_texts["path"] = option_text(path)
+        self._option_texts = option_texts
+        self._options = runtime().effective(LookupOptions.parse(option_texts, conf=conf_file_options()))
         if self._options.view is not View.DATA and self._options.changes_from is None:
             raise OptionError(
                 f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe(), metrics() or lookup.changes-from"
             )
-        self._asked = self._options.explicit  # for this use of the table
-        refuse_in_reads(self._asked & {"lookup.metrics.tasks"})
+        self._explicit_options = self._options.explicit  # for this use of the table
+        refuse_in_reads(self._explicit_options & {"lookup.metrics.tasks"})
         self._closed = False
-        self._held: HeldTable | None = None
+        self._open_table: OpenTable | None = None
         self._engine_of: tuple[Runtime, Engine] | None = None
 
     @classmethod
@@ -93,15 +93,15 @@ class LookupTable:
 
     @classmethod
     def of_stored(cls, options: Mapping[str, str]) -> LookupTable:
-        """A table by options that are stored with it, `path` among them: what does nothing here may be for other uses of it."""
+        """A table by the options stored with it, `path` among them. Options that have no effect here are accepted."""
         table = cls(None, {key: text for key, text in options.items() if key != "lookup.metrics.tasks"})
-        table._asked = frozenset()
+        table._explicit_options = frozenset()
         return table
 
     @property
     def given(self) -> dict[str, str]:
         """The options this table was made with, `path` among them: what a Spark read of it takes."""
-        return dict(self._given)
+        return dict(self._option_texts)
 
     def scan(
         self,
@@ -119,8 +119,10 @@ class LookupTable:
         """
         if self._options.changes_from is not None and valid_write_ids is None:
             return self._scan_changes(columns, predicate)
-        with self._ask(valid_write_ids) as (held, _):
-            return scan(held.engine, held.found, held.options, columns, predicate, runtime().clock)
+        with self._ask(valid_write_ids) as (open_table, _):
+            return scan(
+                open_table.engine, open_table.resolved_table, open_table.options, columns, predicate, runtime().clock
+            )
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """The rows of `scan()` as an Arrow C stream, for whatever takes one: polars, pandas, DuckDB, `pyarrow.table`.
@@ -130,9 +132,9 @@ class LookupTable:
         """
         rows = self.scan()
         if requested_schema is not None:
-            wanted = pa.Schema._import_from_c_capsule(requested_schema)
+            target_schema = pa.Schema._import_from_c_capsule(requested_schema)
             with contextlib.suppress(pa.ArrowException):
-                rows = rows.cast(wanted)
+                rows = rows.cast(target_schema)
         return rows.__arrow_c_stream__()
 
     def _scan_changes(self, columns: Sequence[str] | None, predicate: str | None) -> pa.Table:
@@ -140,67 +142,69 @@ class LookupTable:
         check_columns(columns)
         engine = self._engine()
         with engine.publish(), naming("predicate"):
-            shown = planner.table_columns(self._find(engine, self._options), self._options)
-            return scan_changes(engine, self._options, shown, columns, predicate)
+            table_schema = planner.table_columns(self._resolve(engine, self._options), self._options)
+            return scan_changes(engine, self._options, table_schema, columns, predicate)
 
     def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
         """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
 
         `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
         """
-        with self._ask(valid_write_ids) as (held, snapshot), held.engine.measure("lookupTime"):
-            return rows_with(held.engine.reader, held.read, key, held.found.version, snapshot)
+        with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
+            return get_rows(open_table.engine.reader, open_table.read, key, open_table.resolved_table.version, snapshot)
 
-    def get_many(self, keys: Keys | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
+    def get_many(self, keys: KeysLike | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
         `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in their order or of
-        dictionaries (see `rows.Keys`); or a function that makes such a table (see `rows.KeyMaker`). The answer has one row per match,
+        dictionaries (see `rows.KeysLike`); or a function that makes such a table (see `rows.KeyMaker`). The answer has one row per match,
         by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.
         """
-        with self._ask(valid_write_ids) as (held, snapshot), held.engine.measure("lookupTime"):
-            given = table_of_keys(held.found, held.options, keys)
-            return rows_of_keys(held.engine.reader, held.read, given, held.found.version, snapshot)
+        with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
+            key_table = table_of_keys(open_table.resolved_table, open_table.options, keys)
+            return rows_of_keys(
+                open_table.engine.reader, open_table.read, key_table, open_table.resolved_table.version, snapshot
+            )
 
-    def invalidate(self, keys: Keys | KeyMaker) -> None:
-        """Forget what this host holds of those keys (as for `get_many`), also that they have no rows: their next lookup asks again.
+    def invalidate(self, keys: KeysLike | KeyMaker) -> None:
+        """Drop the cached rows of those keys (as for `get_many`) on this host, also the fact that a key has no rows. The next lookup asks the table.
 
-        Of all references to the table that look it up by these columns with lookup.cache=PARTIAL, in all processes; a load that
-        has begun is not kept. One metadata call in UFS mode. Raises OptionError for lookup.cache=FULL (use `reload`), SchemaError,
+        This affects all references to the table with the same key columns and lookup.cache=PARTIAL, in all processes. The rows of a
+        load that is under way are not cached. One metadata call in UFS mode. Raises OptionError for lookup.cache=FULL (use `reload`), SchemaError,
         and OSError if the cache directory cannot be written.
         """
         self._check_open()
         engine = self._engine()
         with engine.publish():
-            held = self._found(engine, self._options)
-            forget_keys(engine, held.found, held.options, keys)
+            open_table = self._refresh(engine, self._options)
+            forget_keys(engine, open_table.resolved_table, open_table.options, keys)
 
     @contextlib.contextmanager
-    def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[HeldTable, Snapshot | None]]:
-        """What a question about the table's rows needs: its version, with its snapshot where that is at hand."""
+    def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[OpenTable, Snapshot | None]]:
+        """The table in its current version, and its snapshot if there is one at hand, for one query of rows."""
         self._check_open()
-        refuse_in_reads(self._asked & IDLE_IN_GETS)
+        refuse_in_reads(self._explicit_options & IDLE_IN_GETS)
         if self._options.changes_from is not None:
             raise OptionError(
                 "option lookup.changes-from reads changes, which have no keys and no list of write ids: use scan()"
             )
-        options, held = self._options, self._held
+        options, open_table = self._options, self._open_table
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
         engine = self._engine() if options is self._options else runtime().engine(options)
         with engine.publish():
-            same = held is not None and held.engine is engine and options is self._options
-            snapshot = held.unchanged() if held is not None and same else None
-            if held is None or snapshot is None:
-                held = self._found(engine, options)
-            version = held.found.version
-            engine.reader.resolver.count_served(held.found.table, version)
+            is_reusable = open_table is not None and open_table.engine is engine and options is self._options
+            snapshot = open_table.unchanged() if open_table is not None and is_reusable else None
+            if open_table is None or snapshot is None:
+                open_table = self._refresh(engine, options)
+            version = open_table.resolved_table.version
+            engine.reader.resolver.count_served(open_table.resolved_table.table, version)
             engine.reader.resolver.count_asked(version)
-            yield held, snapshot
+            yield open_table, snapshot
 
-    def write(self, rows: Rows, mode: WritingMode = "append") -> int:
+    def write(self, rows: RowsLike, mode: WritingMode = "append") -> int:
         """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
 
         `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. `mode`:
@@ -211,21 +215,23 @@ class LookupTable:
         """
         return self._write(rows, write_mode(mode))
 
-    def _write(self, given: Rows, how: WriteMode) -> int:
+    def _write(self, rows: RowsLike, how: WriteMode) -> int:
         self._check_open()
         engine = runtime().engine(self._options)
-        rows = rows_given(given, lambda: engine.schema_in_log(self._options), how is WriteMode.UPSERT)
+        arrow_rows = as_arrow_rows(rows, lambda: engine.schema_in_log(self._options), how is WriteMode.UPSERT)
         with engine.committing(self._options) as writer:
-            # What is known to write nothing needs no write id, nor does what may have been written before.
-            nothing = isinstance(rows, pa.Table) and not rows.num_rows and how is not WriteMode.OVERWRITE
+            # A write without rows needs no write id. Nor does a batch, which may have been written before.
+            nothing = isinstance(arrow_rows, pa.Table) and not arrow_rows.num_rows and how is not WriteMode.OVERWRITE
             batch = self._options.write_batch
             if batch is not None:
                 name: str | None = batch_directory(batch, runtime().nonce())
             else:
                 name = runtime().nonce() if nothing else None
-            job = writer.begin(rows.schema, how, name)
+            job = writer.begin(arrow_rows.schema, how, name)
             try:
-                files = writer.write(job, rows.to_batches() if isinstance(rows, pa.Table) else rows, "part")
+                files = writer.write(
+                    job, arrow_rows.to_batches() if isinstance(arrow_rows, pa.Table) else arrow_rows, "part"
+                )
             except BaseException:
                 with contextlib.suppress(UfsError, DamagedFileError):  # the error itself says more
                     writer.abort(job, ())
@@ -235,12 +241,12 @@ class LookupTable:
                 state = engine.reader.resolver.log(engine.url_of(self._options.path)).latest()
                 assert state is not None
                 return state.newest
-            return writer.position_of(job, state)
+            return writer.commit_position(job, state)
 
-    def upsert(self, rows: Rows) -> int:
-        """Write rows in place of those that have their keys, and beside the others, as one commit; its log position.
+    def upsert(self, rows: RowsLike) -> int:
+        """Write rows as one commit, in which each replaces the rows with its key; returns the log position.
 
-        Of writes with one key the one that is committed last counts. Raises NonUniqueKeyError if two of the rows have one
+        If several writes have one key, the last commit wins. Raises NonUniqueKeyError if two of the rows have one
         key, OptionError for a table without key columns, and as `write`.
         """
         return self._write(rows, WriteMode.UPSERT)
@@ -254,11 +260,11 @@ class LookupTable:
         self._check_open()
         return Transaction(runtime().engine(self._options), self._options, runtime().clock)
 
-    def delete(self, keys: Keys | None = None, *, where: str | None = None) -> int:
+    def delete(self, keys: KeysLike | None = None, *, where: str | None = None) -> int:
         """Remove the rows with those keys (as for `get_many`), or of which the predicate `where` is true, as one commit; its log position.
 
-        `where`: SQL as in `lookup.where`, of all rows of the table, which need no keys. It deletes what others have committed before
-        it does, and nothing of what they commit later. Where there is no such row, nothing is committed. Raises SchemaError for
+        `where`: SQL as in `lookup.where`, of all rows of the table, which need no keys. It deletes rows that others have committed before
+        its own commit, and no later ones. If there is no such row, nothing is committed. Raises SchemaError for
         keys of other types, PredicateError, OptionError for both or neither, and as `upsert`.
         """
         self._check_open()
@@ -270,7 +276,7 @@ class LookupTable:
         engine = runtime().engine(self._options)
         if where is None:
             with engine.committing(self._options) as writer:
-                return writer.delete(keys_given(keys, engine.keys_in_log(self._options)))
+                return writer.delete(as_key_table(keys, engine.keys_in_log(self._options)))
         check_argument("where", where, str, "a predicate, such as \"state = 'NY'\"")
         if self._options.where is not None:
             raise OptionError(
@@ -281,9 +287,9 @@ class LookupTable:
             return writer.delete_where(where)
 
     def compact(self) -> int:
-        """Compact small writes and deletes into files in the order of the keys; the log position after it.
+        """Compact small writes and deletes into files in the order of the keys; returns the log position after it.
 
-        It is one commit that changes no row; where nothing is to be gained, there is none. Raises WriteConflictError if
+        It is one commit that changes no row. If nothing is to be gained, there is no commit. Raises WriteConflictError if
         others replace the same rows again and again, and as `write`.
         """
         self._check_open()
@@ -311,17 +317,17 @@ class LookupTable:
         keys: Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> int:
-        """Change this managed table's definition by one event of its log; the log position after it.
+        """Change this managed table's definition by one event of its log; returns the log position after it.
 
         `columns`: to add, null in the rows there are; a schema, or as in CREATE TABLE, `country STRING`. `keys`: its key columns from now on. `properties`: texts to set, which
         `describe` shows. Raises SchemaError for what does not fit, and as `write`.
         """
         self._check_open()
         try:
-            added = parse_columns(columns) if isinstance(columns, str) else columns
+            new_columns = parse_columns(columns) if isinstance(columns, str) else columns
         except ValueError as problem:
             raise SchemaError(f"argument columns = {columns!r}: expected {problem}") from None
-        if not isinstance(added, pa.Schema | None):
+        if not isinstance(new_columns, pa.Schema | None):
             raise TypeError(f"columns are a pyarrow.Schema, or text as 'country STRING', not {type(columns).__name__}")
         check_argument("keys", keys, (list, tuple, type(None)), "a list of names of columns")
         for name in keys or ():
@@ -331,19 +337,19 @@ class LookupTable:
             check_argument("properties", text, str, "a dictionary of texts, such as {'lookup.log.retention': '30 d'}")
         engine = runtime().engine(self._options)
         with engine.publish():
-            return engine.writer(self._options).alter(added, keys, properties)
+            return engine.writer(self._options).alter(new_columns, keys, properties)
 
     def reload(self) -> str:
-        """Load the current version into this host's snapshot now; its digest.
+        """Load the current version into this host's snapshot now; returns its digest.
 
-        With `lookup.cache=FULL` only; only what changed is fetched. A bar or log lines tell of a long load.
-        Raises what the load raises; the snapshots there are stay.
+        Only with `lookup.cache=FULL`. Fetches only what changed. A progress bar or log lines show a long load.
+        Raises what the load raises; the last snapshot stays then.
         """
         full = self._full()
         try:
             snapshot = full.reload()
         except CHANGED_KIND:
-            self._find(runtime().engine(self._options), self._options)  # it may be another kind of table by now
+            self._resolve(runtime().engine(self._options), self._options)  # it may be another kind of table by now
             if self._full() is full:
                 raise
             full = self._full()
@@ -351,10 +357,9 @@ class LookupTable:
         return snapshot.version.digest
 
     def warm(self) -> str:
-        """Make sure that this host has a snapshot of the current version, and say which; one metadata call.
+        """Make sure that this host has a snapshot of the current version; returns its digest. One metadata call.
 
-        As `reload`, which differs only where nothing has to be done in CACHE mode: there a snapshot that is
-        being served already will do.
+        Like `reload`, except that in CACHE mode a snapshot that answers queries already is enough.
         """
         if self._options.metadata_source is MetadataSource.CACHE:
             latest = self._full().latest()
@@ -365,10 +370,10 @@ class LookupTable:
     def _full(self) -> FullCache:
         self._check_open()
         engine = runtime().engine(self._options)
-        if self._held is None:
-            self._find(engine, self._options)
-        assert self._held is not None
-        full = engine.reader.fulls.get_cache(self._held.found.table, self._held.options)
+        if self._open_table is None:
+            self._resolve(engine, self._options)
+        assert self._open_table is not None
+        full = engine.reader.fulls.get_cache(self._open_table.resolved_table.table, self._open_table.options)
         if full is None:
             raise OptionError(
                 "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"
@@ -381,14 +386,14 @@ class LookupTable:
     def schema(self) -> pa.Schema:
         """The columns of the current version, as `scan` returns them. One metadata call in UFS mode."""
         self._check_open()
-        found = planner.table_columns(self._find(runtime().engine(self._options), self._options), self._options)
-        return found if self._options.changes_from is None else change_columns(found)
+        columns = planner.table_columns(self._resolve(runtime().engine(self._options), self._options), self._options)
+        return columns if self._options.changes_from is None else change_columns(columns)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The key columns: `lookup.keys`, else those of a managed table. Raises OptionError if there are none."""
         self._check_open()
-        return key_names(self._found(self._engine(), self._options).options)
+        return key_names(self._refresh(self._engine(), self._options).options)
 
     def files(self) -> list[dict[str, Any]]:
         """The files of the current version: `url`, `size`, `identity`, `modified_at`, and of a managed table `write_id`, `rows`."""
@@ -412,15 +417,15 @@ class LookupTable:
     def version(self) -> str:
         """The current version's digest, 32 hex digits, equal if and only if no file changed. One metadata call in UFS mode."""
         self._check_open()
-        return self._find(runtime().engine(self._options), self._options).version.digest
+        return self._resolve(runtime().engine(self._options), self._options).version.digest
 
     @property
     def valid_write_ids(self) -> ValidWriteIdList:
         """Which writes of this managed table may be seen now. Raises NotSupportedError for a table without a log."""
         self._check_open()
         engine = runtime().engine(self._options)
-        found = self._find(engine, self._options)
-        valid = engine.reader.resolver.source(found.table).valid_write_ids(found.version)
+        resolved_table = self._resolve(engine, self._options)
+        valid = engine.reader.resolver.source(resolved_table.table).valid_write_ids(resolved_table.version)
         if valid is None:
             raise NotSupportedError(
                 f"{self._options.path}: only managed tables, written by this package, have write ids"
@@ -429,11 +434,11 @@ class LookupTable:
 
     @property
     def floor(self) -> str | None:
-        """What this host has committed to the table last, as `lookup.floor` takes it elsewhere; None without. No store call."""
+        """The last commit of this host to the table, in the form of `lookup.floor`; None if there is none. No store call."""
         self._check_open()
         engine = runtime().engine(self._options)
-        found = engine.reader.resolver.host.floor(engine.url_of(self._options.path))
-        return None if found is None else f"{found[0]}:{found[1]}"
+        floor = engine.reader.resolver.host.floor(engine.url_of(self._options.path))
+        return None if floor is None else f"{floor[0]}:{floor[1]}"
 
     def metrics(self) -> dict[str, int]:
         """This table's counters and gauges on this host, over all its processes. See `pyspark_lookup.base.metrics`."""
@@ -441,7 +446,7 @@ class LookupTable:
         return runtime().engine(self._options).host_metrics()
 
     def metrics_by_worker(self) -> dict[str, dict[str, int]]:
-        """The same for each process of this host, by `<host>-<process>`; those of processes long gone together, as `ended`."""
+        """The counters of each process of this host, by `<host>-<process>`; those of ended processes are summed up as `ended`."""
         self._check_open()
         return runtime().engine(self._options).worker_metrics()
 
@@ -453,13 +458,15 @@ class LookupTable:
         """
         self._check_open()
         engine = runtime().engine(self._options)
-        return describe_table(engine, self._find(engine, self._options), self._options)
+        return describe_table(engine, self._resolve(engine, self._options), self._options)
 
     def close(self) -> None:
         """Publish the counters, stop reloading, and refuse further use. The host's cache stays."""
         if not self._closed:
-            held, self._held = self._held, None
-            runtime().engine(self._options).let_go((held.found.table, held.options) if held is not None else None, self)
+            open_table, self._open_table = self._open_table, None
+            runtime().engine(self._options).let_go(
+                (open_table.resolved_table.table, open_table.options) if open_table is not None else None, self
+            )
         self._closed = True
 
     def _engine(self) -> Engine:
@@ -469,33 +476,35 @@ class LookupTable:
             self._engine_of = current, current.engine(self._options)
         return self._engine_of[1]
 
-    def _find(self, engine: Engine, options: LookupOptions) -> Found:
-        return self._found(engine, options).found
+    def _resolve(self, engine: Engine, options: LookupOptions) -> ResolvedTable:
+        return self._refresh(engine, options).resolved_table
 
-    def _found(self, engine: Engine, options: LookupOptions) -> HeldTable:
-        """The table as it is now; as its own options see it, that is held for the next time."""
-        before, own = self._held, options is self._options
-        held = find_again(engine, options, before, own)
-        if held is not before:
-            refuse_block_size(self._asked, held.found.table.format, redact("path", options.path))
-        if own and held is not before:
-            if before is not None and before.found.table.id != held.found.table.id:
+    def _refresh(self, engine: Engine, options: LookupOptions) -> OpenTable:
+        """The table in its current version. With this table's own options it is remembered for the next call."""
+        before, has_own_options = self._open_table, options is self._options
+        open_table = refresh_table(engine, options, before, has_own_options)
+        if open_table is not before:
+            refuse_block_size(
+                self._explicit_options, open_table.resolved_table.table.format, redact("path", options.path)
+            )
+        if has_own_options and open_table is not before:
+            if before is not None and before.resolved_table.table.id != open_table.resolved_table.table.id:
                 # The path is another kind of table by now.
-                engine.reader.let_go(before.found.table, before.options, self)
-            self._held = held
-            engine.reader.hold(held.found.table, held.options, self)
-        return held
+                engine.reader.let_go(before.resolved_table.table, before.options, self)
+            self._open_table = open_table
+            engine.reader.hold(open_table.resolved_table.table, open_table.options, self)
+        return open_table
 
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this LookupTable is closed")
 
     def __repr__(self) -> str:
-        """Its place, its cache, and the version that this process has seen last (no store call)."""
+        """The path, the cache mode, and the last version that this process has seen (no store call)."""
         place = redact("path", self._options.path) if self._options.path else f"provider {self._options.provider}"
         version = "not read yet"
-        if self._held is not None and not self._closed:
-            last = runtime().engine(self._options).reader.resolver.host.last(self._held.found.table)
+        if self._open_table is not None and not self._closed:
+            last = runtime().engine(self._options).reader.resolver.host.last(self._open_table.resolved_table.table)
             version = f"version {last['digest']}" if last is not None else version
         return f"LookupTable({place!r}, {self._options.cache.value}, {'closed' if self._closed else version})"
 

@@ -1,9 +1,9 @@
 """`lookup.view`: what a host knows about a table, as rows.
 
 `files`: the files of the current version (one metadata call). `versions`: the versions this host has
-resolved, or all that a managed table's log has. `metrics`: the counters of the hosts that could be reached. `summary`: one row about the current version. `token`: the
-token of the version that the asking execution reads. No rows of the table are read but for
-`token`, which secures them (see `version_token`).
+resolved, or all in a managed table's log. `metrics`: the counters of the hosts that the tasks reach. `summary`: one row about the current version. `token`: the
+token of the version that the execution reads. Only `token` reads rows of the table: it secures them
+(see `version_token`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.changes import read_share
-from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.planner import ResolvedTable
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.managed.change_feed import ChangeTask
@@ -35,8 +35,8 @@ _SCHEMAS = {
             ("url", pa.string()),
             ("size", pa.int64()),
             ("identity", pa.string()),
-            ("modified_at", _INSTANT),  # of a managed table: committed
-            ("write_id", pa.int64()),  # null of plain files, as rows
+            ("modified_at", _INSTANT),  # for a managed table: the time of the commit
+            ("write_id", pa.int64()),  # null for plain files, as `rows`
             ("rows", pa.int64()),
         ]
     ),
@@ -46,13 +46,13 @@ _SCHEMAS = {
             ("resolved_at", _INSTANT),
             ("files", pa.int64()),
             ("bytes", pa.int64()),
-            ("token_at", _INSTANT),  # null if no join or SQL function here has used it
-            # Of managed tables, whose versions are all in the log; those above are null where this host has not read them.
+            ("token_at", _INSTANT),  # null if no join or SQL function on this host has used it
+            # Managed tables only: all versions in the log. The columns above are null for versions that this host has not read.
             ("version", pa.int64()),  # as lookup.version takes it
             ("committed_at", _INSTANT),
             ("operation", pa.string()),  # create, alter, or the mode of a write
             ("write_id", pa.int64()),
-            ("files_added", pa.int64()),  # null once they were vacuumed, as rows_added
+            ("files_added", pa.int64()),  # null after a vacuum, as `rows_added`
             ("rows_added", pa.int64()),
         ]
     ),
@@ -71,10 +71,13 @@ _SCHEMAS = {
             ("digest", pa.string()),
             ("files", pa.int64()),
             ("bytes", pa.int64()),
-            ("rows", pa.int64()),  # null where only reading them would tell
-            ("unique_keys", pa.bool_()),  # null where no snapshot tells
-            ("keys_of_table", pa.list_(pa.string())),  # that a managed table's log names; null if there are none
-            ("not_kept", pa.string()),  # why this host has no room for a snapshot; null if it has, or none is wanted
+            ("rows", pa.int64()),  # null if only reading the files would tell
+            ("unique_keys", pa.bool_()),  # null without a snapshot
+            ("keys_of_table", pa.list_(pa.string())),  # of a managed table; null if it has none
+            (
+                "not_kept",
+                pa.string(),
+            ),  # why this host has no room for a snapshot; null if it has room, or needs no snapshot
         ]
     ),
     View.TOKEN: pa.schema([("version", pa.binary())]),
@@ -84,8 +87,8 @@ _FOOTERS_AT_MOST = 64
 
 @dataclasses.dataclass(frozen=True)
 class ViewTask:
-    """A task of a view. There is one, but of `metrics` as many as look for hosts; `nonce` is that of their plan. Of `changes` there are
-    as many as shares of them, with `columns`."""
+    """A task of a view. A view has one task, except `metrics`, which has several to reach several hosts (`nonce`: that of their
+    plan), and changes, which have one per share, with `columns`."""
 
     view: View
     number: int = 0
@@ -112,7 +115,7 @@ def view_batches(
     token: Callable[[], bytes],
     execution: Execution | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a view, as one batch but for changes. `token` resolves the version of this execution."""
+    """The rows of a view, as one batch (changes: several). `token` resolves the version of this execution."""
     if task.columns is not None:
         yield from read_share(engine, options, task.columns, task.changes)
         return
@@ -128,18 +131,18 @@ def view_batches(
     yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMAS[task.view])
 
 
-def describe_table(engine: Engine, found: Found, options: LookupOptions) -> dict[str, Any]:
-    """What `LookupTable.describe` says of a table."""
+def describe_table(engine: Engine, resolved_table: ResolvedTable, options: LookupOptions) -> dict[str, Any]:
+    """The answer of `LookupTable.describe`."""
     return {
-        "path": redact("path", found.table.url),
-        "kind": found.table.kind,
-        "format": found.table.format.value if found.table.format else None,
-        "columns": {field.name: str(field.type) for field in planner.table_columns(found, options)},
-        "version": found.version.digest,
-        "files": len(found.version.files),
-        "bytes": found.version.bytes,
+        "path": redact("path", resolved_table.table.url),
+        "kind": resolved_table.table.kind,
+        "format": resolved_table.table.format.value if resolved_table.table.format else None,
+        "columns": {field.name: str(field.type) for field in planner.table_columns(resolved_table, options)},
+        "version": resolved_table.version.digest,
+        "files": len(resolved_table.version.files),
+        "bytes": resolved_table.version.bytes,
         "options": repr(options),
-        **engine.reader.resolver.source(found.table).details(found.table, found.version),
+        **engine.reader.resolver.source(resolved_table.table).details(resolved_table.table, resolved_table.version),
     }
 
 
@@ -162,27 +165,30 @@ def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
 
 def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     resolver = engine.reader.resolver
-    known: list[dict[str, object]] = [
+    host_versions: list[dict[str, object]] = [
         {**row, "resolved_at": _micros(row["resolved_at"]), "token_at": _micros(row["token_at"])}
         for row in resolver.host.known_versions(options)
     ]
     history = resolver.history(options)
     if history is None:
-        return known
-    seen = {row["position"]: row for row in known}
-    return [{**seen.get(row["version"], {}), **row, "committed_at": _micros(row["committed_at"])} for row in history]
+        return host_versions
+    rows_by_position = {row["position"]: row for row in host_versions}
+    return [
+        {**rows_by_position.get(row["version"], {}), **row, "committed_at": _micros(row["committed_at"])}
+        for row in history
+    ]
 
 
 def _is_asked(engine: Engine, task: ViewTask, execution: Execution | None) -> bool:
     if execution is None:
-        return task.number == 0  # nobody knows who else has answered
+        return task.number == 0  # nothing tells whether another task has answered
     return answers_for_host(engine, key_of(task.nonce, execution.application, execution.id), task.number)
 
 
 def answers_for_host(engine: Engine, key: str, number: int) -> bool:
-    """Whether the task of this number is the one, of all that have this key, that answers for its host (its cache directory).
+    """Whether the task of this number answers for its host (its cache directory): only one of the tasks with this key does.
 
-    An attempt of the same task that is made again answers again. Without a cache directory task 0 does.
+    A repeated attempt of that task answers again. Without a cache directory task 0 answers.
     """
     if engine.disk is None:
         return number == 0
@@ -197,9 +203,9 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = [
         {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
     ]
-    used = [row for row in engine.reader.resolver.host.known_versions(options) if row["token_at"] is not None]
-    if used:
-        last = max(used, key=lambda row: row["token_at"])
+    token_versions = [row for row in engine.reader.resolver.host.known_versions(options) if row["token_at"] is not None]
+    if token_versions:
+        last = max(token_versions, key=lambda row: row["token_at"])
         meaning = "Unix ms when a join or SQL function last issued a version token, whose version is in `detail`"
         at_ms = int(last["token_at"] * 1000)
         rows.append({"name": "tokenVersion", "value": at_ms, "meaning": meaning, "detail": last["digest"]})

@@ -1,4 +1,4 @@
-"""What a query reads: values that travel from the planning process to the reading ones."""
+"""What a query reads, as values that the planning process sends to the reading ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pyspark_lookup.table.model import Table
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
-    """What a query reads of a table. `id` tells plans apart, `planned_s` is when it was made, on the steady clock of `boot`, `number` that of the version
-    that was planned with.
+    """What a query reads of a table. `id` tells plans apart. `planned_s`: when it was made, on the steady clock of `boot`. `number`: the number of the
+    planned version.
     """
 
     id: str
@@ -25,12 +25,12 @@ class ReadPlan:
     number: int | None = None
 
     @property
-    def needed(self) -> list[str]:
-        """The columns that it takes to answer: those of the answer, and those that its predicate tests."""
+    def needed_columns(self) -> list[str]:
+        """The columns of the answer, and those that the predicate tests."""
         return self.projection.needed
 
     def age_s(self, clock: HostClock) -> float | None:
-        """How long ago it was made; None on another host, whose clock may be another one."""
+        """How long ago it was made, in seconds; None on another host, whose clock may differ."""
         return clock.steady_s() - self.planned_s if clock.boot == self.boot else None
 
 

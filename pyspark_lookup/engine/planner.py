@@ -1,6 +1,6 @@
 """Options become a `ReadPlan`: the table behind the path, its columns, the predicate, the tasks.
 
-Everything an option can be wrong about is found here, on the driver.
+Every error in an option is reported here, on the driver.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.restarts import read_with_restarts
 
-_TASKS_AT_MOST = 10_000  # of one read: a table's log may claim any file size
+_TASKS_AT_MOST = 10_000  # of one read, because a damaged log may claim any file size
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """A table as planning found it: with its version and the columns of that version."""
+class ResolvedTable:
+    """A table with the version that was resolved, and the columns of that version."""
 
     table: Table
     version: TableVersion
@@ -58,16 +58,18 @@ class Found:
         return pa.schema([everything.field(name) for name in names])
 
 
-def find(reader: TableReader, options: LookupOptions, known: Table | None = None, last: Found | None = None) -> Found:
+def find(
+    reader: TableReader, options: LookupOptions, last_table: Table | None = None, last: ResolvedTable | None = None
+) -> ResolvedTable:
     """The table at `options.path` now: one metadata call, and the data calls its schema needs.
 
-    `known`: what the path was last time, so that a file costs a HEAD instead of a LIST. `last`: what the same options have found
-    last time, which is found again if nothing has changed.
+    `last_table`: the table that the path was last time, so that a file costs a HEAD instead of a LIST. `last`: the answer that the
+    same options had last time; it is returned again if nothing has changed.
     A file that is replaced before its schema was read makes planning start over. Raises what
     `Resolver.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
     """
     began_s = reader.resolver.now_s()
-    table, version = _discover(reader, options, known, last)
+    table, version = _discover(reader, options, last_table, last)
     try:
         version = _serve(reader, _with_keys(options, version), table, version, began_s)
     except CHANGED_KIND:
@@ -76,7 +78,7 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
         table, version = reader.resolver.discover(options)
         version = _serve(reader, _with_keys(options, version), table, version, began_s)
     if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.resolver.lacks_files(version):
-        # Its tasks could not read what the job has removed, nor go on with other files.
+        # A job has removed files of this version: the tasks could neither read them nor go on with other files.
         version = reader.resolver.resolve_again(table, options, None, version.digest)
     if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
         return last if last.version is version else dataclasses.replace(last, version=version)
@@ -86,12 +88,12 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
         functools.partial(reader.versions.schema, table),
         lambda gone, _: reader.resolver.resolve_again(table, options, None, gone.digest),
     )
-    return Found(table, version, data, partitions)
+    return ResolvedTable(table, version, data, partitions)
 
 
-def with_table_keys(options: LookupOptions, found: Found) -> LookupOptions:
-    """The options with what the table's metadata says where they do not: its key columns."""
-    return _with_keys(options, found.version)
+def with_table_keys(options: LookupOptions, resolved_table: ResolvedTable) -> LookupOptions:
+    """The options, with the table's key columns if they name none."""
+    return _with_keys(options, resolved_table.version)
 
 
 def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
@@ -104,62 +106,62 @@ def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
 def _serve(
     reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
 ) -> TableVersion:
-    """The version that a full cache in CACHE mode answers from, which may be older than the last one known, `version`."""
+    """The version that a full cache in CACHE mode answers from, which may be older than `version`, the last one known."""
     full = reader.fulls.get_cache(table, options) if options.metadata_source is MetadataSource.CACHE else None
     if full is None:
         return version
     latest = full.latest()
-    if latest is None:  # then the store says which version is read, or loaded first
+    if latest is None:  # no snapshot yet: the version comes from the store
         return reader.resolver.learn_newer(table, began_s)
-    own = reader.resolver.host.includes_own_writes(table, options, latest)
-    return latest if own else version
+    has_own_writes = reader.resolver.host.includes_own_writes(table, options, latest)
+    return latest if has_own_writes else version
 
 
 def _discover(
-    reader: TableReader, options: LookupOptions, known: Table | None, last: Found | None
+    reader: TableReader, options: LookupOptions, last_table: Table | None, last: ResolvedTable | None
 ) -> tuple[Table, TableVersion]:
-    if known is not None:
-        if known.pinned != options.pinned:
-            known = dataclasses.replace(known, pinned=options.pinned)
+    if last_table is not None:
+        if last_table.pinned != options.pinned:
+            last_table = dataclasses.replace(last_table, pinned=options.pinned)
         try:
-            version = reader.resolver.resolve(known, options, None).version
+            version = reader.resolver.resolve(last_table, options, None).version
         except CHANGED_KIND:
-            # A file may have become a directory, or a directory of files a table of another kind. What vanished was waited for.
+            # The table may be of another kind now: a directory instead of a file. `resolve` has already waited for a path that vanished.
             return reader.resolver.discover(options, patient=False)
-        if last is not None and last.table is known and last.version.digest == version.digest:
-            return known, version
-        return reader.resolver.to_table(options, known.kind, version), version
+        if last is not None and last.table is last_table and last.version.digest == version.digest:
+            return last_table, version
+        return reader.resolver.to_table(options, last_table.kind, version), version
     return reader.resolver.discover(options)
 
 
-def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
+def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.Schema:
     """The columns a read returns, after checking every option that names a column.
 
     Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit,
     OptionError for a partition.
     """
-    everything = found.columns
-    options = with_table_keys(options, found)
+    everything = resolved_table.columns
+    options = with_table_keys(options, resolved_table)
     if options.cache is CacheMode.PARTIAL and not options.keys:
         raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
     if options.keys:
         keys = resolve_names(options.keys, everything, "lookup.keys")
         fields = [everything.field(name) for name in keys]
         check_key_types(fields)
-        collated = [field.name for field in fields if collated_field(field) is not None]
-        if collated:
+        collated_names = [field.name for field in fields if collated_field(field) is not None]
+        if collated_names:
             raise SchemaError(
-                f"option lookup.keys: column {collated[0]!r} has a collation, by whose rules Spark compares its texts, and keys are compared "
-                f"by their bytes: declare it as plain text by lookup.schema, e.g. '{collated[0]} STRING, …'"
+                f"option lookup.keys: column {collated_names[0]!r} has a collation, by whose rules Spark compares its texts, and keys are compared "
+                f"by their bytes: declare it as plain text by lookup.schema, e.g. '{collated_names[0]} STRING, …'"
             )
     if options.cache is CacheMode.FULL and options.provider is None:
-        make_trigger(options)  # a custom one is a module that may not be there
+        make_trigger(options)  # a custom trigger is imported, which may fail
     if options.where:
         parse_where(options.where, everything)
     for key, name in (("lookup.valid-from", options.valid_from), ("lookup.valid-to", options.valid_to)):
         if name is not None:
             resolve_names((name,), everything, key)
-    select_partitions(found.table, found.version, options)
+    select_partitions(resolved_table.table, resolved_table.version, options)
     if options.columns is None:
         check_all_readable(everything)
         return everything
@@ -167,25 +169,23 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
 
 
 def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: bool = False) -> list[str]:
-    """How a table spells the columns that a query was planned with, or that somebody has `declared`. Raises SchemaError for one that
-    it does not have.
-    """
-    known = {name.lower() for name in columns.names}
-    lost = [name for name in names if name.lower() not in known]
-    if lost:
+    """The planned (or `declared`) columns, as the table spells them. Raises SchemaError for a column that the table does not have."""
+    table_names = {name.lower() for name in columns.names}
+    missing_names = [name for name in names if name.lower() not in table_names]
+    if missing_names:
         says = (
             "of the schema that was given for it"
             if declared
             else "which it had when the query was planned: the table changed; plan again (make the DataFrame, view or stream anew)"
         )
         raise SchemaError(
-            f"{redact('path', url)} has no column {lost[0]!r} (it has {names_shown(columns.names, lost[0] if declared else '')}), {says}"
+            f"{redact('path', url)} has no column {missing_names[0]!r} (it has {names_shown(columns.names, missing_names[0] if declared else '')}), {says}"
         )
     return resolve_names(names, columns, "lookup.columns")
 
 
 def plan_read(
-    found: Found,
+    resolved_table: ResolvedTable,
     options: LookupOptions,
     columns: pa.Schema,
     clock: HostClock,
@@ -194,29 +194,35 @@ def plan_read(
 ) -> ReadPlan:
     """The plan of a read of `columns` (names, types and nullability as the reader of rows expects them).
 
-    `declared`: somebody has said what they are. Raises SchemaError if the table does not have such columns.
+    `declared`: the user has given this schema. Raises SchemaError if the table does not have such columns.
     """
-    declared = declared or found.table.declared is not None
-    everything = found.columns
-    spelled = planned_names(columns.names, everything, found.table.url, declared)
-    for wanted, name in zip(columns, spelled, strict=True):
-        check_readable(wanted, everything.field(name).type, found.table.url, declared)
-        if wanted.name != name:
-            raise SchemaError(f"column {wanted.name!r} of the given schema is spelled {name!r} in the table")
-    # A column read in a wider type is planned in that type; others stay as they were found.
+    declared = declared or resolved_table.table.declared is not None
+    everything = resolved_table.columns
+    table_names = planned_names(columns.names, everything, resolved_table.table.url, declared)
+    for column, name in zip(columns, table_names, strict=True):
+        check_readable(column, everything.field(name).type, resolved_table.table.url, declared)
+        if column.name != name:
+            raise SchemaError(f"column {column.name!r} of the given schema is spelled {name!r} in the table")
+    # A column read in a wider type is planned in that type; others keep the table's.
     types = {field.name: field.type for field in columns}
-    data = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in found.data])
-    partitions = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in found.partitions])
+    data = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.data])
+    partitions = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.partitions])
     predicates = [*([parse_where(options.where, all_columns((data, partitions)))] if options.where else []), *pushed]
     predicate = None if not predicates else predicates[0] if len(predicates) == 1 else And(tuple(predicates))
     projection = Projection(columns, data, partitions, predicate, declared)
     return ReadPlan(
-        uuid.uuid4().hex, options, found.table, projection, clock.steady_s(), clock.boot, found.version.number
+        uuid.uuid4().hex,
+        options,
+        resolved_table.table,
+        projection,
+        clock.steady_s(),
+        clock.boot,
+        resolved_table.version.number,
     )
 
 
-def keys_of(plan: ReadPlan) -> list[pa.Array] | None:
-    """The keys that a plan asks for, as columns in the order of `lookup.keys`; None if it is to be read as a scan."""
+def requested_keys(plan: ReadPlan) -> list[pa.Array] | None:
+    """The keys that a plan asks for, as columns in the order of `lookup.keys`; None if the plan is a scan."""
     options, projection = plan.options, plan.projection
     by_key = options.cache is CacheMode.PARTIAL or (options.provider is not None and options.cache is CacheMode.NONE)
     if not by_key or projection.predicate is None:
@@ -226,29 +232,29 @@ def keys_of(plan: ReadPlan) -> list[pa.Array] | None:
     return key_values(projection.predicate, pa.schema([everything.field(name) for name in names]))
 
 
-def plan_tasks(reader: TableReader, found: Found, plan: ReadPlan) -> list[ReadTask]:
+def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPlan) -> list[ReadTask]:
     """The tasks of a plan: one that resolves at reading for a small table or for rows by key, else shares by bytes.
 
     Raises OptionError for a provider's table that gives rows by key only, and the plan does not say which.
     """
-    keyed = keys_of(plan)
-    if keyed is not None:
+    plan_keys = requested_keys(plan)
+    if plan_keys is not None:
         return [ReadTask(0, 1)]
     if not reader.versions.reads_all_rows:
         raise OptionError(
             f"option lookup.provider = {plan.options.provider!r}: it gives rows by key only; say which in lookup.where "
             '(e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
         )
-    files = select_partitions(found.table, found.version, plan.options)
+    files = select_partitions(resolved_table.table, resolved_table.version, plan.options)
     count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)
     count = min(count, _TASKS_AT_MOST)
-    splittable = reader.versions.splittable(found.table)
+    splittable = reader.versions.splittable(resolved_table.table)
     if not splittable:
         count = min(count, max(len(files), 1))
-    at = plan.options.version_at
-    if at is VersionAt.READ or (at is VersionAt.AUTO and count == 1):
+    version_at = plan.options.version_at
+    if version_at is VersionAt.READ or (version_at is VersionAt.AUTO and count == 1):
         return [ReadTask(number, count) for number in range(count)]
     shares = [share_of(files, number, count, splittable) for number in range(count)]
-    kept = [pieces for pieces in shares if pieces] or [()]
-    digest = found.version.digest
-    return [ReadTask(number, len(kept), pieces, digest) for number, pieces in enumerate(kept)]
+    nonempty_shares = [pieces for pieces in shares if pieces] or [()]
+    digest = resolved_table.version.digest
+    return [ReadTask(number, len(nonempty_shares), pieces, digest) for number, pieces in enumerate(nonempty_shares)]

@@ -1,4 +1,4 @@
-"""Rows and keys as people have them in Python, as Arrow tables."""
+"""Rows and keys in the forms that users have them in Python, as Arrow tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-Rows: TypeAlias = "ArrowStream | Sequence[Mapping[str, Any]]"
-"""Rows of a table: anything that exports an Arrow C stream, a `pa.RecordBatch`, or a list of dictionaries."""
-Keys: TypeAlias = "ArrowStream | Sequence[Any]"
-"""Keys: rows with the key columns, or a list of values (of tuples, for several key columns)."""
+RowsLike: TypeAlias = "ArrowStream | Sequence[Mapping[str, Any]]"
+"""Anything that can be made into rows: an object that exports an Arrow C stream, a `pa.RecordBatch`, or a list of dictionaries."""
+KeysLike: TypeAlias = "ArrowStream | Sequence[Any]"
+"""Anything that can be made into keys: rows with the key columns, or a list of values (of tuples, for several key columns)."""
 KeyMaker: TypeAlias = Callable[[Sequence[str], pa.Schema], pa.Table]
 """Makes a table of keys, once it is known what the key columns are called, and which columns the table has."""
 
@@ -31,13 +31,13 @@ _ROWS = "rows are a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame
 _KEYS = "keys are a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"
 
 
-def rows_given(
-    rows: Any, known: Callable[[], pa.Schema | None], alike: bool = False
+def as_arrow_rows(
+    rows: Any, table_schema: Callable[[], pa.Schema | None], complete: bool = False
 ) -> pa.Table | pa.RecordBatchReader:
-    """Rows as Arrow has them. `known`: the table's columns, for rows without types, asked if need be. `alike`: a column that one
-    dictionary has all have to have, for what is not there is not null.
+    """The rows as an Arrow table or stream. `table_schema`: returns the table's columns; called only for rows without types. `complete`: a column that one
+    dictionary has, all must have: a missing value is not a null.
 
-    Raises TypeError for what are no rows, SchemaError for dictionaries whose values have no type together.
+    Raises TypeError for anything else, SchemaError for dictionaries whose values have no type together.
     """
     if isinstance(rows, (pa.Table, pa.RecordBatchReader)):
         return rows
@@ -45,7 +45,7 @@ def rows_given(
         return pa.Table.from_batches([rows])
     if _is_of_pandas(rows, "DataFrame"):
         try:
-            # What has a name is a column, as after a groupby or set_index; a mere numbering is not.
+            # An index with a name is a column, as after groupby or set_index; a mere row number is not.
             return pa.Table.from_pandas(rows, preserve_index=all(name is not None for name in rows.index.names))
         except pa.ArrowException as problem:
             raise_ours(SchemaError(f"the rows: {problem}"), problem)
@@ -55,25 +55,25 @@ def rows_given(
         except (pa.ArrowInvalid, ValueError) as problem:  # one column
             raise_ours(TypeError(f"{type(rows).__name__}: {_ROWS}"), problem)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
-        return _of_dictionaries(rows, known(), alike)
+        return _table_from_dictionaries(rows, table_schema(), complete)
     raise TypeError(f"{type(rows).__name__}: {_ROWS}")
 
 
-def keys_given(keys: Any, names: Sequence[str]) -> pa.Table:
-    """Keys as a table that has the columns `names` (none: it has no key columns). Columns count by their names, values and tuples
-    by their places.
+def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
+    """The keys as a table with the columns `names` (none: the table has no key columns). Columns are matched by name, values and
+    tuples by position.
 
-    Raises TypeError for what are no keys, SchemaError for a table without these columns.
+    Raises TypeError for anything else, SchemaError for a table without these columns.
     """
     if isinstance(keys, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
-        found = rows_given(keys, lambda: None)
-        return _named(found.read_all() if isinstance(found, pa.RecordBatchReader) else found, names)
+        table = as_arrow_rows(keys, lambda: None)
+        return _check_key_columns(table.read_all() if isinstance(table, pa.RecordBatchReader) else table, names)
     if isinstance(keys, (str, bytes, Mapping)):
         raise TypeError(f"{type(keys).__name__}: {_KEYS}; of one key the rows are given by get()")
     if isinstance(keys, Sequence) and keys and all(isinstance(key, Mapping) for key in keys):
-        return _named(_of_dictionaries(keys, None, True), names)
+        return _check_key_columns(_table_from_dictionaries(keys, None, True), names)
     if isinstance(keys, Sequence) and len(names) > 1:
-        return _of_tuples(keys, names)
+        return _table_from_tuples(keys, names)
     try:
         # NaN is a key; to pandas it stands for null.
         of_pandas = _is_of_pandas(keys, "Series")
@@ -83,8 +83,10 @@ def keys_given(keys: Any, names: Sequence[str]) -> pa.Table:
     except (TypeError, ValueError, pa.ArrowException) as problem:
         raise_ours(TypeError(f"{type(keys).__name__}: {_KEYS}; {foreign_text(str(problem))}"), problem)
     if pa.types.is_struct(column.type):
-        return _named(pa.Table.from_struct_array(column), names)
-    return pa.table({(names or ("key",))[0]: column}) if len(names) <= 1 else _of_tuples(column.to_pylist(), names)
+        return _check_key_columns(pa.Table.from_struct_array(column), names)
+    return (
+        pa.table({(names or ("key",))[0]: column}) if len(names) <= 1 else _table_from_tuples(column.to_pylist(), names)
+    )
 
 
 def as_python(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
@@ -108,38 +110,40 @@ def _beyond_python(rows: pa.Table | pa.RecordBatch) -> str:
     return "the rows have a value that no Python type can hold: read them with get_many(), which returns Arrow"
 
 
-def _is_of_pandas(given: Any, name: str) -> bool:
-    return type(given).__module__.partition(".")[0] == "pandas" and type(given).__name__ == name
+def _is_of_pandas(value: Any, name: str) -> bool:
+    return type(value).__module__.partition(".")[0] == "pandas" and type(value).__name__ == name
 
 
-def _named(keys: pa.Table, names: Sequence[str]) -> pa.Table:
-    spelled = {name.lower() for name in keys.column_names}
-    if not spelled >= {name.lower() for name in names}:
+def _check_key_columns(keys: pa.Table, names: Sequence[str]) -> pa.Table:
+    column_names = {name.lower() for name in keys.column_names}
+    if not column_names >= {name.lower() for name in names}:
         raise SchemaError(f"keys have the columns {', '.join(keys.column_names)}; lookup.keys are {', '.join(names)}")
     return keys
 
 
-def _of_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
-    wrong = next((key for key in keys if not isinstance(key, (tuple, list)) or len(key) != len(names)), None)
-    if wrong is not None:
+def _table_from_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
+    bad_key = next((key for key in keys if not isinstance(key, (tuple, list)) or len(key) != len(names)), None)
+    if bad_key is not None:
         raise TypeError(
-            f"key {foreign_text(foreign_repr(wrong))}: lookup.keys has {len(names)} columns, {', '.join(names)}: {_KEYS}"
+            f"key {foreign_text(foreign_repr(bad_key))}: lookup.keys has {len(names)} columns, {', '.join(names)}: {_KEYS}"
         )
     return pa.table({name: [key[place] for key in keys] for place, name in enumerate(names)})
 
 
-def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) -> pa.Table:
-    wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
-    if wrong is not None:
-        raise TypeError(f"a list with a {type(wrong).__name__}: {_ROWS}")
-    types = {} if known is None else {field.name.lower(): field.type for field in known}
+def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None, complete: bool) -> pa.Table:
+    bad_row = next((row for row in rows if not isinstance(row, Mapping)), None)
+    if bad_row is not None:
+        raise TypeError(f"a list with a {type(bad_row).__name__}: {_ROWS}")
+    types = {} if table_schema is None else {field.name.lower(): field.type for field in table_schema}
     columns: dict[str, pa.Array] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):  # of all rows: some may lack one
+    for name in dict.fromkeys(
+        name for row in rows for name in row
+    ):  # names of all rows, because some rows may lack one
         if not isinstance(name, str):
             raise TypeError(
                 f"a dictionary with the name {foreign_text(foreign_repr(name))}: names of columns are texts"
             )
-        if alike and not all(name in row for row in rows):
+        if complete and not all(name in row for row in rows):
             raise SchemaError(
                 f"some of the dictionaries have no {name!r}: give it to all, None for null, or write those without it apart"
             )
@@ -147,25 +151,27 @@ def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) 
             columns[name] = _column([row.get(name) for row in rows], types.get(name.lower()))
         except (TypeError, ValueError, OverflowError, SchemaError, pa.ArrowException) as problem:
             raise_ours(SchemaError(f"column {name!r} of the rows: {problem}"), problem)
-    if not columns and known is not None:
-        return known.empty_table()
+    if not columns and table_schema is not None:
+        return table_schema.empty_table()
     return pa.table(columns)
 
 
 def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    """Values as Arrow infers them, and then of the table's type if none of them changes; a float may be rounded to a float32."""
+    """The values in the type `kind` (None: the type that Arrow infers). Raises if one would change; only a float may be rounded to a float32."""
     if kind is None or pa.types.is_nested(kind):
         return pa.array(values) if kind is None else exact_array(values, kind)
-    found = pa.array(values)
-    if pa.types.is_null(found.type):
-        return pa.nulls(len(found), kind)
-    own = spark_type(found.type)
-    if pa.types.is_floating(kind) and pa.types.is_floating(own):
-        rounded = found.cast(kind)
-        if not pc.all(pc.equal(pc.is_finite(found), pc.is_finite(rounded)), min_count=0).as_py():
+    array = pa.array(values)
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    inferred_type = spark_type(array.type)
+    if pa.types.is_floating(kind) and pa.types.is_floating(inferred_type):
+        rounded_array = array.cast(kind)
+        if not pc.all(pc.equal(pc.is_finite(array), pc.is_finite(rounded_array)), min_count=0).as_py():
             raise pa.ArrowInvalid(f"a value is beyond {kind}")
-        return rounded
-    of_times = pa.types.is_timestamp(kind) and (own == kind or (pa.types.is_date(own) and kind.tz is None))
-    if not (converts(own, kind) or of_times):
-        raise SchemaError(f"{own} is not {kind}, as in the table")
-    return cast_exactly(found, kind)
+        return rounded_array
+    of_times = pa.types.is_timestamp(kind) and (
+        inferred_type == kind or (pa.types.is_date(inferred_type) and kind.tz is None)
+    )
+    if not (converts(inferred_type, kind) or of_times):
+        raise SchemaError(f"{inferred_type} is not {kind}, as in the table")
+    return cast_exactly(array, kind)

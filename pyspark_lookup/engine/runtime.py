@@ -50,7 +50,7 @@ from pyspark_lookup.table.sources import SOURCES
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
-_ENGINES_KEPT = 256  # of tables that nobody holds: each takes at least 25 kB and keeps a file of counters open
+_ENGINES_KEPT = 256  # without users: each takes at least 25 kB and keeps a file of counters open
 _IDLE_PROBES = 16  # engines that are looked at to find an idle one
 
 
@@ -71,7 +71,7 @@ class Engine:
         self.disk = context.disk
         self._ufs = ufs
         self._context = context
-        self.known: Table | None = None  # what its path was, as of the last announcement
+        self.last_table: Table | None = None  # the table at its path when a token was issued last
         self._publisher = publisher
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
@@ -84,16 +84,16 @@ class Engine:
             with contextlib.suppress(RuntimeError):  # there are too many threads, or the process ends
                 self._context.start("lookupcache-sweep", self.disk.sweep)
 
-    def let_go(self, held: tuple[Table, LookupOptions] | None, user: object) -> None:
-        """Close what `user` was the last one to hold (`held`: its table, if it has read one), files of counters included."""
+    def let_go(self, table_and_options: tuple[Table, LookupOptions] | None, user: object) -> None:
+        """Close what only `user` still uses (`table_and_options`: what it has read, if anything), and the files of counters if nobody else needs them."""
         self.publish_metrics()
-        if held is not None:
-            self.reader.let_go(*held, user)
+        if table_and_options is not None:
+            self.reader.let_go(*table_and_options, user)
         if not self.reader.is_held:
             self._publisher.close()
 
-    def rest(self) -> None:
-        """Publish the counters, and close their file until the next use."""
+    def suspend(self) -> None:
+        """Publish the counters, and close their file until the next use of the engine."""
         self._publisher.publish()
         self._publisher.close()
 
@@ -112,8 +112,8 @@ class Engine:
                 f"option path = {redact('path', options.path)!r}: a new table has a name without wildcards (*, ?, [, {{)"
             )
         if options.pinned is not None or options.changes_from is not None:
-            given = next(iter(options.pins), "lookup.changes-from")
-            raise OptionError(f"option {given} is for reads: a write takes none, remove it")
+            pin = next(iter(options.pins), "lookup.changes-from")
+            raise OptionError(f"option {pin} is for reads: a write takes none, remove it")
         log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.resolver.host.raise_floor, table)
         enclosing = self.reader.resolver.enclosing
@@ -141,7 +141,7 @@ class Engine:
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
-        """A writer for a block that commits. What is due of the table's upkeep follows, and counters are published."""
+        """A writer for a block that commits. Afterwards runs a compaction or vacuum if one is due, and publishes the counters."""
         with self.publish():
             yield self.writer(options)
             if options.write_compact_after:
@@ -190,12 +190,12 @@ class Runtime:
         self._sizes = sizes or WriteSizes()
         self._start = start
         self._timer = Timer(start)
-        self._lock = threading.RLock()  # what opens a store is foreign code, which may ask for a table
+        self._lock = threading.RLock()  # reentrant: opening a store runs foreign code, which may open a table
         self._stores: dict[str, Store] = {}
         self._catalogs: dict[tuple[str, tuple[tuple[str, str], ...]], Catalog] = {}
-        self._disks: dict[str, Disk | str] = {}  # or why there is none
-        # Those in use, and those that were used last. One that was dropped is built again, as in another process:
-        # what must not be lost with it is on the host's record.
+        self._disks: dict[str, Disk | str] = {}  # or why the directory cannot be used
+        # Engines in use, and recently used ones. A dropped engine is built again when needed, as in another process:
+        # anything that must survive it is on disk.
         self._engines: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
         self._recent: collections.OrderedDict[str, Engine] = collections.OrderedDict()
         self._publishers: weakref.WeakValueDictionary[str, Publisher] = weakref.WeakValueDictionary()
@@ -204,17 +204,17 @@ class Runtime:
 
     def engine(self, options: LookupOptions) -> Engine:
         """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
-        provided = self._provided_table(options)
+        provided_table = self._provided_table(options)
         with self._lock:
             key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, self._provided_key(options), options.cache)  # fmt: skip
             engine = self._engines.get(key)
             if engine is None:
-                engine = self._engines[key] = self._build(options, provided)
+                engine = self._engines[key] = self._build(options, provided_table)
             self._recent[key] = engine
             self._recent.move_to_end(key)
             idle = self._take_idle(key)
         if idle is not None:
-            idle.rest()
+            idle.suspend()
         return engine
 
     def _take_idle(self, requested_key: str) -> Engine | None:
@@ -227,7 +227,7 @@ class Runtime:
         return None
 
     def of_application(self, name: str) -> None:
-        """Count from here on for the Spark application of that name (its id), which this process is a worker of."""
+        """Count from now on for the Spark application with this id, whose worker this process is."""
         with self._lock:
             self._application = name
             for publisher in self._living_publishers():
@@ -247,9 +247,9 @@ class Runtime:
         return f"{self._rng.getrandbits(64):016x}"
 
     def effective(self, options: LookupOptions) -> LookupOptions:
-        """The options as the provider that they name means them. Raises OptionError if it cannot be made or they contradict it."""
-        provided = self._provided_table(options)
-        return options if provided is None else with_provider(options, provided)
+        """The options, completed by the provider that they name. Raises OptionError if it cannot be made or they contradict it."""
+        provided_table = self._provided_table(options)
+        return options if provided_table is None else with_provider(options, provided_table)
 
     def _provided_key(self, options: LookupOptions) -> str:
         made_with = (
@@ -265,46 +265,52 @@ class Runtime:
         return key_of(*made_with, *calls, *retries, options.cache_directory()) if options.provider is not None else ""
 
     def _provided_table(self, options: LookupOptions) -> ProvidedTable | None:
-        """The table of a provider, made by whoever asks first. Not under the lock: a factory may hang, or ask for a table."""
+        """The table of a provider, made by the first caller; others wait. Made outside the lock, because a factory may hang, or open a table."""
         if options.provider is None:
             return None
         key = self._provided_key(options)
         with self._lock:
-            known = self._provided.get(key)
-            made = known or self._provided.setdefault(key, concurrent.futures.Future())
-        if known is None:
+            existing = self._provided.get(key)
+            future = existing or self._provided.setdefault(key, concurrent.futures.Future())
+        if existing is None:
             try:
-                made.set_result(ProvidedTable(options, self.clock))
+                future.set_result(ProvidedTable(options, self.clock))
             except BaseException as problem:
                 with self._lock:
                     del self._provided[key]
-                made.set_exception(problem)
-        return made.result()
+                future.set_exception(problem)
+        return future.result()
 
-    def _build(self, options: LookupOptions, provided: ProvidedTable | None) -> Engine:
-        store = self._store_of(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
+    def _build(self, options: LookupOptions, provided_table: ProvidedTable | None) -> Engine:
+        store = (
+            self._open_store(options)
+            if provided_table is None
+            else ProvidedStore(provided_table, options, self.clock.wall_s)
+        )
         url = store.url_of(options.path)
         check_apart(url, options.cache_directory())
         label = key_of(store.scope, url)
-        # References to one table with other options count together, and are published once.
+        # All references to one table share their counters, which are published once.
         place = key_of(label, options.cache_directory())
-        known = self._publishers.get(place)
-        metrics = known.metrics if known else CacheMetricGroup()
+        publisher = self._publishers.get(place)
+        metrics = publisher.metrics if publisher else CacheMetricGroup()
         ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
         context = HostContext(self._disk(options, metrics), metrics, self.clock, self._rng, self._start, self._timer)
-        if known is None:
-            known = self._publishers[place] = Publisher(metrics, context.disk, label, redact("path", url), self.clock)
-        known.application = self._application
+        if publisher is None:
+            publisher = self._publishers[place] = Publisher(
+                metrics, context.disk, label, redact("path", url), self.clock
+            )
+        publisher.application = self._application
         blocks = BlockCache(ufs, context, _BLOCK_WAIT_S)
-        sources = SOURCES if provided is None else [functools.partial(ProviderSource, provided)]
+        sources = SOURCES if provided_table is None else [functools.partial(ProviderSource, provided_table)]
         resolver = Resolver(ufs, blocks, context, sources, self._catalog(options))
-        if provided is None:
+        if provided_table is None:
             reader = TableReader(resolver, blocks, context, options.block_size)
         else:
-            scan = ProvidedScan(provided, metrics)
-            given = (scan, scan), provided.cache, provided.trigger
-            reader = TableReader(resolver, blocks, context, options.block_size, *given)
-        return Engine(reader, ufs, context, known, self._sizes)
+            scan = ProvidedScan(provided_table, metrics)
+            provider_parts = (scan, scan), provided_table.cache, provided_table.trigger
+            reader = TableReader(resolver, blocks, context, options.block_size, *provider_parts)
+        return Engine(reader, ufs, context, publisher, self._sizes)
 
     def _catalog(self, options: LookupOptions) -> Catalog | None:
         if options.catalog is None:
@@ -314,18 +320,20 @@ class Runtime:
             self._catalogs[key] = Catalog(*key)
         return self._catalogs[key]
 
-    def _store_of(self, options: LookupOptions) -> Store:
+    def _open_store(self, options: LookupOptions) -> Store:
         if options.catalog is None:
             return self._store(options.path, options)
         scope = json.dumps(options.storage, default=str)
-        opened = functools.partial(self._store, options=options)
-        return CatalogStore(options.catalog, options.catalog_properties, opened, scope)
+        open_path = functools.partial(self._store, options=options)
+        return CatalogStore(options.catalog, options.catalog_properties, open_path, scope)
 
     def _store(self, path: str, options: LookupOptions) -> Store:
         protocol = path.split("://", 1)[0] if "://" in path else "file"
-        # Other protocols may carry a host in the URL, so a store is kept per place, not per protocol.
+        # URLs of other protocols may name a host, so there is one store per host, not per protocol.
         place = path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a", "s3n") else ""
-        local = protocol == "file" and options.catalog is not None  # storage options are for its tables elsewhere
+        local = (
+            protocol == "file" and options.catalog is not None
+        )  # storage options are not for the catalog's local tables
         secrets = conf_file_secrets() if protocol != "file" else {}
         storage = {} if local else {**secrets, **options.storage_options()}
         key = key_of(protocol, place, sorted(storage.items()))
@@ -360,7 +368,7 @@ class Runtime:
         if isinstance(disk_or_reason, str):
             metrics.inc("cacheFailureCount")
             return None
-        # One directory, counted per table: each engine writes its own counters.
+        # Tables share the directory, but each engine writes its own counters.
         return disk_or_reason.counting(metrics)
 
     def cache_problem(self, options: LookupOptions) -> str:
@@ -371,7 +379,9 @@ class Runtime:
 
 _current: Runtime | None = None
 _making = ForkSafeLock()
-_inherited: list[Runtime] = []  # never closed here: what closes a connection may tell the server, and end the parent's
+_inherited: list[
+    Runtime
+] = []  # never closed here: closing a connection may tell the server, which would end the parent's
 
 
 def runtime() -> Runtime:
@@ -390,7 +400,7 @@ def runtime() -> Runtime:
 
 @atexit.register
 def _at_exit() -> None:
-    end_all()  # what they count is published, too
-    # A child that was forked, and has used nothing, inherits this.
+    end_all()  # first, so that the counts of these threads are published, too
+    # A forked child that has not used the runtime inherits its parent's, and must not publish it.
     if _current is not None and _current.pid == os.getpid():
         _current.publish()

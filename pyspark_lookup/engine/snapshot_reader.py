@@ -39,8 +39,8 @@ class SnapshotReader:
     ) -> tuple[Resolution, Snapshot | None]:
         """The version that `execution` reads, and its snapshot if there is one to read it from.
 
-        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own). `exact`: only
-        parts of its files are to be read.
+        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own). `exact`: the caller
+        reads only parts of its files.
         """
         resolution, snapshot = self._resolve(plan, execution, version, exact)
         if version is None and resolution.decided_here:
@@ -55,9 +55,9 @@ class SnapshotReader:
         if full is not None and options.metadata_source is MetadataSource.CACHE:
             latest = self.current(table, options)
             if latest is not None:
-                served, snapshot = latest
-                resolution = self._resolver.resolve(table, options, execution, lambda: served)
-                if resolution.version.digest == served.digest:
+                served_version, snapshot = latest
+                resolution = self._resolver.resolve(table, options, execution, lambda: served_version)
+                if resolution.version.digest == served_version.digest:
                     return resolution, self.covering(plan, snapshot)
                 return resolution, self.find(plan, resolution.version, exact)
             # What this host knows of the table may be as old as its last reload, or older.
@@ -71,9 +71,9 @@ class SnapshotReader:
         return resolution, self.find(plan, resolution.version, exact)
 
     def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
-        """What a full cache answers from in CACHE mode, the first load being waited for.
+        """The version and snapshot from which a full cache answers in CACHE mode; waits for the first load.
 
-        None without one, and while it is behind what this host has committed: the store answers then, and it reloads.
+        None without a full cache. Also None while the snapshot lacks a commit of this host: the store answers then, and a reload starts.
         """
         full = self._fulls.get_cache(table, options)
         latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
@@ -85,14 +85,14 @@ class SnapshotReader:
     def unchanged(
         self, full: FullCache, table: Table, options: LookupOptions, version: TableVersion
     ) -> Snapshot | None:
-        """The snapshot of a version, if a full cache in CACHE mode answers from it still, and nothing has to be done for that."""
+        """The snapshot of a version, if a full cache in CACHE mode still answers from it and needs no reload."""
         snapshot = full.unchanged(version)
         if snapshot is None or not self._resolver.host.includes_own_writes(table, options, version):
             return None
         self._metrics.inc("metadataCacheCount")
         return snapshot
 
-    def of(
+    def get(
         self,
         table: Table,
         options: LookupOptions,
@@ -100,9 +100,9 @@ class SnapshotReader:
         wait_s: float | None = None,
         exact: bool = False,
     ) -> Snapshot | None:
-        """The snapshot of a version, built now if a query may wait for that; None without one.
+        """The snapshot of a version, built now if the query may wait for it; else None.
 
-        `wait_s`: how long it may (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
+        `wait_s`: how long it may wait (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
         """
         full = self._fulls.get_cache(table, options)
         if full is None:
@@ -115,12 +115,12 @@ class SnapshotReader:
         """The snapshot of a version if it has all that the plan needs."""
         if self._fulls.get_cache(plan.table, plan.options) is None:
             return None
-        return self.covering(plan, self.of(plan.table, plan.options, version, exact=exact))
+        return self.covering(plan, self.get(plan.table, plan.options, version, exact=exact))
 
     def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
-        """A snapshot that has all that the plan needs."""
-        some = plan.options.columns is not None
-        if some and snapshot is not None and not set(plan.needed) <= set(snapshot.schema.names):
+        """The snapshot if it has all columns that the plan needs; else None."""
+        selects_columns = plan.options.columns is not None
+        if selects_columns and snapshot is not None and not set(plan.needed_columns) <= set(snapshot.schema.names):
             snapshot = None
         if snapshot is None:
             self._metrics.inc("snapshotReadThroughCount")
@@ -131,5 +131,7 @@ class SnapshotReader:
     ) -> Iterator[pa.RecordBatch]:
         """The planned rows of a snapshot; with `pieces`, those of such parts of the version's files only."""
         ranges = None if pieces is None else [(p.file.url, p.start, p.end) for p in pieces]
-        whole = functools.partial(self._versions.data_schema, plan.table, version)
-        return snapshot_batches(snapshot, plan.projection, ranges, whole, redact("path", plan.table.url), self._metrics)
+        read_schema = functools.partial(self._versions.data_schema, plan.table, version)
+        return snapshot_batches(
+            snapshot, plan.projection, ranges, read_schema, redact("path", plan.table.url), self._metrics
+        )

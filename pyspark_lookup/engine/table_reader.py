@@ -1,8 +1,8 @@
-"""A planned read: which version its tasks take, and what happens when that version vanishes.
+"""Carries out planned reads: which version the tasks read, and what happens when its files vanish.
 
 `ReadPlan` and `ReadTask` are values that travel from the planning process to the reading ones;
-`TableReader` carries them out. Of a task that resolves at reading, the first batch comes after all of
-its bytes are secured, so it can start over with a newer version without mixing two.
+`TableReader` carries them out. A task that resolves its version while reading returns its first batch after all
+its bytes are secured, so it can restart with a newer version without mixing two.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from pyspark_lookup.table.resolver import Resolver
 from pyspark_lookup.table.restarts import read_with_restarts
 
 _log = logging.getLogger("pyspark_lookup.reader")
-_STARTS = 5  # a table that changes under this many reads in a row is an error
+_STARTS = 5  # attempts in a row before a changing table is an error
 
 
 class TableReader:
     """Reads of one table reference in this process, on this host.
 
-    `scans`: what reads its rows, and what does so for a snapshot; None: files are read. `cache`, `trigger`: in place of a partial
-    cache, and of a reload strategy, that the options describe.
+    `scans`: the scan for queries and the scan for snapshots (None: scans of files). `cache`, `trigger`: replace the partial
+    cache and the reload strategy that the options describe.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TableReader:
         self.metrics = context.metrics
         self._context = context
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
-        # A snapshot keeps the rows, so nobody needs the bytes that they were decoded from. A load reads each file once, as a compaction does.
+        # Loads and compactions read each file once, and a snapshot has the decoded rows: their bytes need not be cached.
         self._scan, load_scan = scans or (
             Scan(blocks, context.metrics, block_size),
             Scan(blocks.read_only(), context.metrics, block_size, again=False),
@@ -78,7 +78,7 @@ class TableReader:
     ) -> TableVersion:
         """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
         if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
-            raise self._gone(plan, change, resolution.version.number) from change
+            raise self._version_gone(plan, change, resolution.version.number) from change
         return self.resolver.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
 
     def read(
@@ -92,19 +92,21 @@ class TableReader:
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
-            planned = self.resolver.find_recorded(plan.table, task.digest) if task.digest is not None else None
-            if planned is not None:
+            planned_version = self.resolver.find_recorded(plan.table, task.digest) if task.digest is not None else None
+            if planned_version is not None:
                 if task.number == 0:
-                    self.resolver.count_asked(planned)
-                snapshot = self.snapshots.find(plan, planned, exact=task.count > 1)
+                    self.resolver.count_asked(planned_version)
+                snapshot = self.snapshots.find(plan, planned_version, exact=task.count > 1)
                 if snapshot is not None:
-                    return self.snapshots.batches(plan, snapshot, planned, task.pieces if task.count > 1 else None)
+                    return self.snapshots.batches(
+                        plan, snapshot, planned_version, task.pieces if task.count > 1 else None
+                    )
             return self._prepare_planned(plan, task, task.pieces, execution).batches()
-        resolution, found = self.snapshots.resolve(plan, execution, version, exact=task.count > 1)
+        resolution, snapshot = self.snapshots.resolve(plan, execution, version, exact=task.count > 1)
         files = select_partitions(plan.table, resolution.version, plan.options)
         pieces = share_of(files, task.number, task.count, self.versions.splittable(plan.table))
-        if found is not None:
-            return self.snapshots.batches(plan, found, resolution.version, pieces if task.count > 1 else None)
+        if snapshot is not None:
+            return self.snapshots.batches(plan, snapshot, resolution.version, pieces if task.count > 1 else None)
         return self._from_files(plan, task, execution, resolution, pieces)
 
     def _from_files(
@@ -121,79 +123,79 @@ class TableReader:
             if task.count > 1:
                 prepared = self._newer_files(plan, pieces, resolution.version, execution, change)
             elif not resolution.decided_here and plan.table.fails_when_gone(plan.options):
-                # Others of this execution may have answered from the version that is gone.
-                raise self._gone(plan, change, resolution.version.number) from change
+                # Other tasks of this execution may have answered from the lost version.
+                raise self._version_gone(plan, change, resolution.version.number) from change
             else:
-                prepared = self._start_over(plan, resolution.version, execution)
+                prepared = self._restart(plan, resolution.version, execution)
         return prepared.batches()
 
     def _prepare_planned(
         self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
     ) -> PreparedScan:
-        """A task whose version planning fixed."""
+        """A task whose version was fixed at planning."""
         age_s = plan.age_s(self._context.clock)
         if age_s is not None and age_s > SETTLED_AFTER_S:
-            # Too new to keep when it was planned, but by now its identity is proof enough.
+            # At planning the file was too new to be cached; by now its identity is reliable.
             pieces = tuple(dataclasses.replace(p, file=dataclasses.replace(p.file, settled=True)) for p in pieces)
         try:
             return self._scan.prepare(plan.table, pieces, plan.projection)
         except SourceChangedError as change:
-            planned = TableVersion(plan.table.id, tuple(piece.file for piece in pieces))
+            planned_version = TableVersion(plan.table.id, tuple(piece.file for piece in pieces))
             if task.count > 1:
-                return self._newer_files(plan, pieces, planned, execution, change)
+                return self._newer_files(plan, pieces, planned_version, execution, change)
             if plan.table.fails_when_gone(plan.options):
-                raise self._gone(plan, change, plan.number) from change
-            return self._start_over(plan, planned, execution)
+                raise self._version_gone(plan, change, plan.number) from change
+            return self._restart(plan, planned_version, execution)
 
-    def _start_over(self, plan: ReadPlan, gone: TableVersion, execution: Execution | None) -> PreparedScan:
-        """The only task of a read, with the version that replaced `gone`: nothing was handed out yet."""
+    def _restart(self, plan: ReadPlan, lost_version: TableVersion, execution: Execution | None) -> PreparedScan:
+        """The only task of a read, started over with the version that replaced `lost_version`. It has returned no rows yet."""
 
         def read(version: TableVersion) -> PreparedScan:
             pieces = slices_of(select_partitions(plan.table, version, plan.options))
             return self.versions.prepare(plan.table, version, pieces, plan.projection)
 
-        def renewed(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
+        def resolve_again(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
             return self.resolver.resolve_again(plan.table, plan.options, execution, version.digest)
 
-        return read_with_restarts(plan.table, renewed(gone), read, renewed)[0]
+        return read_with_restarts(plan.table, resolve_again(lost_version), read, resolve_again)[0]
 
     def _newer_files(
         self,
         plan: ReadPlan,
         pieces: tuple[Slice, ...],
-        gone: TableVersion,
+        lost_version: TableVersion,
         execution: Execution | None,
         change: SourceChangedError,
     ) -> PreparedScan:
-        """One task of several after a change: files replaced in place are read anew, whole.
+        """One of several tasks, after a change of files: a file that was replaced is read again, as a whole.
 
         A file that other tasks read parts of would be mixed, and the rows of one that vanished may be
         anywhere: both are errors even where a newer version is welcome.
         """
         if plan.table.fails_when_gone(plan.options):
-            raise self._gone(plan, change, plan.number) from change
+            raise self._version_gone(plan, change, plan.number) from change
         for _ in range(_STARTS):
             try:
-                version = self.resolver.resolve_again(plan.table, plan.options, execution, gone.digest)
+                version = self.resolver.resolve_again(plan.table, plan.options, execution, lost_version.digest)
             except UfsNotFoundError as missing:
-                raise self._gone(plan, change, plan.number) from missing
+                raise self._version_gone(plan, change, plan.number) from missing
             current = {file.url: file for file in version.files}
-            renewed = []
+            new_pieces = []
             for piece in pieces:
                 file = current.get(piece.file.url)
                 if file == piece.file:
-                    renewed.append(piece)
+                    new_pieces.append(piece)
                 elif file is not None and piece.whole:
-                    renewed.append(Slice(file, 0, file.size))
+                    new_pieces.append(Slice(file, 0, file.size))
                 else:
-                    raise self._gone(plan, change, plan.number) from change
+                    raise self._version_gone(plan, change, plan.number) from change
             try:
-                return self._scan.prepare(plan.table, renewed, plan.projection)
-            except SourceChangedError as again:
-                change, gone = again, version
-        raise self._gone(plan, change, plan.number) from change
+                return self._scan.prepare(plan.table, new_pieces, plan.projection)
+            except SourceChangedError as another_change:
+                change, lost_version = another_change, version
+        raise self._version_gone(plan, change, plan.number) from change
 
-    def _gone(self, plan: ReadPlan, change: SourceChangedError, number: int | None) -> VersionGoneError:
+    def _version_gone(self, plan: ReadPlan, change: SourceChangedError, number: int | None) -> VersionGoneError:
         self.metrics.inc("versionGoneCount")
         return VersionGoneError(
             f"the version{'' if number is None else f' {number}'} of {redact('path', plan.table.url)} this query resolved is gone: "
@@ -202,12 +204,12 @@ class TableReader:
         )
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Keep the full cache's schedule and the provider's connection until `user` lets go of them, or is gone."""
+        """Keep the full cache's schedule and the provider's connection open until `user` lets go of them, or is collected."""
         self._users.add(user)
         self.fulls.hold(table, options, user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Close what `user` was the last one to hold; what is on disk stays."""
+        """Close what only `user` still uses; files on disk stay."""
         self._users.discard(user)
         if not self._users:
             self._scan.close()
@@ -216,17 +218,17 @@ class TableReader:
 
     @property
     def is_held(self) -> bool:
-        """Whether anybody holds it."""
+        """Whether it has users."""
         return bool(self._users)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be dropped: nobody holds it, and it knows nothing that is not on the host's record."""
+        """Whether it can be dropped: it has no users, and everything it knows is on disk."""
         unrecorded = self.resolver.host.has_unwritten or self.partials.has_unrecorded
         return not self._users and not unrecorded
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
-        """Log once, from one process of the host, that a later execution reads an older plan's version."""
+        """Warn if a later execution reads the version of an older plan; once per plan, from one process of the host."""
         if execution is None or self._context.disk is None:
             return
         try:

@@ -14,10 +14,10 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, UfsNotFoundError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.held_table import HeldTable
-from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scan
-from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
+from pyspark_lookup.engine.open_table import OpenTable
+from pyspark_lookup.engine.planner import ResolvedTable
+from pyspark_lookup.engine.row_queries import get_rows, key_names, rows_of_keys, scan
+from pyspark_lookup.engine.rows import KeysLike, RowsLike, as_arrow_rows, as_key_table
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -30,24 +30,24 @@ _MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, W
 
 def write_mode(mode: str) -> WriteMode:
     """The mode of a write of rows. Raises OptionError for anything else."""
-    found = _MODES.get(mode.lower()) if isinstance(mode, str) else None
-    if found is None:
+    member = _MODES.get(mode.lower()) if isinstance(mode, str) else None
+    if member is None:
         raise OptionError(f"argument mode = {mode!r}: give 'append', 'overwrite' or 'upsert'")
-    return found
+    return member
 
 
-def check_no_batch(options: LookupOptions, what: str) -> None:
-    """Raise OptionError for an option that this kind of write does not heed."""
+def check_no_batch(options: LookupOptions, operation: str) -> None:
+    """Raise OptionError for `lookup.write.batch`, which this kind of write ignores."""
     if options.write_batch is not None:
-        raise OptionError(f"option lookup.write.batch is for single writes of rows, not for {what}: remove it")
+        raise OptionError(f"option lookup.write.batch is for single writes of rows, not for {operation}: remove it")
 
 
 class Transaction:
-    """Writes that are seen here at once, and by others after the `with` block, all together; after an error in it, never.
+    """Several writes that become visible together, at the end of the `with` block; after an error in it, never.
 
     Made by `LookupTable.transaction`; for one thread of one process. Its reads see the table as it was when the block was
-    entered, and its own writes; they go to the files, whatever `lookup.cache` says. Without writes it puts no event. What
-    others have committed meanwhile stays: of writes with one key that of the later commit counts.
+    entered, and its own writes; they read the files, whatever `lookup.cache` says. Without writes nothing is logged. Commits
+    of others meanwhile stay: if several writes have one key, the last commit wins.
     """
 
     def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
@@ -64,57 +64,59 @@ class Transaction:
 
     # --- writes -----------------------------------------------------------------------------------
 
-    def write(self, rows: Rows, mode: WritingMode = "append") -> None:
+    def write(self, rows: RowsLike, mode: WritingMode = "append") -> None:
         """Write rows, as `LookupTable.write` does; an overwrite takes the place of what this transaction has written, too."""
         self._check_open()
         how = write_mode(mode)
-        found = rows_given(rows, lambda: self._engine.schema_in_log(self._options), how is WriteMode.UPSERT)
-        if isinstance(found, pa.Table) and not found.num_rows and how is not WriteMode.OVERWRITE:
+        arrow_rows = as_arrow_rows(rows, lambda: self._engine.schema_in_log(self._options), how is WriteMode.UPSERT)
+        if isinstance(arrow_rows, pa.Table) and not arrow_rows.num_rows and how is not WriteMode.OVERWRITE:
             return
-        self._writes.write(found.schema, found.to_batches() if isinstance(found, pa.Table) else found, how)
+        self._writes.write(
+            arrow_rows.schema, arrow_rows.to_batches() if isinstance(arrow_rows, pa.Table) else arrow_rows, how
+        )
 
-    def upsert(self, rows: Rows) -> None:
+    def upsert(self, rows: RowsLike) -> None:
         """Write rows in place of those that have their keys, as `LookupTable.upsert` does."""
         self.write(rows, "upsert")
 
-    def delete(self, keys: Keys) -> None:
+    def delete(self, keys: KeysLike) -> None:
         """Remove the rows with those keys, as `LookupTable.delete` does."""
         self._check_open()
-        self._writes.delete(keys_given(keys, self._engine.keys_in_log(self._options)))
+        self._writes.delete(as_key_table(keys, self._engine.keys_in_log(self._options)))
 
     # --- reads ------------------------------------------------------------------------------------
 
     @property
     def valid_write_ids(self) -> ValidWriteIdList | None:
-        """What this transaction sees: its own write id is marked committed; None before the table is there."""
+        """The writes that this transaction sees: its own write id counts as committed. None before the table exists."""
         self._check_open()
         return self._writes.valid_write_ids()
 
     def scan(self, columns: Sequence[str] | None = None, predicate: str | None = None) -> pa.Table:
         """The rows it sees, as `LookupTable.scan` gives them."""
-        held = self._found()
-        return scan(self._engine, held.found, held.options, columns, predicate, self._clock)
+        open_table = self._open()
+        return scan(self._engine, open_table.resolved_table, open_table.options, columns, predicate, self._clock)
 
     def get(self, key: Any) -> list[dict[str, Any]]:
         """The rows it sees with this key, as `LookupTable.get` gives them."""
-        held = self._found()
-        return rows_with(self._engine.reader, held.read, key, held.found.version, None)
+        open_table = self._open()
+        return get_rows(self._engine.reader, open_table.read, key, open_table.resolved_table.version, None)
 
-    def get_many(self, keys: Keys) -> pa.Table:
+    def get_many(self, keys: KeysLike) -> pa.Table:
         """The rows it sees with those keys, as `LookupTable.get_many` gives them."""
-        held = self._found()
-        given = keys_given(keys, key_names(held.options))
-        return rows_of_keys(self._engine.reader, held.read, given, held.found.version, None)
+        open_table = self._open()
+        key_table = as_key_table(keys, key_names(open_table.options))
+        return rows_of_keys(self._engine.reader, open_table.read, key_table, open_table.resolved_table.version, None)
 
-    def _found(self) -> HeldTable:
+    def _open(self) -> OpenTable:
         self._check_open()
         if self._writes.valid_write_ids() is None:
             raise UfsNotFoundError(
                 f"{self._engine.url_of(self._options.path)} is no managed table yet: write to it first"
             )
         table, version = self._writes.version()
-        found = Found(table, version, *require_metadata(table, version).columns)
-        return HeldTable(self._engine, found, planner.with_table_keys(self._options, found), None)
+        resolved_table = ResolvedTable(table, version, *require_metadata(table, version).columns)
+        return OpenTable(self._engine, resolved_table, planner.with_table_keys(self._options, resolved_table), None)
 
     # --- its end ----------------------------------------------------------------------------------
 
@@ -126,8 +128,8 @@ class Transaction:
             self.position = self._writes.commit()
 
     def abort(self) -> None:
-        """Give its writes up; an error in the block does so. Nothing, if it has ended."""
-        if not self._ended and self._pid == os.getpid():  # a child that leaves the block leaves it to its parent
+        """Give up its writes; an error in the block does so. Does nothing if the transaction has ended."""
+        if not self._ended and self._pid == os.getpid():  # a forked child must not abort its parent's transaction
             self._ended = True
             with self._engine.publish():
                 self._writes.abort("the transaction was given up")

@@ -28,15 +28,15 @@ _SECURED_AT_MOST = 15
 
 
 class VersionReader:
-    """Reads given versions of one table reference on this host; which one a query takes is decided elsewhere.
+    """Reads a given version of one table reference on this host. Which version a query reads is decided elsewhere.
 
-    `scan` and `load_scan`: what reads rows, and what does so for a snapshot.
+    `scan`: reads rows for queries. `load_scan`: reads rows for a snapshot.
     """
 
     def __init__(self, scan: TableScan, load_scan: TableScan, context: HostContext) -> None:
         self._scan, self._load_scan = scan, load_scan
         self._schemas = HostSchemas(scan, context)
-        self._secured: set[str] = set()  # what this process brought here last
+        self._secured: set[str] = set()  # versions that this process has brought here last
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories) of a version."""
@@ -51,20 +51,20 @@ class VersionReader:
         return self._scan.splittable(table)
 
     def rows(self, table: Table, options: LookupOptions, version: TableVersion) -> int | None:
-        """How many rows a version has, all of `lookup.partition` if that is given; None where only reading them would tell."""
+        """The number of rows of a version (of `lookup.partition` if that is set); None if only reading them would tell."""
         return self._scan.rows(table, select_partitions(table, version, options))
 
     @property
     def reads_all_rows(self) -> bool:
-        """Whether the table can be read as a whole, not only by key."""
+        """Whether the table can be read as a whole; False: only by key."""
         return self._scan.reads_all_rows
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """The rows of keys from a table that is asked by key; None for one whose files are read. See `TableScan.rows_by_key`."""
+        """The rows of keys, from a table that is read by key; None for a table of files. See `TableScan.rows_by_key`."""
         return self._scan.rows_by_key(keys, columns)
 
     def layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
-        """What is kept of the rows of a version, in a snapshot or by key."""
+        """The columns of a version's rows that a cache stores, in a snapshot or by key."""
         data, partitions = self.schema(table, version)
         everything = all_columns((data, partitions))
         keys = resolve_names(options.keys or (), everything, "lookup.keys")
@@ -82,22 +82,22 @@ class VersionReader:
         layout: Layout,
         version: TableVersion,
         files: Sequence[FileVersion],
-        wanted: Predicate | None,
+        predicate: Predicate | None,
     ) -> pa.Table:
-        """The rows of those `files` of a version of which `wanted` is true, with all columns of `layout`.
+        """The rows of some `files` of a version where `predicate` is true, with all columns of `layout`.
 
         Raises SourceChangedError if a file is no longer in its version.
         """
-        projection = dataclasses.replace(layout.projection, predicate=wanted)
+        projection = dataclasses.replace(layout.projection, predicate=predicate)
         prepared = self.prepare(plan.table, version, slices_of(files), projection)
         return table_of(prepared.batches(), layout.columns, plan.table.url)
 
     def files(self, keep: bool = True) -> TableScan:
-        """What reads files; `keep`: what it read stays in this host's cache, for those who read it next."""
+        """A scan of files. `keep`: the bytes that it reads stay in this host's cache."""
         return self._scan if keep else self._load_scan
 
     def secure(self, table: Table, options: LookupOptions, version: TableVersion) -> None:
-        """Bring a version's bytes into this host's cache, where nothing that happens to its files can change them.
+        """Copy a version's bytes to this host's cache, where changes of its files do not reach them.
 
         Raises SourceChangedError if a file is no longer in its version.
         """
@@ -107,11 +107,11 @@ class VersionReader:
         layout = self.layout(table, options, version)
         files = select_partitions(table, version, options)
         self.prepare(table, version, slices_of(files), layout.projection)
-        if all(file.cacheable for file in files):  # else nothing was kept
+        if all(file.cacheable for file in files):  # else nothing was cached
             self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
 
-    def bounds_of(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
-        """Between which values the rows of each file lie, for each key column."""
+    def key_bounds(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
+        """The bounds of each key column in each file, for each file in order."""
         return self._scan.bounds(table, files, layout.partitions, layout.keys)
 
     def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:

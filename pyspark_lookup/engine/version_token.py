@@ -20,7 +20,7 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
     VersionGoneError,
 )
-from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.planner import ResolvedTable
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource
@@ -30,12 +30,12 @@ from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.restarts import read_with_restarts
 
 _BYTES = struct.Struct(">c16sdq")  # a mark, digest, `TableVersion.newest`, the number or -1; the kind follows
-_MARK = b"V"  # no error begins so, which takes a token's place
+_MARK = b"V"  # an error in place of a token never begins with it
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionToken:
-    """What names a version to tasks: its digest, and what helps a host that lacks its list of files."""
+    """Names a version to tasks: its digest, and hints for a host that lacks its list of files."""
 
     kind: str
     digest: str
@@ -44,7 +44,7 @@ class VersionToken:
     """As `lookup.version` takes it; None if such a table has none."""
 
     @classmethod
-    def of(cls, table: Table, version: TableVersion) -> VersionToken:
+    def from_version(cls, table: Table, version: TableVersion) -> VersionToken:
         return cls(table.kind, version.digest, version.newest, version.number)
 
     def to_bytes(self) -> bytes:
@@ -53,8 +53,8 @@ class VersionToken:
         return _BYTES.pack(_MARK, bytes.fromhex(self.digest), self.newest, number) + self.kind.encode()
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> VersionToken:
-        """What `to_bytes` packed. Raises OptionError for anything else."""
+    def from_bytes(cls, data: bytes) -> VersionToken:
+        """The token that `to_bytes` packed. Raises OptionError for anything else."""
         try:
             mark, digest, newest, number = _BYTES.unpack_from(data)
             kind = bytes(data[_BYTES.size :]).decode("ascii")
@@ -66,14 +66,14 @@ class VersionToken:
 
 
 def resolve_and_secure(
-    reader: TableReader, options: LookupOptions, execution: Execution | None, known: Table | None = None
+    reader: TableReader, options: LookupOptions, execution: Execution | None, last_table: Table | None = None
 ) -> tuple[Table, TableVersion]:
     """The version that `execution` reads, resolved by at most one metadata call, and secured on this host.
 
-    `known`: what the path was last time. FULL: its snapshot is built, or waited for. Otherwise all bytes of a table
+    `last_table`: the table that the path was last time. FULL: its snapshot is built, or waited for. Otherwise all bytes of a table
     of up to `lookup.scan.split-size` are cached; of a larger one nothing can be. Raises what resolving raises.
     """
-    table, version = _resolve(reader, options, execution, known)
+    table, version = _resolve(reader, options, execution, last_table)
     by_query = _is_built_by_queries(options)
     _, version = read_with_restarts(
         table,
@@ -86,20 +86,20 @@ def resolve_and_secure(
 
 
 def _resolve(
-    reader: TableReader, options: LookupOptions, execution: Execution | None, known: Table | None
+    reader: TableReader, options: LookupOptions, execution: Execution | None, last_table: Table | None
 ) -> tuple[Table, TableVersion]:
-    found: TableVersion | None = None
+    discovered_version: TableVersion | None = None
     try:
-        if known is None:
-            table, found = reader.resolver.discover(options)
+        if last_table is None:
+            table, discovered_version = reader.resolver.discover(options)
         else:
-            form = options.format or known.format
-            table = dataclasses.replace(reader.resolver.to_table(options, known.kind), format=form)
-        served = _serve(reader, table, options)
-        current = functools.partial(_current, reader, table, options, served or found)
+            form = options.format or last_table.format
+            table = dataclasses.replace(reader.resolver.to_table(options, last_table.kind), format=form)
+        served_version = _serve(reader, table, options)
+        current = functools.partial(_current, reader, table, options, served_version or discovered_version)
         resolution = reader.resolver.resolve(table, options, execution, current)
     except (*CHANGED_KIND, OptionError):
-        if known is None:
+        if last_table is None:
             raise
         return _resolve(reader, options, execution, None)
     version = resolution.version
@@ -109,7 +109,7 @@ def _resolve(
 
 
 def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
-    """The version that a full cache answers from in CACHE mode; its first load is waited for."""
+    """The version from which a full cache answers in CACHE mode; waits for its first load."""
     latest = reader.snapshots.current(table, options)
     return None if latest is None else latest[0]
 
@@ -121,12 +121,12 @@ def _current(reader: TableReader, table: Table, options: LookupOptions, version:
 
 
 def _is_built_by_queries(options: LookupOptions) -> bool:
-    """Whether a version is to have a snapshot, which can only be made of files that can be told from their next state."""
+    """Whether queries build the snapshot of a version. That needs files whose changes show in their identity."""
     return options.cache is CacheMode.FULL and options.metadata_source is MetadataSource.UFS
 
 
 def _secure(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion) -> None:
-    if reader.snapshots.of(table, options, version) is None and version.bytes <= options.split_size:
+    if reader.snapshots.get(table, options, version) is None and version.bytes <= options.split_size:
         reader.versions.secure(table, options, version)
 
 
@@ -151,8 +151,8 @@ def version_of_token(
 
 def table_of_token(
     reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
-) -> Found:
-    """The same with its columns. Raises as `version_of_token`, and what reading a schema raises."""
+) -> ResolvedTable:
+    """The version of a token with its columns. Raises as `version_of_token`, and what reading a schema raises."""
     table, version = version_of_token(reader, options, token, execution)
     (data, partitions), version = read_with_restarts(
         table,
@@ -160,22 +160,22 @@ def table_of_token(
         functools.partial(reader.versions.schema, table),
         lambda gone, _: _replacement(reader, table, options, gone.digest, gone.number, execution),
     )
-    return Found(table, version, data, partitions)
+    return ResolvedTable(table, version, data, partitions)
 
 
 def _replacement(
     reader: TableReader,
     table: Table,
     options: LookupOptions,
-    gone: str,
+    lost_digest: str,
     number: int | None,
     execution: Execution | None,
 ) -> TableVersion:
     if table.fails_when_gone(options):
         reader.metrics.inc("versionGoneCount")
         raise VersionGoneError(
-            f"version {gone if number is None else number} of {redact('path', table.url)}, which this query resolved, was replaced before this process "
+            f"version {lost_digest if number is None else number} of {redact('path', table.url)}, which this query resolved, was replaced before this process "
             "read it: run the query again; to change a table under running queries, write new file names and keep the old "
             "files a while"
         )
-    return reader.resolver.resolve_again(table, options, execution, gone)
+    return reader.resolver.resolve_again(table, options, execution, lost_digest)

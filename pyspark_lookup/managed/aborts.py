@@ -1,4 +1,4 @@
-"""`Aborts`: writes that end without a commit, and the files that they leave behind."""
+"""`Aborts`: ends writes without a commit, and removes the files that they leave behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.data_files import remove_files
 from pyspark_lookup.managed.heartbeat import Heartbeats
-from pyspark_lookup.managed.jobs import Job, directory_of, named_files, own_write
+from pyspark_lookup.managed.jobs import Job, named_files, own_write, write_directory
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log import Abort, Batch, DataFile, Event, NotificationLog, TableState, WriteMode
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("pyspark_lookup.writing")
 
 
 class Aborts:
-    """Aborts of writes of the managed table at `log.url`. `timeout_s`: after how long without a sign of life a writer is dead."""
+    """Aborts writes of the managed table at `log.url`. `timeout_s`: a writer without a heartbeat for so long is dead."""
 
     def __init__(self, ufs: Ufs, log: NotificationLog, context: HostContext, timeout_s: float) -> None:
         self._ufs = ufs
@@ -32,7 +32,7 @@ class Aborts:
     def abort(
         self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None
     ) -> TableState | None:
-        """See to it that no row of the job is ever seen, and remove its files; nothing if it is committed.
+        """Make sure that no row of the job is ever seen, and remove its files. Does nothing if the job is committed.
 
         The table's state after that; None if there is no table. Raises a UfsError if the store cannot be asked; the write stays
         open then, and its files where they are.
@@ -58,14 +58,14 @@ class Aborts:
             if write is None:
                 return state
             if write.committed:
-                # Its commit lies in the log, though its answer was lost.
+                # The commit is in the log, but the answer to it was lost.
                 _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
                 return state
         self.remove(job, files, state)
         return state
 
     def remove(self, job: Job, files: Iterable[DataFile], state: TableState | None) -> None:
-        """Remove a job's files, and what attempts of its tasks have left, but for what a write of the log names."""
+        """Remove a job's files and leftovers of its tasks, except for files that a write in the log names."""
         if state is not None:
             self.discard(job, files, state)
             self.tidy(job, state)
@@ -74,30 +74,32 @@ class Aborts:
         """Remove those of a job's files that no write of the log names."""
         if state.table_id != job.table_id:
             return  # another table may use a directory of that name
-        named = named_files(state, job)
+        named_paths = named_files(state, job)
         remove_files(
-            self._ufs, self._log.url, (file for file in files if file.path not in named and job.has_put(file.path))
+            self._ufs,
+            self._log.url,
+            (file for file in files if file.path not in named_paths and job.has_put(file.path)),
         )
 
     def tidy(self, job: Job, state: TableState) -> None:
-        """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
+        """Remove leftovers of the job's tasks. If the store fails, they stay until a vacuum."""
         if state.table_id != job.table_id:
             return
         with contextlib.suppress(UfsError):
-            named = named_files(state, job)
+            named_paths = named_files(state, job)
             with contextlib.suppress(UfsNotFoundError):
                 for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
                     name = file.url.removeprefix(self._log.url + "/")
-                    if name not in named and job.has_put(name):  # others may have put theirs there
+                    if name not in named_paths and job.has_put(name):  # other files in the directory stay
                         self._ufs.delete(file.url)
             if job.write_id is not None and self._context.clock.steady_s() - job.began_s > self.hearts.interval_s:
                 self.hearts.forget(job.write_id)
 
     def abort_dead(self, state: TableState) -> bool:
-        """Abort the writes of which nothing was heard for too long; whether there are some."""
+        """Abort the writes whose writers are dead. True if there were any."""
         dead = self.hearts.dead(state.table_id, [write.id for write in state.open_writes()])
         for write_id in dead:
-            nonce, directory = state.writes[write_id].nonce, directory_of(write_id)
+            nonce, directory = state.writes[write_id].nonce, write_directory(write_id)
             job = Job(state.table_id, write_id, WriteMode.APPEND, directory, state.definition, 0.0, nonce)
             _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
             self.abort(job, (), f"no sign of life for {self._timeout_s:g} s")
@@ -107,7 +109,7 @@ class Aborts:
 def append_unseen(
     log: NotificationLog, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
 ) -> TableState:
-    """Put an event by which nobody sees a row: where it is unknown whether it was put, nothing was written."""
+    """Append an event that makes no row visible. If it is unknown whether it is in the log, nothing counts as written: UfsUnavailableError."""
     try:
         return log.append(make, after)
     except CommitUnknownError as problem:
@@ -115,5 +117,5 @@ def append_unseen(
 
 
 def nothing_written(log: NotificationLog, problem: CommitUnknownError) -> UfsUnavailableError:
-    """The error that says so."""
+    """The error that says that nothing was written."""
     return UfsUnavailableError(f"nothing was written to {redact('path', log.url)}: {problem.__cause__ or problem}")

@@ -34,16 +34,16 @@ CHANGE_COLUMNS = pa.schema(
 )
 """What became of a row, which commit did it (as `lookup.version`), and when the store has that put (null: its log was trimmed)."""
 
-_PRUNED_BY = 10_000  # keys; with more hardly a unit is left out
+_PRUNED_BY = 10_000  # keys; more of them would rule out hardly any unit
 _INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "update_postimage"
 
 
 @dataclasses.dataclass(frozen=True)
 class ChangeTask:
-    """Rows that one commit has added or taken away.
+    """Rows that one commit has added or removed.
 
-    `files`: they are in these, which know what of them counts. `marks`: of a write by key, what names the rows that it
-    takes the place of; `others`: the files on the other side of an update. `keys`, `schema`: the table's, at that time and now.
+    `files`: the files that have these rows. `marks`: the delete files of a write by key, which name the rows that it
+    replaces. `counterparts`: the files on the other side of an update. `keys`, `schema`: the table's, at that time and now.
     `committed_at_s`: on the store's clock.
     """
 
@@ -54,17 +54,17 @@ class ChangeTask:
     keys: tuple[str, ...]
     schema: str
     marks: tuple[FileVersion, ...] = ()
-    others: tuple[FileVersion, ...] = ()
+    counterparts: tuple[FileVersion, ...] = ()
     committed_at_s: float | None = None
 
     @property
     def bytes(self) -> int:
-        """As many bytes as may be read for it."""
+        """The bytes that reading it may take, at most."""
         return sum(file.size for file in self.files)
 
 
 def change_columns(columns: pa.Schema) -> pa.Schema:
-    """The columns of changes of rows with these. Raises SchemaError where the table has columns of such names itself."""
+    """The columns of a row, then the change columns. Raises SchemaError if the table has a column with one of their names."""
     for name in CHANGE_COLUMNS.names:
         if name in columns.names:
             raise SchemaError(
@@ -76,7 +76,7 @@ def change_columns(columns: pa.Schema) -> pa.Schema:
 # --- planning ---------------------------------------------------------------------------------------
 
 
-def snapshot_of(table: Table, log: NotificationLog, state: TableState, position: int) -> list[ChangeTask]:
+def plan_snapshot(table: Table, log: NotificationLog, state: TableState, position: int) -> list[ChangeTask]:
     """All rows of the version at a position, as inserted by the commits that put their files. Raises VersionGoneError if it
     was vacuumed.
 
@@ -85,32 +85,36 @@ def snapshot_of(table: Table, log: NotificationLog, state: TableState, position:
     version = read_version(log, table, state, position)
     earlier = log.pages.find_state(state, position)
     keys, schema = earlier.find_definition(position).keys, _schema(table, state)
-    committed = (write for write in earlier.writes.values() if write.committed)
-    put_at = {f"{table.url}/{file.path}": write.ended_at or position for write in committed for file in write.files}
+    committed_writes = (write for write in earlier.writes.values() if write.committed)
+    put_at = {
+        f"{table.url}/{file.path}": write.ended_at or position for write in committed_writes for file in write.files
+    }
     tasks = [ChangeTask(table, put_at[file.url], True, (file,), keys, schema) for file in version.files]
     return _timed(log, tasks, 0)
 
 
 def cost(state: TableState, change: Change) -> tuple[int, int, int]:
-    """(rows, files, bytes) that a change of the table comes to, by a state that answers for it."""
+    """The (rows, files, bytes) to read for a change, by a state that answers for it."""
     write = state.writes[change.write_id] if change.write_id is not None else None
     if write is None or write.mode is WriteMode.COMPACT:
         return 0, 0, 0
-    if write.vacuumed:  # nobody knows; who comes to it is told so
+    if write.vacuumed:  # unknown: reading it raises VersionGoneError
         return 1, 1, 1
-    counted = [*write.files, *write.deletes]
+    files_to_read = [*write.files, *write.deletes]
     if write.mode is WriteMode.OVERWRITE:
-        counted += [file for other in state.find_needed(change.position - 1) for file in other.files]
-    return sum(file.rows for file in counted), len(counted), sum(file.size for file in counted)
+        files_to_read += [
+            file for needed_write in state.find_needed(change.position - 1) for file in needed_write.files
+        ]
+    return sum(file.rows for file in files_to_read), len(files_to_read), sum(file.size for file in files_to_read)
 
 
 def changes_between(
     table: Table, log: NotificationLog, state: TableState, after: int, until: int, appends_only: bool
 ) -> Iterator[ChangeTask]:
-    """What the commits after one position, up to another, have changed, in their order.
+    """The changes of the commits after one position, up to and with another, in their order.
 
-    Raises VersionGoneError if the files of one were vacuumed, NotSupportedError for one that is no append if those only
-    are asked for.
+    Raises VersionGoneError if files of one were vacuumed. With `appends_only`, raises NotSupportedError for a commit that
+    removes rows.
     """
     schema = _schema(table, state)
     tasks: list[ChangeTask] = []
@@ -118,13 +122,13 @@ def changes_between(
         write = part.writes[change.write_id] if change.write_id is not None else None
         if write is not None and write.mode is not WriteMode.COMPACT:
             before = part.find_needed(change.position - 1) if _removes(write) else ()
-            gone = any(log.pages.is_vacuumed(state, other) for other in (write, *before))
-            tasks += _tasks(table, part, change.position, write, appends_only, schema, gone)
+            is_vacuumed = any(log.pages.is_vacuumed(state, needed_write) for needed_write in (write, *before))
+            tasks += _tasks(table, part, change.position, write, appends_only, schema, is_vacuumed)
     yield from _timed(log, tasks, after)
 
 
 def _timed(log: NotificationLog, tasks: Sequence[ChangeTask], after: int) -> list[ChangeTask]:
-    """The tasks, of commits after a position, with the times of these."""
+    """The tasks, all of commits after a position, with the times of their commits."""
     if not tasks:
         return []
     put_at_s = log.put_times(after, max(task.position for task in tasks) - after)
@@ -132,10 +136,16 @@ def _timed(log: NotificationLog, tasks: Sequence[ChangeTask], after: int) -> lis
 
 
 def _tasks(
-    table: Table, state: TableState, position: int, write: TableWrite, appends_only: bool, schema: str, gone: bool
+    table: Table,
+    state: TableState,
+    position: int,
+    write: TableWrite,
+    appends_only: bool,
+    schema: str,
+    is_vacuumed: bool,
 ) -> Iterator[ChangeTask]:
     where = redact("path", table.url)
-    if gone:
+    if is_vacuumed:
         raise VersionGoneError(
             f"{where}: what was changed at log position {position} was vacuumed before it was read. A stream begins anew with the "
             "table as it is (a new checkpoint, lookup.stream.start = SNAPSHOT), a batch with later changes (lookup.changes-from); "
@@ -150,7 +160,7 @@ def _tasks(
     keys = state.find_definition(position).keys
     marks = tuple(version_of_file(table, file, DELETE_FILE) for file in write.deletes)
     deletes = tuple(DeleteFile(mark.url, mark.size) for mark in marks)
-    own = [dataclasses.replace(version_of_file(table, file), deletes=deletes) for file in write.files]
+    new_files = [dataclasses.replace(version_of_file(table, file), deletes=deletes) for file in write.files]
     before: tuple[FileVersion, ...] = ()
     if removes:
         before = managed_version(table, state, position - 1).files
@@ -161,8 +171,8 @@ def _tasks(
                 yield ChangeTask(table, position, False, (file,), keys, schema)
         before = tuple(file for file in before if file.url in stay)
     if marks and before:
-        yield ChangeTask(table, position, False, before, keys, schema, marks, tuple(own))
-    for file in own:
+        yield ChangeTask(table, position, False, before, keys, schema, marks, tuple(new_files))
+    for file in new_files:
         yield ChangeTask(table, position, True, (file,), keys, schema, marks, before if marks else ())
 
 
@@ -179,117 +189,138 @@ def _schema(table: Table, state: TableState) -> str:
 
 
 def read_changes(
-    files: Files, tasks: Sequence[ChangeTask], columns: pa.Schema, wanted: Predicate | None
+    files: Files, tasks: Sequence[ChangeTask], columns: pa.Schema, predicate: Predicate | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of tasks of which `wanted` is true, with `columns`; of those the last ones may be what `change_columns` adds.
+    """The changed rows where `predicate` is true, with `columns`, of which the last may be change columns.
 
-    What several commits have taken from one file is read together. A column that the table does not have is null. Raises
+    A file from which several commits have removed rows is read once. A column that the table does not have is null. Raises
     SourceChangedError if a file is gone.
     """
-    shown = {name for name in columns.names if name not in CHANGE_COLUMNS.names}
+    table_names = {name for name in columns.names if name not in CHANGE_COLUMNS.names}
     times = {task.position: None if task.committed_at_s is None else int(task.committed_at_s * 1e6) for task in tasks}
-    tested = columns_of(wanted)
-    needed = {*shown, *tested, *(key for task in tasks for key in task.keys)}
-    parts = [_Changes(files, task, needed) for task in tasks]
-    together = [part for part in parts if part.takes]
-    alone = (found for part in parts if not part.takes for found in part.rows())
-    for position, kinds, batch in itertools.chain(_read_taken(together), alone):
+    predicate_columns = columns_of(predicate)
+    read_names = {*table_names, *predicate_columns, *(key for task in tasks for key in task.keys)}
+    parts = [_Changes(files, task, read_names) for task in tasks]
+    removing_parts = [part for part in parts if part.removes]
+    other_changes = (change for part in parts if not part.removes for change in part.rows())
+    for position, kinds, batch in itertools.chain(_read_removed(removing_parts), other_changes):
         of_commit = (position, times[position])
-        beside = (
+        change_arrays = (
             pa.repeat(pa.scalar(value, field.type), batch.num_rows)
             for value, field in zip(of_commit, list(CHANGE_COLUMNS)[1:], strict=True)
         )
         names = [*batch.schema.names, *CHANGE_COLUMNS.names]
-        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, *beside], names)
-        kept = matching_rows(rows, wanted)
-        if kept is not None and kept.num_rows:
-            held = dict(zip(kept.schema.names, kept.columns, strict=True))
-            shown_columns = [held[c.name] if c.name in held else pa.nulls(kept.num_rows, c.type) for c in columns]
+        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, *change_arrays], names)
+        matches = matching_rows(rows, predicate)
+        if matches is not None and matches.num_rows:
+            columns_by_name = dict(zip(matches.schema.names, matches.columns, strict=True))
+            shown_columns = [
+                columns_by_name[c.name] if c.name in columns_by_name else pa.nulls(matches.num_rows, c.type)
+                for c in columns
+            ]
             yield pa.RecordBatch.from_arrays(shown_columns, schema=columns)
 
 
-_Found = tuple[int, pa.Array, pa.RecordBatch]
+_Change = tuple[int, pa.Array, pa.RecordBatch]
 
 
-def _read_taken(parts: Sequence[_Changes]) -> Iterator[_Found]:
-    """The rows that writes by key have taken away, of each file in one pass."""
+def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
+    """The rows that writes by key have removed, each file read once."""
     files: dict[str, FileVersion] = {}
     from_file: dict[str, list[tuple[_Changes, Numbers, pa.Table]]] = {}
     for part in parts:
-        places, marks = part.taken()
+        places, marks = part.find_removed()
         for file in part.task.files:
             if file.url in places:
-                here = marks.filter(pc.equal(marks.column(PATH), part.path(file)))
+                file_marks = marks.filter(pc.equal(marks.column(PATH), part.path(file)))
                 files[file.url] = file
-                from_file.setdefault(file.url, []).append((part, places[file.url], here.select(list(part.task.keys))))
+                from_file.setdefault(file.url, []).append(
+                    (part, places[file.url], file_marks.select(list(part.task.keys)))
+                )
     for url, file in files.items():
-        keys = [asked for _, _, asked in from_file[url]]
-        few = sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
-        # What was deleted by a predicate need not have a key.
-        few = few and all(table.num_columns and not any(c.null_count for c in table.columns) for table in keys)
-        # What was deleted before was left out already.
-        whole = dataclasses.replace(file, deletes=())
-        for at, batch in parts[0].read(whole, pa.concat_tables(keys) if few else None):
-            for part, gone, _ in from_file[url]:
-                low, high = np.searchsorted(gone, [at[0], at[-1] + 1])
+        keys = [removed_keys for _, _, removed_keys in from_file[url]]
+        is_selective = (
+            sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
+        )
+        # Rows deleted by a predicate may have no key.
+        is_selective = is_selective and all(
+            table.num_columns and not any(c.null_count for c in table.columns) for table in keys
+        )
+        # Positions deleted earlier are left out already, by `find_removed`.
+        whole_file = dataclasses.replace(file, deletes=())
+        for at, batch in parts[0].read(whole_file, pa.concat_tables(keys) if is_selective else None):
+            for part, removed_rows, _ in from_file[url]:
+                low, high = np.searchsorted(removed_rows, [at[0], at[-1] + 1])
                 if low < high:
-                    rows = batch.take(as_indices(gone[low:high] - at[0]))
-                    yield part.task.position, part.kinds_of_taken(rows), rows
+                    rows = batch.take(as_indices(removed_rows[low:high] - at[0]))
+                    yield part.task.position, part.kinds_of_removed(rows), rows
 
 
 class _Changes:
     """One task's rows, with what became of each."""
 
-    def __init__(self, files: Files, task: ChangeTask, needed: Collection[str]) -> None:
+    def __init__(self, files: Files, task: ChangeTask, read_names: Collection[str]) -> None:
         self.task = task
         self._files = files
         self._rows = KeyedRows(files, task.table)
         self._definition = Definition(schema_of_text(task.schema), task.keys)
         self._new: RowIndex | None = None
-        self._names = [name for name in self._definition.schema.names if name in needed]
+        self._names = [name for name in self._definition.schema.names if name in read_names]
 
     @property
-    def takes(self) -> bool:
-        """Whether it is about rows that a write by key has taken away."""
+    def removes(self) -> bool:
+        """Whether the task is about rows that a write by key has removed."""
         return bool(self.task.marks) and not self.task.added
 
-    def rows(self) -> Iterator[_Found]:
-        """The rows of the task's files, which are all added, or all gone."""
-        old = self._index(self._taken(self.task.others)[1]) if self.task.marks and self.task.others else None
-        one, other = (_AFTER, _INSERT) if self.task.added else (_BEFORE, _DELETE)
+    def rows(self) -> Iterator[_Change]:
+        """The rows of the task's files, all of them added or all removed."""
+        old = (
+            self._index(self._find_removed(self.task.counterparts)[1])
+            if self.task.marks and self.task.counterparts
+            else None
+        )
+        match_kind, default_kind = (_AFTER, _INSERT) if self.task.added else (_BEFORE, _DELETE)
         for file in self.task.files:
             for _, batch in self.read(file, None):
-                yield self.task.position, _kinds(self._match(old, batch), one, other, batch.num_rows), batch
+                yield (
+                    self.task.position,
+                    _kinds(self._match(old, batch), match_kind, default_kind, batch.num_rows),
+                    batch,
+                )
 
     def read(self, file: FileVersion, keys: pa.Table | None) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
         """(places, rows) of a file; with `keys`, of its units that may have some of these."""
-        found = self._rows.count_rows(self._definition, self._names, file, keys)
-        return ((at, batch) for at, batch in found if batch.num_rows)
+        located_rows = self._rows.count_rows(self._definition, self._names, file, keys)
+        return ((at, batch) for at, batch in located_rows if batch.num_rows)
 
-    def taken(self) -> tuple[dict[str, Numbers], pa.Table]:
-        """The places of the rows that are gone, by the URL of their file, and their keys with `PATH`."""
-        self._new = self._index(self._rows.keys_of(self._definition, self.task.others)) if self.task.others else None
-        return self._taken(self.task.files)
+    def find_removed(self) -> tuple[dict[str, Numbers], pa.Table]:
+        """The positions of the removed rows, by the URL of their file, and their keys with `PATH`."""
+        self._new = (
+            self._index(self._rows.read_keys(self._definition, self.task.counterparts))
+            if self.task.counterparts
+            else None
+        )
+        return self._find_removed(self.task.files)
 
-    def kinds_of_taken(self, rows: pa.RecordBatch) -> pa.Array:
-        """What became of such rows."""
+    def kinds_of_removed(self, rows: pa.RecordBatch) -> pa.Array:
+        """The kind of change of each removed row."""
         return _kinds(self._match(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
 
-    def _taken(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
-        """The places of the rows that the marks name in those files, by URL, and their keys; what was deleted before is left out."""
-        marks = self._rows.read_deleted_by(self._definition, self.task.marks)
-        known = {self.path(file): file.url for file in files}
-        gone = self._files(True).read_deleted(self.task.table, files)
+    def _find_removed(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
+        """The positions of the rows that the marks name in those files, by URL, and their keys. Rows deleted earlier are left out."""
+        marks = self._rows.read_delete_files(self._definition, self.task.marks)
+        urls_by_path = {self.path(file): file.url for file in files}
+        deleted_by_url = self._files(True).read_deleted(self.task.table, files)
         paths = one_array(marks.column(PATH)).dictionary_encode()
         codes, rows = np.asarray(paths.indices), np.asarray(one_array(marks.column(ROW)))
         counts = np.zeros(len(rows), np.bool_)
         places: dict[str, Numbers] = {}
         for code, path in enumerate(paths.dictionary.to_pylist()):
-            if path in known:
+            if path in urls_by_path:
                 at = np.flatnonzero(codes == code)
-                deleted = gone.get(known[path])
-                counts[at] = True if deleted is None else ~np.isin(rows[at], deleted)
-                places[known[path]] = np.unique(rows[at][counts[at]])
+                deleted_positions = deleted_by_url.get(urls_by_path[path])
+                counts[at] = True if deleted_positions is None else ~np.isin(rows[at], deleted_positions)
+                places[urls_by_path[path]] = np.unique(rows[at][counts[at]])
         return {url: at for url, at in places.items() if len(at)}, marks.filter(pa.array(counts))
 
     def path(self, file: FileVersion) -> str:
@@ -299,15 +330,15 @@ class _Changes:
         return RowIndex(keys, self.task.keys) if keys.num_rows else None
 
     def _match(self, index: RowIndex | None, batch: pa.RecordBatch) -> Numbers | None:
-        """Which rows have a key of the index; None: none."""
+        """Which rows have a key of the index, as one bool each; None if no row has."""
         if index is None or not batch.num_rows:
             return None
-        known = np.zeros(batch.num_rows, np.bool_)
-        known[index.match(Keys([batch.column(name) for name in self.task.keys])).keys] = True
-        return known if known.any() else None
+        has_key = np.zeros(batch.num_rows, np.bool_)
+        has_key[index.match(Keys([batch.column(name) for name in self.task.keys])).keys] = True
+        return has_key if has_key.any() else None
 
 
-def _kinds(known: Numbers | None, one: str, other: str, rows: int) -> pa.Array:
-    if known is None:
-        return pa.repeat(pa.scalar(other, pa.string()), rows)
-    return pc.if_else(pa.array(known), one, other)
+def _kinds(has_match: Numbers | None, match_kind: str, default_kind: str, rows: int) -> pa.Array:
+    if has_match is None:
+        return pa.repeat(pa.scalar(default_kind, pa.string()), rows)
+    return pc.if_else(pa.array(has_match), match_kind, default_kind)

@@ -1,7 +1,7 @@
-"""What a commit does to rows that others have committed, and what it has to look into for that.
+"""The effect of a commit on rows that others have committed, and the checks that it needs.
 
-Others commit while a write is under way. So what is there is looked into as often as something is new, and the commit
-event is put only where nothing is.
+Others commit while a write is under way. So a write looks again whenever there are new commits, and puts its own commit
+event only when there are none.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pyspark_lookup.table.model import Table
 
 
 class RowsByKey(Protocol):
-    """What there is to know of a table's rows by their keys: see `rows_by_key.KeyedRows`."""
+    """A table's rows by their keys: see `rows_by_key.KeyedRows`."""
 
-    def keys_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def read_keys(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def check_different(self, keys: pa.Table) -> None: ...
-    def without(self, keys: pa.Table, others: pa.Table) -> pa.Table: ...
-    def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None: ...
+    def exclude_keys(self, keys: pa.Table, excluded_keys: pa.Table) -> pa.Table: ...
+    def check_new(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> None: ...
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
     def find_where(self, definition: Definition, where: str, files: Sequence[FileVersion]) -> pa.Table: ...
-    def read_deleted_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
-    def all_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
-    def every(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def read_delete_files(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def read_all(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def locate_all(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def complete(
         self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
     ) -> tuple[pa.Table, pa.Table]: ...
@@ -47,16 +47,16 @@ class Effect(Protocol):
     def replaces(self) -> tuple[int, ...]: ...
     @property
     def added(self) -> Sequence[DataFile]:
-        """Files that the last look has put, with rows of the write."""
+        """Files with rows of the write that the last `look` has put."""
 
     def check(self, state: TableState) -> None:
         """Raise WriteConflictError if the write can no longer be committed after this state."""
 
     def is_due(self, state: TableState) -> bool:
-        """Whether the state has something that matters and was not looked into."""
+        """Whether the state has commits that matter and were not looked into."""
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Look into that; the rows found there that the write takes the place of, as `RowsByKey.find` says them."""
+        """Look into these commits. Returns the rows in them that the write replaces, as `RowsByKey.find` does."""
 
 
 class Independent:
@@ -76,35 +76,39 @@ class Independent:
 
 
 class _Looking:
-    """Looks into each file that others have committed once."""
+    """An effect that looks once into each file that others have committed."""
 
     replaces: tuple[int, ...] = ()
     added: Sequence[DataFile] = ()
 
-    def __init__(self, rows: RowsByKey, table: Table, own: str | None = None) -> None:
+    def __init__(self, rows: RowsByKey, table: Table, own_directory: str | None = None) -> None:
         self._rows = rows
         self._table = table
-        self._own = None if own is None else f"{table.url}/{own}/"
-        self._looked: set[str] = set()
+        self._own_prefix = None if own_directory is None else f"{table.url}/{own_directory}/"
+        self._checked_urls: set[str] = set()
 
     def check(self, state: TableState) -> None:
         pass
 
     def is_due(self, state: TableState) -> bool:
-        return bool(self._fresh(state))
+        return bool(self._find_new(state))
 
-    def _fresh(self, state: TableState) -> list[FileVersion]:
-        found = (file for file in managed_version(self._table, state).files if file.url not in self._looked)
-        return [file for file in found if self._own is None or not file.url.startswith(self._own)]
+    def _find_new(self, state: TableState) -> list[FileVersion]:
+        candidates = (file for file in managed_version(self._table, state).files if file.url not in self._checked_urls)
+        return [file for file in candidates if self._own_prefix is None or not file.url.startswith(self._own_prefix)]
 
 
 class ByKey(_Looking):
-    """Takes the place of the rows with its keys, those of `keys` and of `add`. `own`: the directory of files that it is not about."""
+    """Replaces the rows with its keys, those of `keys` and of `add`. `own_directory`: files in it are its own and stay."""
 
     def __init__(
-        self, rows: RowsByKey, table: Table, keys: Callable[[Definition], pa.Table] | None, own: str | None = None
+        self,
+        rows: RowsByKey,
+        table: Table,
+        keys: Callable[[Definition], pa.Table] | None,
+        own_directory: str | None = None,
     ) -> None:
-        super().__init__(rows, table, own)
+        super().__init__(rows, table, own_directory)
         self._keys_of = keys
         self._keys: pa.Table | None = None
 
@@ -113,18 +117,18 @@ class ByKey(_Looking):
         """The keys; None before the first look."""
         return self._keys
 
-    def add(self, keys: pa.Table, looked: Iterable[FileVersion]) -> None:
-        """Take the place of rows with these keys, too; the write has done so in the files `looked` already."""
-        urls = {file.url for file in looked}
-        self._looked = urls if self._keys is None else self._looked & urls
+    def add(self, keys: pa.Table, checked_files: Iterable[FileVersion]) -> None:
+        """Replace the rows with these keys, too. In the files `checked_files` the write has done so already."""
+        urls = {file.url for file in checked_files}
+        self._checked_urls = urls if self._keys is None else self._checked_urls & urls
         self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
         if self._keys is None and self._keys_of is not None:
             self._keys = self._keys_of(definition)
-        fresh = self._fresh(state)
-        self._looked.update(file.url for file in fresh)
-        return self._rows.find(definition, self._keys, fresh) if fresh and self._keys is not None else None
+        new_files = self._find_new(state)
+        self._checked_urls.update(file.url for file in new_files)
+        return self._rows.find(definition, self._keys, new_files) if new_files and self._keys is not None else None
 
 
 class Where(_Looking):
@@ -135,17 +139,17 @@ class Where(_Looking):
         self._where = where
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        fresh = self._fresh(state)
-        self._looked.update(file.url for file in fresh)
-        return self._rows.find_where(definition, self._where, fresh) if fresh else None
+        new_files = self._find_new(state)
+        self._checked_urls.update(file.url for file in new_files)
+        return self._rows.find_where(definition, self._where, new_files) if new_files else None
 
 
 class Keeping:
-    """Takes the place of the rows with its keys, whose values it keeps in columns that its own rows lack.
+    """Replaces the rows with its keys, and keeps their values in the columns that its own rows lack.
 
     What the others are is looked at as often as it changes, so that nothing that was committed meanwhile is lost: then all rows
-    are put anew, and those that were put before are deleted. `given`: the rows, with nulls there; `names`: the columns that they
-    have; `put` makes files of rows.
+    are put anew, and those that were put before are deleted. `row_files`: the new rows, with nulls there. `names`: the columns that they
+    have. `write_files` writes rows to files.
     """
 
     replaces: tuple[int, ...] = ()
@@ -154,52 +158,52 @@ class Keeping:
         self,
         rows: RowsByKey,
         table: Table,
-        given: Sequence[DataFile],
+        row_files: Sequence[DataFile],
         names: Sequence[str],
-        put: Callable[[Definition, pa.Table], list[DataFile]],
+        write_files: Callable[[Definition, pa.Table], list[DataFile]],
     ) -> None:
         self._rows = rows
         self._table = table
-        self._given = given
+        self._row_files = row_files
         self._names = frozenset(names)
-        self._make = put
-        self._seen: str | None = None
+        self._write_files = write_files
+        self._checked_digest: str | None = None
         self._deleted: pa.Table | None = None
-        self._put: tuple[pa.Table, list[DataFile]] | None = None
+        self._last_write: tuple[pa.Table, list[DataFile]] | None = None
         self.added: Sequence[DataFile] = ()
 
     def check(self, state: TableState) -> None:
         pass
 
     def is_due(self, state: TableState) -> bool:
-        return managed_version(self._table, state).digest != self._seen
+        return managed_version(self._table, state).digest != self._checked_digest
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
         """Raises NonUniqueKeyError for a key that the rows, or those that are there, have twice."""
         self.added = ()
         version = managed_version(self._table, state)
-        if version.digest == self._seen:
+        if version.digest == self._checked_digest:
             return None
-        self._seen = version.digest
-        given = self._rows.all_of(definition, self._given)
-        self._rows.check_different(given.select(list(definition.keys)))
+        self._checked_digest = version.digest
+        new_rows = self._rows.read_all(definition, self._row_files)
+        self._rows.check_different(new_rows.select(list(definition.keys)))
         lacking = [name for name in definition.schema.names if name not in self._names]
-        rows, found = self._rows.complete(definition, given, lacking, version.files)
-        parts = [found if self._deleted is None else _beside(found, self._deleted)]
+        rows, replaced_rows = self._rows.complete(definition, new_rows, lacking, version.files)
+        parts = [replaced_rows if self._deleted is None else _exclude_places(replaced_rows, self._deleted)]
         self._deleted = parts[0] if self._deleted is None else pa.concat_tables([self._deleted, parts[0]])
-        if self._put is None or not rows.equals(self._put[0]):
-            if self._put is not None:
-                parts.append(self._rows.every(definition, self._put[1]))
-            self._put = rows, self._make(definition, rows)
-            self.added = self._put[1]
+        if self._last_write is None or not rows.equals(self._last_write[0]):
+            if self._last_write is not None:
+                parts.append(self._rows.locate_all(definition, self._last_write[1]))
+            self._last_write = rows, self._write_files(definition, rows)
+            self.added = self._last_write[1]
         return pa.concat_tables(parts)
 
 
-def _beside(places: pa.Table, others: pa.Table) -> pa.Table:
+def _exclude_places(places: pa.Table, other_places: pa.Table) -> pa.Table:
     """The places that are not among the others."""
-    known = set(zip(*(others.column(name).to_pylist() for name in (PATH, ROW)), strict=True))
-    found = zip(*(places.column(name).to_pylist() for name in (PATH, ROW)), strict=True)
-    return places.filter(pa.array([place not in known for place in found], pa.bool_()))
+    excluded = set(zip(*(other_places.column(name).to_pylist() for name in (PATH, ROW)), strict=True))
+    pairs = zip(*(places.column(name).to_pylist() for name in (PATH, ROW)), strict=True)
+    return places.filter(pa.array([place not in excluded for place in pairs], pa.bool_()))
 
 
 class NewKeys(_Looking):
@@ -210,16 +214,16 @@ class NewKeys(_Looking):
         rows: RowsByKey,
         table: Table,
         files: Sequence[DataFile],
-        own: str | None = None,
+        own_directory: str | None = None,
         beside: ByKey | None = None,
     ) -> None:
-        super().__init__(rows, table, own)
+        super().__init__(rows, table, own_directory)
         self._files = files
         self._beside = beside
         self._keys: pa.Table | None = None
 
     def add(self, keys: pa.Table) -> None:
-        """Rows with these keys are added, too; that they differ was looked into."""
+        """Add rows with these keys, too. The caller has checked that they differ."""
         self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
 
     def is_due(self, state: TableState) -> bool:
@@ -228,14 +232,14 @@ class NewKeys(_Looking):
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
         """Raises NonUniqueKeyError for a key that is there twice."""
         if self._keys is None:
-            self._keys = self._rows.keys_of(definition, self._files)
+            self._keys = self._rows.read_keys(definition, self._files)
             self._rows.check_different(self._keys)
-        fresh = self._fresh(state)
-        self._looked.update(file.url for file in fresh)
-        replaced = self._beside.keys if self._beside is not None else None
-        keys = self._keys if replaced is None else self._rows.without(self._keys, replaced)
-        if fresh and keys.num_rows:
-            self._rows.check_new(definition, keys, fresh)
+        new_files = self._find_new(state)
+        self._checked_urls.update(file.url for file in new_files)
+        replaced_keys = self._beside.keys if self._beside is not None else None
+        keys = self._keys if replaced_keys is None else self._rows.exclude_keys(self._keys, replaced_keys)
+        if new_files and keys.num_rows:
+            self._rows.check_new(definition, keys, new_files)
         return None
 
 
@@ -256,15 +260,15 @@ class Both:
         return any(effect.is_due(state) for effect in self._effects)
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        found = [rows for effect in self._effects if (rows := effect.look(state, definition)) is not None]
-        return pa.concat_tables(found) if found else None
+        parts = [rows for effect in self._effects if (rows := effect.look(state, definition)) is not None]
+        return pa.concat_tables(parts) if parts else None
 
 
 class Rewriting:
     """Puts the rows of `replaces`, as they were at the state `since`, into `files`.
 
     Rows of them that others have deleted by key since are deleted there, too. What was deleted by a predicate, no key tells: then it is
-    to be done again. `kept`: what the replaced writes delete in other files.
+    to be done again. `outside_deletes`: the rows that the replaced writes delete in other files.
     """
 
     added: Sequence[DataFile] = ()
@@ -276,26 +280,28 @@ class Rewriting:
         since: TableState,
         replaces: Sequence[int],
         files: Sequence[DataFile],
-        kept: pa.Table | None,
+        outside_deletes: pa.Table | None,
     ) -> None:
         self.replaces = tuple(sorted(replaces))
         self._rows = rows
         self._table = table
         self._since = since
-        self._kept = kept
-        self._seen = {write.id for write in since.find_visible()} & set(replaces)
+        self._outside_deletes = outside_deletes
+        self._visible_ids = {write.id for write in since.find_visible()} & set(replaces)
         self._paths = {file.path for id_ in replaces for file in since.writes[id_].files}
         self._files = files
-        self._looked: set[int] = set()
+        self._checked_ids: set[int] = set()
 
     def check(self, state: TableState) -> None:
-        needed, seen = ({write.id for write in writes} for writes in (state.find_needed(), state.find_visible()))
-        same = (
-            needed.issuperset(self.replaces)
-            and seen.issuperset(self._seen)
+        needed_ids, visible_ids = (
+            {write.id for write in writes} for writes in (state.find_needed(), state.find_visible())
+        )
+        is_unchanged = (
+            needed_ids.issuperset(self.replaces)
+            and visible_ids.issuperset(self._visible_ids)
             and not state.has_new_keys(self._since.position)
         )
-        if not same:
+        if not is_unchanged:
             raise WriteConflictError(
                 f"table {state.table_id} was overwritten, compacted or given other keys as it was compacted: compact it again"
             )
@@ -305,23 +311,27 @@ class Rewriting:
             )
 
     def is_due(self, state: TableState) -> bool:
-        return bool(self._fresh(state))
+        return bool(self._find_new(state))
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        fresh = self._fresh(state)
-        self._looked.update(fresh)
-        marks = self._rows.read_deleted_by(definition, [file for id_ in fresh for file in state.writes[id_].deletes])
+        new_ids = self._find_new(state)
+        self._checked_ids.update(new_ids)
+        marks = self._rows.read_delete_files(
+            definition, [file for id_ in new_ids for file in state.writes[id_].deletes]
+        )
         inside = pa.array(sorted(self._paths), pa.string())
         keys = marks.filter(pc.is_in(marks.column(PATH), value_set=inside)).select(list(definition.keys))
-        own = [version_of_file(self._table, file) for file in self._files]
-        found = [self._kept] if self._kept is not None else []
-        self._kept = None
-        if keys.num_rows and own:
-            found.append(self._rows.find(definition, keys, own))
-        return pa.concat_tables(found) if found else None
+        new_versions = [version_of_file(self._table, file) for file in self._files]
+        parts = [self._outside_deletes] if self._outside_deletes is not None else []
+        self._outside_deletes = None
+        if keys.num_rows and new_versions:
+            parts.append(self._rows.find(definition, keys, new_versions))
+        return pa.concat_tables(parts) if parts else None
 
-    def _fresh(self, state: TableState) -> list[int]:
+    def _find_new(self, state: TableState) -> list[int]:
         """The writes by key that were committed since."""
-        known = self._since.position
-        ended = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) > known)
-        return [write.id for write in ended if write.deletes and write.id not in self._looked]
+        since_position = self._since.position
+        ended_writes = (
+            write for write in state.writes.values() if write.committed and (write.ended_at or 0) > since_position
+        )
+        return [write.id for write in ended_writes if write.deletes and write.id not in self._checked_ids]

@@ -18,7 +18,7 @@ from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.table.deletes import delete_file_bytes, distinct_places
 from pyspark_lookup.table.log import DataFile
 
-_AT_ONCE = 4  # files of rows that come in order are sorted together
+_AT_ONCE = 4  # this many files' rows are sorted together if rows come in order
 
 
 def remove_files(ufs: Ufs, url: str, files: Iterable[DataFile]) -> None:
@@ -53,7 +53,7 @@ class DataFiles:
         """The files of rows that come in parts in the order of the keys: no two of them have keys between each other's."""
         if not self._definition.keys:
             return self.write(itertools.chain.from_iterable(parts), prefix)
-        # A part is one table, unless it is much larger than its files let expect.
+        # A part is sorted as one table, unless it is much larger than expected.
         size = self._sizes.file_bytes
         sorted_parts = (self._sorted(table) for part in parts for table in self._tables(part, _AT_ONCE * size))
         return self._put_all((piece for table in sorted_parts for piece in _slices(table, size)), prefix)
@@ -62,7 +62,7 @@ class DataFiles:
         files: list[DataFile] = []
         try:
             for table in tables:
-                files.append(self._put(table, f"{self._job.directory}/{prefix}-{len(files):05d}"))
+                files.append(self._put_table(table, f"{self._job.directory}/{prefix}-{len(files):05d}"))
         except BaseException:
             remove_files(self._ufs, self._url, files)
             raise
@@ -70,18 +70,18 @@ class DataFiles:
 
     def _tables(self, batches: Iterable[pa.RecordBatch], at_most: int) -> Iterator[pa.Table]:
         schema = self._definition.schema
-        held: list[pa.RecordBatch] = []
+        pending: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
             rows = max(batch.num_rows * self._sizes.file_bytes // max(batch.nbytes, 1), 1)
-            for start in range(0, batch.num_rows, rows):  # a table of somebody's may be one batch
-                held.append(conform(batch.slice(start, rows), schema, self._url))
-                size += held[-1].nbytes
+            for start in range(0, batch.num_rows, rows):  # a caller's table may be one large batch
+                pending.append(conform(batch.slice(start, rows), schema, self._url))
+                size += pending[-1].nbytes
                 if size >= at_most:
-                    yield pa.Table.from_batches(held, schema)
-                    held, size = [], 0
-        if held:
-            yield pa.Table.from_batches(held, schema)
+                    yield pa.Table.from_batches(pending, schema)
+                    pending, size = [], 0
+        if pending:
+            yield pa.Table.from_batches(pending, schema)
 
     def put_deletes(self, rows: pa.Table) -> DataFile:
         """A file that names deleted rows of others (see `scan.deletes`)."""
@@ -92,7 +92,7 @@ class DataFiles:
         keys = self._definition.keys
         return table.sort_by([(name, "ascending") for name in keys]) if keys else table
 
-    def _put(self, table: pa.Table, path: str) -> DataFile:
+    def _put_table(self, table: pa.Table, path: str) -> DataFile:
         least, most = self._sizes.row_group_rows
         group = min(max(self._sizes.row_group_bytes * table.num_rows // max(table.nbytes, 1), least), most)
         sink = pa.BufferOutputStream()
@@ -102,10 +102,10 @@ class DataFiles:
         return self._put_bytes(sink.getvalue().to_pybytes(), path, table.num_rows)
 
     def _put_bytes(self, data: bytes, path: str, rows: int) -> DataFile:
-        while True:  # no file that somebody has put is ever replaced
+        while True:  # until the name is free: an existing file is never replaced
             name = f"{path}-{self._job.mark}-{self._rng.getrandbits(64):016x}.parquet"
             try:
                 if self._ufs.put_if_absent(f"{self._url}/{name}", data):
                     return DataFile(name, len(data), rows)
-            except PutUnknownError as problem:  # if it is there, nothing names it
+            except PutUnknownError as problem:  # if the file is there, nothing names it
                 raise_ours(UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__}"), problem)

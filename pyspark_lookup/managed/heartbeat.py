@@ -1,4 +1,4 @@
-"""Signs of life of writers, and who has shown none for `lookup.write.timeout`.
+"""Heartbeats of writers, and which writers have shown none for `lookup.write.timeout`.
 
 A writer that takes long puts a file now and then. Others see what there is, and count on their own host's
 steady clock how long it has not changed: no two clocks are compared.
@@ -17,11 +17,11 @@ from pyspark_lookup.io.stores import LOG_DIRECTORY
 from pyspark_lookup.io.stores.own_files import is_own
 from pyspark_lookup.io.ufs import Ufs
 
-_BEATS = 8  # in the time after which a writer counts as dead
+_BEATS = 8  # heartbeats in the time after which a writer counts as dead
 
 
 class Heartbeats:
-    """The signs of life of one table's writers. `timeout_s`: how long without one means dead."""
+    """The heartbeats of one table's writers. `timeout_s`: a writer without one for so long is dead."""
 
     def __init__(self, ufs: Ufs, context: HostContext, url: str, timeout_s: float) -> None:
         self._ufs = ufs
@@ -33,30 +33,30 @@ class Heartbeats:
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two signs of life."""
+        """Seconds between two heartbeats of a writer."""
         return self._timeout_s / _BEATS
 
     def beat(self, write_id: int) -> None:
-        """Show that the write goes on, if it is time to. Call it often."""
+        """Put a heartbeat of the write, if one is due. Call it often."""
         if self._context.clock.steady_s() < self._next_s:
             return
         self._next_s = self._context.clock.steady_s() + self.interval_s
         self._ufs.put_if_absent(self._path(write_id, f"{self._context.rng.getrandbits(64):016x}"), b"alive")
 
     def dead(self, table_id: str, open_ids: Sequence[int]) -> list[int]:
-        """Which of the open writes have shown no sign for the timeout, as this host has seen.
+        """The open writes without a heartbeat for the timeout, as far as this host has seen.
 
         The store is asked, by one LIST, a few times in that time only.
         """
         if self._context.disk is None or not open_ids:
             return []
         now_s = self._context.clock.steady_s()
-        record = self._context.disk.get_record("heartbeat", self._key, _looked_of)
+        record = self._context.disk.get_record("heartbeat", self._key, _check_record)
         if record is None or (record["boot"], record["table"]) != (self._context.clock.boot, table_id):
             record = {"boot": self._context.clock.boot, "table": table_id, "looked_s": now_s, "ids": {}}
-        known: dict[int, list[Any]] = record["ids"]
-        # One just met has no signs as far as is known; if it had some, it lives longer at the next look.
-        ids = {id_: known.get(id_, [0, now_s]) for id_ in open_ids}
+        recorded_ids: dict[int, list[Any]] = record["ids"]
+        # A write seen for the first time counts as one without heartbeats; if it has some, the next look sees a change.
+        ids = {id_: recorded_ids.get(id_, [0, now_s]) for id_ in open_ids}
         dead = []
         if now_s - record["looked_s"] >= self.interval_s:
             names = self._names()
@@ -66,14 +66,14 @@ class Heartbeats:
             dead = [id_ for id_, (_, since_s) in ids.items() if now_s - since_s >= self._timeout_s]
             record["looked_s"] = now_s
         try:
-            if ids != known or record["looked_s"] == now_s:
+            if ids != recorded_ids or record["looked_s"] == now_s:
                 self._context.disk.replace_record("heartbeat", self._key, {**record, "ids": ids})
         except OSError:
             return []
         return dead
 
     def forget(self, write_id: int) -> None:
-        """Remove the signs of a write that has ended."""
+        """Remove the heartbeats of a write that has ended."""
         for name in self._names():
             if name.startswith(f"{write_id:020d}-"):
                 self._ufs.delete(f"{self._directory}/{name}")
@@ -88,12 +88,12 @@ class Heartbeats:
         return f"{self._directory}/{write_id:020d}-{nonce}"
 
 
-def _looked_of(found: Any) -> dict[str, Any]:
-    """What a record has to be: of each write how many signs there were, and since when."""
-    ids = {int(id_): [count_of(signs), number_of(since_s)] for id_, (signs, since_s) in found["ids"].items()}
+def _check_record(record: Any) -> dict[str, Any]:
+    """A record, checked: for each write how many heartbeats there were, and since when."""
+    ids = {int(id_): [count_of(signs), number_of(since_s)] for id_, (signs, since_s) in record["ids"].items()}
     return {
-        "boot": text_of(found["boot"]),
-        "table": text_of(found["table"]),
-        "looked_s": number_of(found["looked_s"]),
+        "boot": text_of(record["boot"]),
+        "table": text_of(record["table"]),
+        "looked_s": number_of(record["looked_s"]),
         "ids": ids,
     }

@@ -14,8 +14,8 @@ class Job:
     """A write under way: what its tasks and its commit need, in any process.
 
     `write_id` None: it is allocated at the commit. `definition`: what its files have as columns. `nonce`: of the event that has
-    allocated the id, which a table that was restored from a copy may give to somebody else as well. `kept`: columns that its
-    rows lack and in which those that are there keep their values.
+    allocated the id, which a table that was restored from a copy may give to somebody else as well. `kept_columns`: columns that its
+    rows lack, and in which the rows in the table keep their values.
     """
 
     table_id: str
@@ -25,12 +25,12 @@ class Job:
     definition: Definition
     began_s: float
     nonce: str = ""
-    kept: tuple[str, ...] = ()
+    kept_columns: tuple[str, ...] = ()
 
     @property
     def mark(self) -> str:
         """What stands in the names of its files and in nobody else's: 16 digits of a nonce; "" if none of them is known."""
-        of_write = self.write_id is not None and self.directory == directory_of(self.write_id)
+        of_write = self.write_id is not None and self.directory == write_directory(self.write_id)
         return self.nonce[:16] if of_write else self.directory.rpartition("-")[2]
 
     def has_put(self, name: str) -> bool:
@@ -39,12 +39,12 @@ class Job:
         return bool(self.mark) and directory == self.directory and f"-{self.mark}-" in last and is_data_file(name)
 
 
-def directory_of(write_id: int) -> str:
+def write_directory(write_id: int) -> str:
     return f"write-{write_id:020d}"
 
 
 def batch_directory(batch: tuple[str, int], nonce: str) -> str:
-    """Where the files of one attempt to write a batch go."""
+    """The directory for the files of one attempt to write a batch."""
     return f"stream-{batch[0]}/{batch[1]:012d}-{nonce}"
 
 
@@ -57,8 +57,8 @@ def own_write(state: TableState, job: Job) -> TableWrite | None:
 def named_files(state: TableState, job: Job) -> set[str]:
     """The files that writes which are not aborted have in a job's directory."""
     writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
-    own = state.writes.get(job.write_id)
-    if own is not None and job.directory == directory_of(own.id):
-        writes = [own]  # nobody else's are there
+    job_write = state.writes.get(job.write_id)
+    if job_write is not None and job.directory == write_directory(job_write.id):
+        writes = [job_write]  # no other write has files in it
     paths = (file.path for write in writes for file in (*write.files, *write.deletes))
     return {path for path in paths if path.startswith(job.directory + "/")}

@@ -57,7 +57,7 @@ class OpenWrites:
         self._keyed: ByKey | None = None
         self._new: NewKeys | None = None
         self._count = 0
-        self._lost: str | None = None  # why it is unknown what of it the log names
+        self._unknown_reason: str | None = None  # why it is unknown which of its files the log names
 
     # --- what it sees -----------------------------------------------------------------------------
 
@@ -69,23 +69,23 @@ class OpenWrites:
 
     def version(self) -> tuple[Table, TableVersion]:
         """The table as the transaction sees it. Raises WriteConflictError if it is not there (any more)."""
-        seen, state, now = self.valid_write_ids(), self._since, self._log.cached_state()
-        if seen is None or state is None or now is None or now.table_id != seen.table:
+        valid_ids, state, current = self.valid_write_ids(), self._since, self._log.cached_state()
+        if valid_ids is None or state is None or current is None or current.table_id != valid_ids.table:
             raise WriteConflictError(
                 f"{redact('path', self._log.url)} is not there, or not the table that the transaction began with"
             )
-        own = None if self._job is None else self._write_id
-        if own is not None:
-            write = now.writes.get(own)
+        own_write_id = None if self._job is None else self._write_id
+        if own_write_id is not None:
+            write = current.writes.get(own_write_id)
             if write is None or write.ended_at is not None:
                 raise WriteConflictError(
-                    f"write {own} of table {now.table_id} was aborted by others: begin another one"
+                    f"write {own_write_id} of table {current.table_id} was aborted by others: begin another one"
                 )
             state = state.with_open_write(write)
-        table = dataclasses.replace(self._table, pinned=str(seen), own_write_id=own)
+        table = dataclasses.replace(self._table, pinned=str(valid_ids), own_write_id=own_write_id)
         version = managed_version(table, state)
         if self._job is not None and version.metadata is not None:
-            # Columns that its own writes add.
+            # The schema has the columns that its own writes add.
             schema = text_of_schema(self._job.definition.schema)
             version = dataclasses.replace(version, metadata=dataclasses.replace(version.metadata, schema=schema))
         return table, version
@@ -98,12 +98,12 @@ class OpenWrites:
 
     def delete(self, keys: pa.Table) -> None:
         """Remove the rows with those keys, own ones too. Raises as `TableWriter.delete` does."""
-        asked = self._writer.keys_asked(keys)
-        if asked.num_rows:
-            self._attempt(lambda: self._hide(self._begin(asked.schema, WriteMode.DELETE), [], asked), False)
+        key_table = self._writer.cast_key_table(keys)
+        if key_table.num_rows:
+            self._attempt(lambda: self._hide(self._begin(key_table.schema, WriteMode.DELETE), [], key_table), False)
 
     def _attempt(self, act: Callable[[], None], anew: bool) -> None:
-        """Let `act` write. Where that fails the transaction is as it was before; where it is interrupted it is given up.
+        """Run `act`, which writes. If it fails, the transaction is as before; if it is interrupted, the transaction is given up.
 
         `anew`: under a write id of its own, in place of what was written before.
         """
@@ -120,28 +120,32 @@ class OpenWrites:
             self._job, self._keyed, self._new, self._base = before
             raise
         except BaseException:
-            self._lost = _INTERRUPTED
+            self._unknown_reason = _INTERRUPTED
             raise
         if begins and before[0] is not None:
-            with contextlib.suppress(UfsError, DamagedFileError):  # who is not committed is not seen, aborted or not
+            with contextlib.suppress(
+                UfsError, DamagedFileError
+            ):  # without a commit its rows stay invisible, aborted or not
                 self._writer.abort(before[0], (), "the transaction has overwritten it")
 
     def _add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
         job = self._begin(schema, mode)
-        kept = self._writer.kept(job.definition, schema, mode)
-        if kept:
-            given = pa.Table.from_batches(
+        kept_columns = self._writer.find_kept_columns(job.definition, schema, mode)
+        if kept_columns:
+            new_rows = pa.Table.from_batches(
                 [conform(batch, job.definition.schema, "the rows") for batch in batches], job.definition.schema
             )
-            self._rows.check_different(given.select(list(job.definition.keys)))
-            batches = self._rows.complete(job.definition, given, kept, self.version()[1].files)[0].to_batches()
+            self._rows.check_different(new_rows.select(list(job.definition.keys)))
+            batches = self._rows.complete(job.definition, new_rows, kept_columns, self.version()[1].files)[
+                0
+            ].to_batches()
         self._count += 1
         files = self._writer.write(job, batches, f"part-{self._count:05d}")
         try:
-            self._put(job, files, mode)
+            self._put_files(job, files, mode)
         except Exception:
             state = self._log.cached_state()
-            if self._lost is None and state is not None:
+            if self._unknown_reason is None and state is not None:
                 self._writer.discard(job, files, state)
             raise
 
@@ -160,15 +164,15 @@ class OpenWrites:
         self._job = self._writer.widen(self._job, schema, mode.by_key)
         return self._job
 
-    def _put(self, job: Job, files: list[DataFile], mode: WriteMode) -> None:
+    def _put_files(self, job: Job, files: list[DataFile], mode: WriteMode) -> None:
         definition = job.definition
         if mode is WriteMode.UPSERT:
-            keys = self._rows.keys_of(definition, files)
+            keys = self._rows.read_keys(definition, files)
             self._rows.check_different(keys)
             self._hide(job, files, keys)
             return
         if self._unique and self._new is not None:
-            keys = self._rows.keys_of(definition, files)
+            keys = self._rows.read_keys(definition, files)
             self._rows.check_different(keys)
             self._rows.check_new(definition, keys, self.version()[1].files)
             self._log_put(job, files, None, functools.partial(self._new.add, keys))
@@ -176,38 +180,38 @@ class OpenWrites:
         self._log_put(job, files, None)
 
     def _hide(self, job: Job, files: list[DataFile], keys: pa.Table) -> None:
-        """Put files whose rows take the place of those with the keys, of which the transaction sees some already."""
+        """Put files whose rows replace those with the keys, some of which the transaction sees already."""
         assert self._keyed is not None
-        seen = self.version()[1].files
-        own = f"{self._table.url}/{job.directory}/"
-        looked = [file for file in seen if not file.url.startswith(own)]
-        found = self._rows.find(job.definition, keys, seen)
-        self._log_put(job, files, found, functools.partial(self._keyed.add, keys, looked))
+        visible_files = self.version()[1].files
+        own_prefix = f"{self._table.url}/{job.directory}/"
+        checked_files = [file for file in visible_files if not file.url.startswith(own_prefix)]
+        replaced_rows = self._rows.find(job.definition, keys, visible_files)
+        self._log_put(job, files, replaced_rows, functools.partial(self._keyed.add, keys, checked_files))
 
     def _log_put(
-        self, job: Job, files: list[DataFile], rows: pa.Table | None, then: Callable[[], None] = lambda: None
+        self, job: Job, files: list[DataFile], rows: pa.Table | None, on_logged: Callable[[], None] = lambda: None
     ) -> None:
-        """Put files in the log, and `then` take note of that."""
-        # If this does not end by saying so, the log may name the files, or come to do so: they stay, and nothing is committed.
-        self._lost = _INTERRUPTED
+        """Put files in the log, then call `on_logged`."""
+        # Until the put returns, the log may or may not name the files. If the answer is lost, they stay, and nothing is committed.
+        self._unknown_reason = _INTERRUPTED
         try:
-            self._writer.put(job, files, rows)
+            self._writer.put_files(job, files, rows)
         except CommitUnknownError as problem:
-            self._lost = str(problem.__cause__ or problem)
+            self._unknown_reason = str(problem.__cause__ or problem)
             self._check_whole(problem)
         except Exception:
-            self._lost = None
+            self._unknown_reason = None
             raise
-        then()
-        self._lost = None
+        on_logged()
+        self._unknown_reason = None
 
     def _check_whole(self, cause: Exception | None = None) -> None:
         """Raise UfsUnavailableError if it is unknown whether one of the writes is in the log."""
-        if self._lost is not None:
+        if self._unknown_reason is not None:
             raise_ours(
                 UfsUnavailableError(
                     f"the transaction on {redact('path', self._log.url)} is given up, and nothing of it will be committed: "
-                    f"{self._lost}; begin another one"
+                    f"{self._unknown_reason}; begin another one"
                 ),
                 cause,
             )
@@ -216,7 +220,7 @@ class OpenWrites:
 
     def commit(self) -> int | None:
         """Make all of it visible at once: the log position of the commit; None if that changes nothing. Raises as `TableWriter.commit` does."""
-        if self._lost is not None:
+        if self._unknown_reason is not None:
             self.abort("what it has written is unknown")
             self._check_whole()
         if self._job is None or self._keyed is None or self._new is None:
@@ -224,14 +228,14 @@ class OpenWrites:
         job, write_id, self._job = self._job, self._write_id, None
         effect = Both((self._keyed, self._new) if self._unique else (self._keyed,))
         state = self._writer.commit(job, (), effect=effect)
-        own = state.writes.get(write_id) if state is not None and state.table_id == job.table_id else None
-        return own.ended_at if own is not None and own.committed else None
+        write = state.writes.get(write_id) if state is not None and state.table_id == job.table_id else None
+        return write.ended_at if write is not None and write.committed else None
 
     def abort(self, reason: str) -> None:
-        """See to it that nothing of it is ever seen."""
+        """Make sure that none of its rows is ever seen."""
         if self._job is not None:
             job, self._job = self._job, None
-            with contextlib.suppress(UfsError, DamagedFileError):  # without its commit nothing of it is seen
+            with contextlib.suppress(UfsError, DamagedFileError):  # without a commit its rows stay invisible
                 self._writer.abort(job, (), reason)
 
     @property

@@ -1,4 +1,4 @@
-"""Where a managed table may be made: at a place that is empty, and not in another table."""
+"""Checks the place of a new managed table: it must be empty, and not inside another table."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pyspark_lookup.table.enclosing import EnclosingTables
 
 
 def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
-    """Raise NotATableError for a place where somebody else's files are, or that lies in another table."""
-    shown = redact("path", url)
+    """Raise NotATableError for a place with other files, TableFormatError for one inside another table."""
+    url_text = redact("path", url)
     try:
-        found = ufs.get_status(url)
+        status = ufs.get_status(url)
     except UfsNotFoundError:
-        found = None
-    if isinstance(found, Listing) and (kind := _kind_of_others(found)) is not None:
+        status = None
+    if isinstance(status, Listing) and (kind := _kind_of_others(status)) is not None:
         raise NotATableError(
-            f"{shown} is {kind}: lookupcache reads it, and writes managed tables only; write it by its own means"
+            f"{url_text} is {kind}: lookupcache reads it, and writes managed tables only; write it by its own means"
         )
-    if found is not None and (isinstance(found, FileVersion) or found.files or found.directories):
+    if status is not None and (isinstance(status, FileVersion) or status.files or status.directories):
         raise NotATableError(
-            f"{shown} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
+            f"{url_text} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
             "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
         )
-    # Who drops the table above, vacuums or copies it, means its own files.
+    # A drop, vacuum or copy of the enclosing table would hit this table's files.
     above = enclosing.find(url)
     if above is not None:
         directory, kind = above
-        raise TableFormatError(f"{shown} lies inside {redact('path', directory)}, {kind}: write to another place")
+        raise TableFormatError(f"{url_text} lies inside {redact('path', directory)}, {kind}: write to another place")
 
 
-def _kind_of_others(found: Listing) -> str | None:
-    """What others have made of a directory, as far as its files show."""
-    if DELTA_LOG_DIRECTORY in found.directories:
+def _kind_of_others(listing: Listing) -> str | None:
+    """The kind of table that another system has made of a directory; None if its files show none."""
+    if DELTA_LOG_DIRECTORY in listing.directories:
         return "a Delta table"
-    return "an Iceberg table" if any(file.url.endswith(".metadata.json") for file in found.files) else None
+    return "an Iceberg table" if any(file.url.endswith(".metadata.json") for file in listing.files) else None

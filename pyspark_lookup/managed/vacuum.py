@@ -1,4 +1,4 @@
-"""Vacuum: the files that no version needs which is, or was within the time that is kept, the current one.
+"""Vacuum: removes the files that no version needs which is current, or was within the retention time.
 
 An event says first which writes lose their files: a version that needs one of them is known to be gone before it is.
 Times are the store's own: those at which events and files were put, and that of a file put now.
@@ -63,7 +63,7 @@ def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str) -> None:
 def vacuum(
     ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, force: bool, unasked: bool = False
 ) -> Vacuumed:
-    """Remove what has not been needed for `older_than_s`. `unasked`: say so in the log even if that is nothing.
+    """Remove the files that no version of the last `older_than_s` needs. `unasked`: log the vacuum even if it removes nothing.
 
     Raises OptionError for less than `properties.KEPT_S` without `force`, UfsNotFoundError if there is no table, a UfsError if the store
     fails: the rest is removed another time.
@@ -82,25 +82,27 @@ def vacuum(
     until_s = _now_s(ufs, log, nonce) - older_than_s
     oldest = _oldest(log, state, until_s)
 
-    def removed(state: TableState, nonce: str, at_s: float) -> Event | None:
+    def make_event(state: TableState, nonce: str, at_s: float) -> Event | None:
         if state.table_id != table_id or (oldest is None and not unasked):
             return None
-        kept = max(oldest or 1, state.oldest)
-        ids = _removable(state, kept) if oldest is not None else ()
-        pages = kept // state.page > state.oldest // state.page or state.oldest < kept < state.since
+        new_oldest = max(oldest or 1, state.oldest)
+        ids = _removable(state, new_oldest) if oldest is not None else ()
+        pages = new_oldest // state.page > state.oldest // state.page or state.oldest < new_oldest < state.since
         if not ids and not pages and not unasked:
             return None
-        return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, kept)
+        return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, new_oldest)
 
     try:
-        state = log.append(removed, after=state)
+        state = log.append(make_event, after=state)
     except CommitUnknownError as problem:
         raise_ours(UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}"), problem)
     if state.table_id != table_id:
         raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
-    done = _sweep(ufs, log, state, until_s)
+    removed_files = _sweep(ufs, log, state, until_s)
     log.pages.trim(state, until_s - log_retention_s)
-    return Vacuumed(len(done), sum(file.size for file in done), state.oldest if state.oldest > 1 else None)
+    return Vacuumed(
+        len(removed_files), sum(file.size for file in removed_files), state.oldest if state.oldest > 1 else None
+    )
 
 
 def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
@@ -121,43 +123,43 @@ def _put_at_s(file: FileVersion) -> float:
 
 
 def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | None:
-    """The position of the last change that was the current one at that time already; None if there was none."""
+    """The position of the change that was current at that time; None if there was none."""
     position = log.find_position(state, until_s)
     if position is None:
         return None
-    found = log.pages.find_state(state, position)
-    return max((change.position for change in found.changes if change.position <= position), default=None)
+    earlier_state = log.pages.find_state(state, position)
+    return max((change.position for change in earlier_state.changes if change.position <= position), default=None)
 
 
 def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
-    """The committed writes whose files no version from that position on needs, of those that the state holds."""
+    """The committed writes of the state whose files no version from that position on needs."""
     if oldest < state.since:
         return ()
-    needed = {write.id for write in state.find_needed(oldest)}
-    ended = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) <= oldest)
-    return tuple(write.id for write in ended if write.does_something and write.id not in needed)
+    needed_ids = {write.id for write in state.find_needed(oldest)}
+    ended_writes = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) <= oldest)
+    return tuple(write.id for write in ended_writes if write.does_something and write.id not in needed_ids)
 
 
 def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) -> list[FileVersion]:
-    """Remove the files that the log does not name, and what has been lying there for long enough; the data files of it.
+    """Remove the files that the log does not name and that are older than `until_s`. Returns the data files among them.
 
-    Only what has a name of ours: what somebody else has put beside it, as a stream's checkpoint, stays.
+    Only files with a name of ours: a stream's checkpoint or other files of somebody else stay.
     """
-    named = {file.path for file in log.pages.files(state)}
-    opened = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
-    signs = tuple(f"{LOG_DIRECTORY}/heartbeats/{write.id:020d}-" for write in state.open_writes())
-    done = []
+    named_paths = {file.path for file in log.pages.files(state)}
+    open_prefixes = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
+    heartbeat_prefixes = tuple(f"{LOG_DIRECTORY}/heartbeats/{write.id:020d}-" for write in state.open_writes())
+    removed_files = []
     for file in ufs.list_tree(log.url):
         path = file.url.removeprefix(log.url + "/")
-        if path in named or path.startswith((*opened, *signs)) or _put_at_s(file) > until_s:
+        if path in named_paths or path.startswith((*open_prefixes, *heartbeat_prefixes)) or _put_at_s(file) > until_s:
             continue
         whole = whole_name(path)
         is_data = is_data_file(whole)
-        # Of the log itself nothing is removed but signs of life, and what died before it got its name.
-        beside = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-")) or path != whole
-        if not is_data and not (beside and is_own(whole)):
+        # In the log's directory only heartbeats, clock files and unfinished files are removed.
+        is_temporary = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-")) or path != whole
+        if not is_data and not (is_temporary and is_own(whole)):
             continue
         ufs.delete(file.url)
         if is_data:
-            done.append(file)
-    return done
+            removed_files.append(file)
+    return removed_files

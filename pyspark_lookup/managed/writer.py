@@ -34,8 +34,8 @@ from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.aborts import Aborts, append_unseen, nothing_written
 from pyspark_lookup.managed.conflicts import ByKey, Effect, Independent, Keeping, NewKeys, RowsByKey, Where
 from pyspark_lookup.managed.data_files import DataFiles
-from pyspark_lookup.managed.definitions import define, definition_with, kept_columns, match_definition
-from pyspark_lookup.managed.jobs import Job, directory_of, own_write
+from pyspark_lookup.managed.definitions import define, extend_definition, find_kept_columns, match_definition
+from pyspark_lookup.managed.jobs import Job, own_write, write_directory
 from pyspark_lookup.managed.places import check_place
 from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.options.conf_file import redact
@@ -63,11 +63,11 @@ _OF_ROWS = (
     WriteMode.UPSERT,
     WriteMode.DELETE,
     WriteMode.DELETE_WHERE,
-)  # without some they change nothing
+)  # without rows they change nothing
 
 
 class TableWriter:
-    """Writes of the managed table at `log.url`, created by its first one. `committed`: told (table id, log position)."""
+    """Writes of the managed table at `log.url`, created by its first one. `on_commit`: called with (table id, log position)."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class TableWriter:
         options: LookupOptions,
         table: Table,
         rows: RowsByKey,
-        committed: Callable[[str, int], None],
+        on_commit: Callable[[str, int], None],
         sizes: WriteSizes,
         enclosing: EnclosingTables,
     ) -> None:
@@ -87,7 +87,7 @@ class TableWriter:
         self._options = options
         self._table = table
         self._rows = rows
-        self._committed = committed
+        self._on_commit = on_commit
         self._sizes = sizes
         self._context = context
         self._aborts = Aborts(ufs, log, context, options.write_timeout_s)
@@ -103,39 +103,41 @@ class TableWriter:
         begin again. Raises SchemaError, OptionError or NotATableError if there can be no such write.
         """
         state = self._log.latest() or self._create(schema)
-        kept = () if first else self.kept(state.definition, schema, mode)
+        kept_columns = () if first else self.find_kept_columns(state.definition, schema, mode)
         if first and state.definition.keys and mode is not WriteMode.OVERWRITE:
             mode = WriteMode.UPSERT
-        known = None if self._aborts.abort_dead(state) else state
+        latest_state = None if self._aborts.abort_dead(state) else state
         write_id: int | None = None
         nonces = [""]
         if name is None:
-            found: list[int] = []
+            write_ids: list[int] = []
 
             def allocate(state: TableState, nonce: str, at_s: float) -> Event:
-                definition_with(state, schema, self._options, mode.by_key, self._url)
-                found[:] = [state.high_watermark + 1]
+                extend_definition(state, schema, self._options, mode.by_key, self._url)
+                write_ids[:] = [state.high_watermark + 1]
                 nonces[:] = [nonce]
-                return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], mode)
+                return Allocate(state.position + 1, state.table_id, nonce, at_s, write_ids[0], mode)
 
-            state = append_unseen(self._log, allocate, after=known)
-            write_id = found[0]
-            name = directory_of(write_id)
-        definition = definition_with(state, schema, self._options, mode.by_key, self._url)
-        return Job(state.table_id, write_id, mode, name, definition, self._context.clock.steady_s(), nonces[0], kept)
+            state = append_unseen(self._log, allocate, after=latest_state)
+            write_id = write_ids[0]
+            name = write_directory(write_id)
+        definition = extend_definition(state, schema, self._options, mode.by_key, self._url)
+        return Job(
+            state.table_id, write_id, mode, name, definition, self._context.clock.steady_s(), nonces[0], kept_columns
+        )
 
-    def kept(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
-        """The columns that the rows of an upsert lack, and whose values stay. Raises SchemaError where nobody has said so."""
-        return kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
+    def find_kept_columns(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
+        """The columns that the rows of an upsert lack, and whose values stay. Raises SchemaError if no option says that they do."""
+        return find_kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
 
     def create(self, schema: pa.Schema) -> None:
         """Make the table, without rows, if it is not there. Raises SchemaError if one is there that has other columns or keys."""
-        own = (self._log.latest() or self._create(schema)).definition
-        wanted = define(schema, self._options.keys or own.keys, self._url)
-        if own.schema != wanted.schema or own.keys != wanted.keys:
+        definition = (self._log.latest() or self._create(schema)).definition
+        requested = define(schema, self._options.keys or definition.keys, self._url)
+        if definition.schema != requested.schema or definition.keys != requested.keys:
             raise SchemaError(
-                f"{self._url} is a table with the columns {columns_ddl(own.schema)} and the keys {', '.join(own.keys) or '(none)'}; "
-                f"not {columns_ddl(wanted.schema)} and {', '.join(wanted.keys) or '(none)'}: leave lookup.schema, lookup.keys and lookup.create-if-not-exists out"
+                f"{self._url} is a table with the columns {columns_ddl(definition.schema)} and the keys {', '.join(definition.keys) or '(none)'}; "
+                f"not {columns_ddl(requested.schema)} and {', '.join(requested.keys) or '(none)'}: leave lookup.schema, lookup.keys and lookup.create-if-not-exists out"
             )
 
     def _create(self, schema: pa.Schema) -> TableState:
@@ -143,45 +145,47 @@ class TableWriter:
         definition = define(schema, self._options.keys or (), self._url)
         table_id = f"{self._context.rng.getrandbits(128):032x}"
         try:
-            made = self._log.create(
+            created_state = self._log.create(
                 lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition, self._sizes.log_page)
             )
         except CommitUnknownError as problem:
             raise_ours(nothing_written(self._log, problem), problem)
-        state = made or self._log.latest()
+        state = created_state or self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url}: the table was removed as it was created")
         return state
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
-        """What a write of those files does to the rows of others, as its mode and the options say."""
-        if job.kept:
+        """The effect of a write of those files on the rows of others, by its mode and the options."""
+        if job.kept_columns:
 
-            def put(definition: Definition, rows: pa.Table) -> list[DataFile]:
+            def write_rows(definition: Definition, rows: pa.Table) -> list[DataFile]:
                 return self.write(dataclasses.replace(job, definition=definition), rows.to_batches(), "kept")
 
-            given = [name for name in job.definition.schema.names if name not in job.kept]
-            return Keeping(self._rows, self._table, files, given, put)
+            row_names = [name for name in job.definition.schema.names if name not in job.kept_columns]
+            return Keeping(self._rows, self._table, files, row_names, write_rows)
         if job.mode.by_key:
 
             def keys(definition: Definition) -> pa.Table:
-                found = self._rows.keys_of(definition, files)
-                self._rows.check_different(found)
-                return found
+                new_keys = self._rows.read_keys(definition, files)
+                self._rows.check_different(new_keys)
+                return new_keys
 
             return ByKey(self._rows, self._table, keys)
         if self._options.write_unique_keys:
-            # Beside an overwrite stays what has a higher write id.
-            own = job.write_id if job.mode is WriteMode.OVERWRITE else None
-            return NewKeys(self._rows, dataclasses.replace(self._table, own_write_id=own), files, job.directory)
+            # An overwrite leaves the rows of writes with a higher write id.
+            own_write_id = job.write_id if job.mode is WriteMode.OVERWRITE else None
+            return NewKeys(
+                self._rows, dataclasses.replace(self._table, own_write_id=own_write_id), files, job.directory
+            )
         return Independent()
 
     def deletion(self, keys: pa.Table) -> Effect:
-        """That the rows with those keys are deleted. `keys`: the key columns, in their types."""
+        """The effect that deletes the rows with those keys. `keys`: the key columns, in their types."""
         return ByKey(self._rows, self._table, lambda _: keys)
 
     def deletion_where(self, where: str) -> Effect:
-        """That the rows of which a predicate is true are deleted."""
+        """The effect that deletes the rows of which a predicate is true."""
         return Where(self._rows, self._table, where)
 
     def commit(
@@ -189,9 +193,9 @@ class TableWriter:
     ) -> TableState | None:
         """Make the files' rows the table's, all at once; the state with them, None if the batch was committed before.
 
-        `effect`: if it is not that of the job's mode. What would change nothing is not committed. Raises
-        WriteConflictError, NonUniqueKeyError or SchemaError if it cannot be, another UfsError if the store fails (the write is
-        aborted then, if that can be), CommitUnknownError if the store does not say whether it is committed.
+        `effect`: replaces the effect of the job's mode. A write that would change nothing is not committed. Raises
+        WriteConflictError, NonUniqueKeyError or SchemaError if the commit is impossible, another UfsError if the store fails (the
+        write is aborted then, if possible), CommitUnknownError if the store does not say whether it is committed.
         """
         if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
             self._give_up(job, files, "no rows")
@@ -210,32 +214,32 @@ class TableWriter:
             self._aborts.remove(job, files, state)
             return None
         try:
-            # The rows that lack columns are not those that the table will have.
-            put = () if job.kept and effect is None else files
-            state = self._commit(job, job.write_id, put, batch, effect or self.effect(job, files))
+            # Rows that lack columns are completed first; `Keeping` writes those files.
+            new_files = () if job.kept_columns and effect is None else files
+            state = self._commit(job, job.write_id, new_files, batch, effect or self.effect(job, files))
         except Exception as problem:
             state = self._end(job, files, problem)
         if not state.writes[job.write_id].committed:
             self._give_up(job, files, "no rows")
             return self._log.latest()
-        self._committed(state.table_id, self.position_of(job, state))
+        self._on_commit(state.table_id, self.commit_position(job, state))
         self._aborts.tidy(job, state)
         return state
 
-    def position_of(self, job: Job, state: TableState) -> int:
-        """The log position of a job's commit; of the current version, if it has none."""
+    def commit_position(self, job: Job, state: TableState) -> int:
+        """The log position of a job's commit; that of the current version if the job has no commit."""
         write = own_write(state, job)
         return write.ended_at if write is not None and write.committed and write.ended_at is not None else state.newest
 
     def _give_up(self, job: Job, files: Sequence[DataFile], reason: str = "") -> None:
-        """Abort a job, if the store lets us; an open one that is never committed is not seen either."""
+        """Abort a job. If the store fails, the job stays open, and its rows stay invisible all the same."""
         with contextlib.suppress(UfsError, DamagedFileError):
             self.abort(job, files, reason)
 
     def _end(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
-        """The state with a job committed whose commit seemed to fail; otherwise raises what says how it ended.
+        """The state after a commit that seemed to fail, if the job is committed after all; otherwise raises the error.
 
-        An abort in the log decides it: nothing of the write can be put behind that.
+        It puts an abort in the log, which decides: behind an abort nothing of the write can follow.
         """
         try:
             state = self.abort(job, files)
@@ -251,10 +255,10 @@ class TableWriter:
     def _commit(
         self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, effect: Effect
     ) -> TableState:
-        """The state with the write committed; without, if it would change nothing."""
+        """The state after the commit of the write; without the commit if it would change nothing."""
         state = self._log.cached_state()
-        behind = state is None or state.table_id != job.table_id or write_id not in state.writes
-        if behind or not isinstance(effect, Independent):
+        is_stale = state is None or state.table_id != job.table_id or write_id not in state.writes
+        if is_stale or not isinstance(effect, Independent):
             state = self._log.latest()
         after: TableState | None = None
         while True:
@@ -281,10 +285,10 @@ class TableWriter:
     ) -> Callable[[TableState, str, float], Event]:
         def write(state: TableState, nonce: str, at_s: float) -> Event:
             self._check(state, job, write_id, effect)
-            # A compaction says so with the first files it puts, even if there are none.
+            # The first event of a compaction names the writes that it replaces, even if it adds no files.
             replaces = () if state.writes[write_id].replaces else effect.replaces
-            put = tuple(files), tuple(deletes), replaces
-            return Write(state.position + 1, state.table_id, nonce, at_s, write_id, *put)
+            contents = tuple(files), tuple(deletes), replaces
+            return Write(state.position + 1, state.table_id, nonce, at_s, write_id, *contents)
 
         return write
 
@@ -296,32 +300,32 @@ class TableWriter:
             if batch is not None and state.is_committed(batch):
                 raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by somebody else")
             if effect.is_due(state):
-                return None  # others have committed since
-            changed = definition if definition.schema != state.definition.schema else None
-            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, changed, batch)
+                return None  # there are commits to look into first
+            new_definition = definition if definition.schema != state.definition.schema else None
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, new_definition, batch)
 
         return commit
 
     def _allocate(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
-        """The job with a write id; without, if its batch is committed already, as the state says."""
+        """The state and the job with a write id; without one if the state has its batch already."""
         if job.write_id is not None:
             return None, job
-        found: list[tuple[int, str]] = []
+        allocations: list[tuple[int, str]] = []
 
         def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
             self._check_same(state, job)
-            found.clear()
+            allocations.clear()
             if batch is not None and state.is_committed(batch):
                 return None
-            found.append((state.high_watermark + 1, nonce))
-            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0][0], job.mode)
+            allocations.append((state.high_watermark + 1, nonce))
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, allocations[0][0], job.mode)
 
         state = append_unseen(self._log, allocate)
-        write_id, nonce = found[0] if found else (None, "")
+        write_id, nonce = allocations[0] if allocations else (None, "")
         return state, dataclasses.replace(job, write_id=write_id, nonce=nonce)
 
     def _check(self, state: TableState, job: Job, write_id: int, effect: Effect) -> Definition:
-        """The table's definition if the job is committed next. Raises what makes that impossible."""
+        """The table's definition after a commit of the job. Raises the error that makes the commit impossible."""
         self._check_same(state, job)
         if write_id in state.writes and own_write(state, job) is None:
             raise WriteConflictError(f"{self._url} was restored from a copy since this write began: write again")
@@ -338,8 +342,8 @@ class TableWriter:
         if state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
 
-    def keys_asked(self, keys: pa.Table) -> pa.Table:
-        """Keys that somebody gives, as columns of the table's types. Raises SchemaError, OptionError, UfsNotFoundError."""
+    def cast_key_table(self, keys: pa.Table) -> pa.Table:
+        """The keys, cast to the types of the table's key columns. Raises SchemaError, OptionError, UfsNotFoundError."""
         state = self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url} is no managed table")
@@ -350,13 +354,13 @@ class TableWriter:
 
     def delete(self, keys: pa.Table) -> int:
         """Commit that the rows with those keys are deleted; the log position after it."""
-        asked = self.keys_asked(keys)
+        key_table = self.cast_key_table(keys)
         state = self._log.cached_state()
-        if asked.num_rows:
-            job = self.begin(asked.schema, WriteMode.DELETE)
-            state = self.commit(job, (), effect=self.deletion(asked))
+        if key_table.num_rows:
+            job = self.begin(key_table.schema, WriteMode.DELETE)
+            state = self.commit(job, (), effect=self.deletion(key_table))
             assert state is not None
-            return self.position_of(job, state)
+            return self.commit_position(job, state)
         assert state is not None
         return state.newest
 
@@ -367,9 +371,9 @@ class TableWriter:
             raise UfsNotFoundError(f"{self._url} is no managed table")
         parse_where(where, state.definition.schema)
         job = self.begin(state.definition.schema, WriteMode.DELETE_WHERE)
-        done = self.commit(job, (), effect=self.deletion_where(where))
-        assert done is not None
-        return self.position_of(job, done)
+        committed_state = self.commit(job, (), effect=self.deletion_where(where))
+        assert committed_state is not None
+        return self.commit_position(job, committed_state)
 
     def alter(self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None) -> int:
         """Commit another definition of the table; the log position of that, or of the table if nothing changes.
@@ -378,42 +382,44 @@ class TableWriter:
         table has otherwise, or keys that it does not have or names twice, UfsNotFoundError if there is no table.
         """
 
-        def altered(own: Definition) -> Definition:
-            changed = own if columns is None else match_definition(own, columns, True, self._url)
-            named = own.keys if keys is None else tuple(resolve_names(keys, changed.schema, "lookup.keys"))
-            if len(set(named)) < len(named):
+        def alter_definition(definition: Definition) -> Definition:
+            new_definition = definition if columns is None else match_definition(definition, columns, True, self._url)
+            key_names = (
+                definition.keys if keys is None else tuple(resolve_names(keys, new_definition.schema, "lookup.keys"))
+            )
+            if len(set(key_names)) < len(key_names):
                 raise SchemaError(f"option lookup.keys = {','.join(keys or ())!r}: a column is named twice")
-            check_key_types([changed.schema.field(name) for name in named])
-            set_ = {**own.properties, **(properties or {})}
-            parse_properties(set_)
-            return Definition(changed.schema, named, set_)
+            check_key_types([new_definition.schema.field(name) for name in key_names])
+            new_properties = {**definition.properties, **(properties or {})}
+            parse_properties(new_properties)
+            return Definition(new_definition.schema, key_names, new_properties)
 
-        found: list[tuple[int, str]] = []
+        allocations: list[tuple[int, str]] = []
 
         def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
-            found.clear()
-            if altered(state.definition) == state.definition:
+            allocations.clear()
+            if alter_definition(state.definition) == state.definition:
                 return None
-            found.append((state.high_watermark + 1, nonce))
-            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0][0], WriteMode.ALTER)
+            allocations.append((state.high_watermark + 1, nonce))
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, allocations[0][0], WriteMode.ALTER)
 
         state = append_unseen(self._log, allocate)
-        if not found:
+        if not allocations:
             return state.newest
-        ((write_id, own_nonce),) = found
-        directory = directory_of(write_id)
+        ((write_id, own_nonce),) = allocations
+        directory = write_directory(write_id)
         job = Job(state.table_id, write_id, WriteMode.ALTER, directory, state.definition, 0.0, own_nonce)
 
         def commit(state: TableState, nonce: str, at_s: float) -> Event:
             self._check(state, job, write_id, Independent())
-            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, altered(state.definition))
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, alter_definition(state.definition))
 
         try:
             state = self._log.append(commit, after=state)
         except Exception as problem:
             state = self._end(job, (), problem)
-        position = self.position_of(job, state)
-        self._committed(state.table_id, position)
+        position = self.commit_position(job, state)
+        self._on_commit(state.table_id, position)
         return position
 
     # --- a transaction's side ---------------------------------------------------------------------
@@ -423,13 +429,13 @@ class TableWriter:
         state = self._log.cached_state()
         if state is None or state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
-        if definition_with(state, schema, self._options, by_key, self._url).keys != job.definition.keys:
+        if extend_definition(state, schema, self._options, by_key, self._url).keys != job.definition.keys:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
         definition = match_definition(job.definition, schema, self._options.write_merge_schema, self._url)
         return dataclasses.replace(job, definition=definition)
 
-    def put(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
-        """Put files in the log, and what says that `rows` of others are deleted; who commits the job commits them."""
+    def put_files(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
+        """Put files in the log, and a delete file for `rows` of others. The job's commit makes them visible."""
         deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
         if job.write_id is not None and (files or deletes):
             self._log.append(self._writes(job, job.write_id, Independent(), files, deletes))

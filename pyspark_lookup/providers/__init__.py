@@ -1,4 +1,4 @@
-"""Tables of other systems: a provider made from the options, and its calls bounded, tried again and checked."""
+"""Tables of other systems: makes a provider from the options, limits the time of its calls, repeats failed ones and checks their rows."""
 
 from pyspark_lookup.providers.as_files import ProvidedScan, ProvidedStore, ProviderSource
 from pyspark_lookup.providers.effective_options import with_provider

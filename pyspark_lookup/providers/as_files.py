@@ -1,4 +1,4 @@
-"""A provider's table as one of files is seen: a store with one file in it, whose identity is the provider's version; its versions; its rows."""
+"""A provider's table, in the form of a table of files: a store with one file, whose identity is the provider's version; its versions; its rows."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
 
-_SIZE = 1  # nobody knows it; with any, a change of the one file is a change of the whole table
+_SIZE = 1  # unknown; any will do, because a change of the one file is a change of the whole table
 
 
 class ProvidedStore:
-    """The table of a provider. `now_s`: names the loads of one that has no versions."""
+    """The store of a provider's table. `now_s`: the time that names a load of a provider without versions."""
 
     pins = True
     lists_after = False
 
-    def __init__(self, provided: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
+    def __init__(self, provided_table: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
         made_with = (options.path, options.provider_options)
-        self.scope = f"provider:{provided.name}"
+        self.scope = f"provider:{provided_table.name}"
         self._url = f"{self.scope}/{key_of(*made_with)}"
-        self._provided = provided
-        # What is copied as a whole is another state at each copy; rows by key expire one by one.
+        self._provided_table = provided_table
+        # Each copy of the whole table is a new version. Rows by key have one version and expire one by one.
         self._each_time = options.cache is CacheMode.FULL
         self._now_s = now_s
 
@@ -43,7 +43,7 @@ class ProvidedStore:
 
     def get_meta(self, path: str, count: Count) -> FileVersion:
         count("head")
-        version = self._provided.version()
+        version = self._provided_table.version()
         if version is None:
             version = repr(self._now_s()) if self._each_time else "unversioned"
         return FileVersion(self._url, _SIZE, version)
@@ -85,18 +85,18 @@ class ProviderSource(VersionSource):
     kinds = ("PROVIDER",)
     pins = ()
     retained = False
-    one_asks = False  # it is foreign code, which may hang
+    one_asks = False  # version() is foreign code, which may hang: each process asks for itself
 
-    def __init__(self, provided: ProvidedTable, parts: SourceParts) -> None:
+    def __init__(self, provided_table: ProvidedTable, parts: SourceParts) -> None:
         super().__init__(parts)
-        self._provided = provided
+        self._provided_table = provided_table
 
     @classmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         return cls.kinds[0]
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        self._refuse_pin(options, kind)  # what else has no meaning is refused where the option is declared
+        self._refuse_pin(options, kind)  # other options without a meaning here are refused where they are declared
 
     def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return None
@@ -105,30 +105,30 @@ class ProviderSource(VersionSource):
         table, status = question.table, question.status
         file = status if isinstance(status, FileVersion) else self._parts.ufs.get_meta(table.url)
         digest = key_of(table.id, file.url, file.size, file.identity)
-        schema = text_of_schema(self._provided.schema)
-        metadata = VersionMetadata(self._provided.name, None, "", digest, (), schema)
+        schema = text_of_schema(self._provided_table.schema)
+        metadata = VersionMetadata(self._provided_table.name, None, "", digest, (), schema)
         return Answer(TableVersion(table.id, (file,), metadata), question.started_s)
 
 
 class ProvidedScan(TableScan):
     """Reads of the table of one provider."""
 
-    def __init__(self, provided: ProvidedTable, metrics: CacheMetricGroup) -> None:
-        self._provided = provided
+    def __init__(self, provided_table: ProvidedTable, metrics: CacheMetricGroup) -> None:
+        self._provided_table = provided_table
         self._metrics = metrics
 
     @property
     def reads_all_rows(self) -> bool:
-        return self._provided.scans
+        return self._provided_table.scans
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        return self._provided.lookup(keys, columns, self._metrics)
+        return self._provided_table.lookup(keys, columns, self._metrics)
 
     def close(self) -> None:
-        self._provided.close()
+        self._provided_table.close()
 
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
-        return self._provided.schema, pa.schema([])
+        return self._provided_table.schema, pa.schema([])
 
     def prepare(
         self,
@@ -137,22 +137,22 @@ class ProvidedScan(TableScan):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> PreparedScan:
-        return _Prepared(self._provided, pieces, projection, self._metrics)
+        return _Prepared(self._provided_table, pieces, projection, self._metrics)
 
 
 class _Prepared:
     def __init__(
-        self, provided: ProvidedTable, pieces: Sequence[Slice], projection: Projection, metrics: CacheMetricGroup
+        self, provided_table: ProvidedTable, pieces: Sequence[Slice], projection: Projection, metrics: CacheMetricGroup
     ) -> None:
-        self._provided = provided
+        self._provided_table = provided_table
         self._pieces = pieces
         self._projection = projection
         self._metrics = metrics
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         projection = self._projection
-        kept = (matching_rows(batch, projection.predicate) for batch in self._plan(projection.needed))
-        rows = (batch.select(projection.columns.names) for batch in kept if batch is not None)
+        matches = (matching_rows(batch, projection.predicate) for batch in self._plan(projection.needed))
+        rows = (batch.select(projection.columns.names) for batch in matches if batch is not None)
         return coalesce(rows, projection.columns, self._metrics)
 
     def units(self) -> Iterator[PreparedUnit]:
@@ -161,6 +161,6 @@ class _Prepared:
 
     def _plan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         fields = [self._projection.data.field(name) for name in names]
-        for batch in self._provided.scan(pa.schema([self._provided.schema.field(name) for name in names])):
-            columns = [cast_column(batch.column(f.name), f.type, f.name, self._provided.name) for f in fields]
+        for batch in self._provided_table.scan(pa.schema([self._provided_table.schema.field(name) for name in names])):
+            columns = [cast_column(batch.column(f.name), f.type, f.name, self._provided_table.name) for f in fields]
             yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

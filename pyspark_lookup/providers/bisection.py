@@ -1,4 +1,4 @@
-"""Which keys of a lookup fail, where a call for several of them has failed: fewer and fewer are asked for at a time."""
+"""Finds the keys of a lookup that fail, after a call for several keys has failed: by calls for fewer and fewer keys."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from pyspark_lookup.columnar.keys import Numbers
 
 _PATIENCE = 3
 _PROBES = 3
-_FEW = 8  # keys: all of these are tried
+_FEW = 8  # up to so many keys, all are probed
 _UNANSWERED_CALLS = 32
 _SPLIT_CALLS = 256
 
 Outcome: TypeAlias = "pa.Table | LookupFunctionError | None"
-"""Of a call: its rows, with `KEY_INDEX` as the place among its keys; or why there are none. None: it was not made."""
+"""The outcome of a call: its rows, with `KEY_INDEX` as the place among its keys; or the error. None: the call was not made."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call for some keys (their places). `problem`: of an earlier call with these keys, which was tried again; this one is not."""
+    """A call for some keys (their places). `problem`: the error of an earlier call with these keys, which was repeated; this call is not."""
 
     keys: Numbers
     problem: LookupFunctionError | None = None
 
 
 MakeCalls = Callable[[Sequence[Call], int], Sequence[Outcome]]
-"""Makes calls; begins no more of them once so many in a row have failed."""
+"""Makes calls, and starts no more of them once so many in a row have failed."""
 
 
 class Bisection:
@@ -41,8 +41,8 @@ class Bisection:
     few; when these fail, too, all keys have failed. So have those that are left when many calls in a row were not answered, or
     one not in time. Only so many calls for halves are made: keys that are left then fail together.
 
-    `rows`: those of each call that was answered, with its keys. `failures`: why the other keys have no answer, by place.
-    `problem`: the first that any call had.
+    `rows`: the keys and rows of each call that was answered. `failures`: the errors of the other keys, by place.
+    `problem`: the first error of any call.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -53,7 +53,7 @@ class Bisection:
         self._split_calls = 0
 
     def run(self, make_calls: MakeCalls) -> None:
-        """Ask until each key has an answer or has failed."""
+        """Make calls until each key has an answer or has failed."""
         patience, unanswered = 1, 0
         while self._pending:
             calls, self._pending = self._halves(), []
@@ -67,7 +67,7 @@ class Bisection:
         reasons = {repr(problem.__cause__) for problem in self.failures.values()}
         if (
             not self.rows and len(reasons) == 1 and self.problem is not None
-        ):  # it is the system that has failed, not the keys
+        ):  # one reason for all: the system has failed, not the keys
             self.failures = dict.fromkeys(self.failures, self.problem)
 
     def _halves(self) -> list[Call]:
@@ -85,33 +85,33 @@ class Bisection:
         return calls
 
     def _settle(self, calls: Sequence[Call], outcomes: Sequence[Outcome]) -> bool:
-        """Take the outcomes of a round; whether there was an answer among them."""
-        answered = late = False
+        """Take the outcomes of a round. True if one of them is an answer."""
+        answered = timed_out = False
         for call, outcome in zip(calls, outcomes, strict=True):
             if outcome is None:
                 self._pending.append(call)
             elif not isinstance(outcome, LookupFunctionError):
                 self.rows.append((call.keys, outcome))
                 answered = True
-            elif isinstance(outcome, LookupTimeoutError):  # halves would take as long
+            elif isinstance(outcome, LookupTimeoutError):  # halves would time out, too
                 self._fail(call.keys, outcome)
-                late = True
+                timed_out = True
             elif len(call.keys) == 1:
                 self._fail(call.keys, outcome)
             else:
                 self._pending.append(Call(call.keys, outcome))
                 self._note(outcome)
-        if late and not answered:
+        if timed_out and not answered:
             self._give_up()
         return answered
 
     def _probe(self, make_calls: MakeCalls) -> bool:
-        """Whether one of a few keys, from the first to the last, has an answer; what these calls bring is taken."""
+        """Ask for a few keys, spread over all of them, and take their outcomes. True if one has an answer."""
         pending = np.concatenate([call.keys for call in self._pending])
         tried = {int(key) for call in self._pending if call.problem is not None for key in call.keys}
         number = _PROBES if len(pending) > _FEW else len(pending)
-        chosen = pending[np.unique(np.linspace(0, len(pending) - 1, number).astype(np.int64))]
-        calls = [Call(chosen[place : place + 1], self.problem) for place in range(len(chosen))]
+        probed_keys = pending[np.unique(np.linspace(0, len(pending) - 1, number).astype(np.int64))]
+        calls = [Call(probed_keys[place : place + 1], self.problem) for place in range(len(probed_keys))]
         answered, decided = False, list[int]()
         for call, outcome in zip(calls, make_calls(calls, number), strict=True):
             (key,) = call.keys.tolist()
@@ -125,8 +125,8 @@ class Bisection:
             else:
                 continue
             decided.append(key)
-        left = [Call(call.keys[~np.isin(call.keys, decided)], call.problem) for call in self._pending]
-        self._pending = [call for call in left if len(call.keys)]
+        remaining = [Call(call.keys[~np.isin(call.keys, decided)], call.problem) for call in self._pending]
+        self._pending = [call for call in remaining if len(call.keys)]
         return answered
 
     def _fail(self, keys: Numbers, problem: LookupFunctionError) -> None:

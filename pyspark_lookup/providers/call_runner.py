@@ -1,4 +1,4 @@
-"""Calls of foreign code with an end: on a thread of its own, given up when it takes too long."""
+"""Runs foreign code with a time limit: on a thread of its own, which is abandoned when it takes too long."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pyspark_lookup.base import threads
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # how soon a thread notices that nobody takes what it makes, at the latest
+_LOOK_S = 1.0  # a thread notices within this time that nobody takes its items
 
 
 class CallTimeoutError(Exception):
-    """A call did not end in time; its thread is left to itself."""
+    """A call did not end in time; its thread is abandoned."""
 
 
 class CallFailedError(Exception):
@@ -30,36 +30,36 @@ class CallFailedError(Exception):
         self.problem = problem
 
 
-def beside(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iterator[T]:
-    """What `make()` gives, one by one, made on a thread of its own, which waits until one is taken.
+def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iterator[T]:
+    """The items of `make()`, one by one, made on a thread of its own, which waits until each is taken.
 
-    Raises CallFailedError, or CallTimeoutError for one that takes longer than `timeout_s`: then the thread is left to itself.
+    Raises CallFailedError, or CallTimeoutError for an item that takes longer than `timeout_s`; the thread is abandoned then.
     """
-    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(1)
-    left = threading.Event()
+    results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(1)
+    abandoned = threading.Event()
 
-    def put(one: T | None, problem: BaseException | None) -> None:
-        while not left.is_set():
+    def offer(item: T | None, problem: BaseException | None) -> None:
+        while not abandoned.is_set():
             with contextlib.suppress(queue.Full):
-                made.put((one, problem), timeout=_LOOK_S)
+                results.put((item, problem), timeout=_LOOK_S)
                 return
 
     def run() -> None:
         try:
-            for one in make():
-                put(one, None)
-                if left.is_set():
+            for item in make():
+                offer(item, None)
+                if abandoned.is_set():
                     return
-            put(None, StopIteration())
-        except BaseException as problem:  # a SystemExit would end the thread, and nobody would hear of it
-            put(None, problem)
+            offer(None, StopIteration())
+        except BaseException as problem:  # also SystemExit, which would end the thread without a report
+            offer(None, problem)
 
     threads.start(name, run, foreign=True)
-    caller = _Caller(made, left)  # as long as somebody takes what is made
+    consumer = _Consumer(results, abandoned)  # until the consumer stops
     try:
         while True:
             try:
-                one, problem = made.get(timeout=timeout_s)
+                item, problem = results.get(timeout=timeout_s)
             except queue.Empty:
                 raise CallTimeoutError from None
             if isinstance(problem, StopIteration):
@@ -68,32 +68,32 @@ def beside(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iter
                 raise problem
             if problem is not None:
                 raise CallFailedError(problem)
-            yield cast(T, one)
+            yield cast(T, item)
     finally:
-        caller.leave()
+        consumer.leave()
 
 
-class _Caller:
-    """Who takes what is made beside it, until it has enough or the process ends."""
+class _Consumer:
+    """The consumer of the items, until it has enough or the process ends."""
 
-    def __init__(self, made: queue.Queue[Any], left: threading.Event) -> None:
-        self._made = made
-        self._left = left
+    def __init__(self, results: queue.Queue[Any], abandoned: threading.Event) -> None:
+        self._results = results
+        self._abandoned = abandoned
         threads.ends_with_process(self)
 
     def leave(self) -> None:
-        self._left.set()
-        with contextlib.suppress(queue.Empty):  # the other thread may wait for room
-            self._made.get_nowait()
+        self._abandoned.set()
+        with contextlib.suppress(queue.Empty):  # wakes the other thread, which may wait for room
+            self._results.get_nowait()
 
     def end(self) -> None:
-        self._left.set()
-        while True:  # the other thread may put one more, but no two
+        self._abandoned.set()
+        while True:  # ends, because the other thread puts at most one more item
             with contextlib.suppress(queue.Full):
-                self._made.put_nowait((None, threads.ProcessEndsError()))
+                self._results.put_nowait((None, threads.ProcessEndsError()))
                 return
             with contextlib.suppress(queue.Empty):
-                self._made.get_nowait()
+                self._results.get_nowait()
 
 
 class Calls:
@@ -109,32 +109,32 @@ class Calls:
     def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
         """What `call()` returns. Raises CallFailedError, or CallTimeoutError after `timeout_s`.
 
-        Then the next call gets a new thread, and so do those that wait behind this one.
+        After a timeout the next call gets a new thread, and so do the calls that wait behind this one.
         """
 
-        async def ended() -> tuple[T | None, BaseException | None]:
+        async def run_call() -> tuple[T | None, BaseException | None]:
             with self._lock:
                 self._waiting.pop(future, None)
             try:
                 return await call(), None
-            except BaseException as problem:  # a SystemExit would end the thread, and nobody would hear of it
+            except BaseException as problem:  # also SystemExit, which would end the thread without a report
                 return None, problem
 
         with self._lock:
-            loop = self._loop = self._loop or self._started()
-            future = asyncio.run_coroutine_threadsafe(ended(), loop)
+            loop = self._loop = self._loop or self._start_loop()
+            future = asyncio.run_coroutine_threadsafe(run_call(), loop)
             self._waiting[future] = loop
         try:
             result, problem = future.result(timeout_s)
         except concurrent.futures.TimeoutError:
             with self._lock:
-                begun = self._waiting.pop(future, None) is None
-            if not begun:  # the call before it hangs, and whoever waits for that one has not woken yet
+                has_started = self._waiting.pop(future, None) is None
+            if not has_started:  # the call before it hangs, and its caller has not noticed yet
                 future.cancel()
                 return self.run(call, timeout_s)
             self._leave(loop, future)
             raise CallTimeoutError from None
-        except concurrent.futures.CancelledError:  # the thread was left before this call began
+        except concurrent.futures.CancelledError:  # the thread was abandoned before this call began
             return self.run(call, timeout_s)
         except BaseException:  # the caller is interrupted
             self._leave(loop, future)
@@ -144,21 +144,27 @@ class Calls:
         return cast(T, result)
 
     def _leave(self, loop: asyncio.AbstractEventLoop, future: concurrent.futures.Future[Any]) -> None:
-        """Leave a thread to itself; it ends when its call does."""
+        """Abandon a thread; it ends when its call does."""
         future.cancel()
         with self._lock:
             if self._loop is loop:
                 self._loop = None
-            behind = [other for other, of in self._waiting.items() if of is loop]
-            self._waiting = {other: of for other, of in self._waiting.items() if of is not loop}
-        for other in behind:
-            other.cancel()
-        with contextlib.suppress(RuntimeError):  # it has ended just now
+            waiting_calls = [
+                waiting_future for waiting_future, waiting_loop in self._waiting.items() if waiting_loop is loop
+            ]
+            self._waiting = {
+                waiting_future: waiting_loop
+                for waiting_future, waiting_loop in self._waiting.items()
+                if waiting_loop is not loop
+            }
+        for waiting_future in waiting_calls:
+            waiting_future.cancel()
+        with contextlib.suppress(RuntimeError):  # the loop has ended just now
             loop.call_soon_threadsafe(loop.stop)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        loop.set_exception_handler(lambda loop, context: None)  # of a call that was given up: told already
+        loop.set_exception_handler(lambda loop, context: None)  # errors of abandoned calls are reported already
         threads.start(self._name, functools.partial(_run_until_stopped, loop), foreign=True)
         return loop
 
@@ -179,7 +185,7 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_all() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+    pending_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in pending_tasks:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*pending_tasks, return_exceptions=True)

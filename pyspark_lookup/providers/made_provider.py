@@ -1,4 +1,4 @@
-"""The provider that an option's factory makes, and another one in place of one that hangs."""
+"""Makes the provider of a table by its factory, and another one if the first hangs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names, spark_schema, spark_type
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import make
-from pyspark_lookup.providers.call_runner import CallFailedError, CallTimeoutError, beside
+from pyspark_lookup.providers.call_runner import CallFailedError, CallTimeoutError, iterate_in_thread
 from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 
 PROVIDER_OPTION = "lookup.provider"
 
 
-def attribute_of(name: str, part: object, attribute: str) -> Any:
-    """An attribute of a provider or of its function. It may be a property that fails: that raises LookupFunctionError."""
+def get_attribute(name: str, part: object, attribute: str) -> Any:
+    """An attribute of a provider or of its function. Raises LookupFunctionError if it is a property that fails."""
     try:
         return getattr(part, attribute)
     except PysparkLookupError:
@@ -38,8 +38,8 @@ def attribute_of(name: str, part: object, attribute: str) -> Any:
 
 
 class MadeProvider:
-    """The provider of the options, made at once. `schema`: its columns as Spark takes them. `latest`: the one that was made last,
-    whether or not it was given up since. Raises OptionError, and LookupTimeoutError if its factory hangs.
+    """The provider of the options, made at once. `schema`: its columns in Spark's types. `latest`: the provider that was made last,
+    even if it was given up since. Raises OptionError, and LookupTimeoutError if the factory hangs.
     """
 
     def __init__(self, options: LookupOptions) -> None:
@@ -51,34 +51,34 @@ class MadeProvider:
         self._timeout_s = options.async_timeout_s
         self.latest = self._make()
         self._provider: LookupProvider | None = self.latest
-        schema = attribute_of(self.name, self.latest, "schema")
+        schema = get_attribute(self.name, self.latest, "schema")
         if not isinstance(schema, pa.Schema):
             raise OptionError(
                 f"option {PROVIDER_OPTION} = {self.name!r} has the schema {foreign_repr(schema)}: give a pyarrow.Schema"
             )
-        known = spark_schema(schema, f"provider {self.name}")
-        self.schema = pa.schema([(field.name, spark_type(field.type)) for field in known])
+        spark_columns = spark_schema(schema, f"provider {self.name}")
+        self.schema = pa.schema([(field.name, spark_type(field.type)) for field in spark_columns])
         if options.keys:
             self._narrow(options, options.keys)
 
     def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
-        """Make the provider anew, now that its schema says how columns are spelled, if not all are wanted."""
+        """Make the provider again, with keys and columns as its schema spells them, if not all columns are read."""
         context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
         if options.columns is not None:
-            wanted = set(resolve_names(options.columns, self.schema, "lookup.columns"))
-            wanted |= columns_of(parse_where(options.where, self.schema)) if options.where else set()
-            names = tuple(name for name in self.schema.names if name in wanted and name not in context.keys)
+            column_names = set(resolve_names(options.columns, self.schema, "lookup.columns"))
+            column_names |= columns_of(parse_where(options.where, self.schema)) if options.where else set()
+            names = tuple(name for name in self.schema.names if name in column_names and name not in context.keys)
             context = dataclasses.replace(context, columns=names)
         if context != self._context:
             self._context = context
             self._provider = self.latest = self._make()
 
     def _make(self) -> LookupProvider:
-        def made() -> list[LookupProvider]:
+        def call_factory() -> list[LookupProvider]:
             return [make(PROVIDER_OPTION, self.name, self._context, LookupProvider)]
 
         try:
-            return next(beside(made, f"lookupcache-make-{self.name}", self._timeout_s))
+            return next(iterate_in_thread(call_factory, f"lookupcache-make-{self.name}", self._timeout_s))
         except CallTimeoutError:
             raise LookupTimeoutError(
                 f"provider {self.name} was not made within lookup.async.timeout = {self._timeout_s:g} s"
@@ -87,14 +87,14 @@ class MadeProvider:
             raise_ours(failed.problem, failed.problem.__cause__)
 
     def current(self) -> LookupProvider:
-        """The provider; another one after a call of it was given up."""
+        """The provider; a new one after a call of the last one was given up."""
         provider = self._provider
         if provider is None:
             provider = self._provider = self.latest = self._make()
         return provider
 
     def replace(self) -> None:
-        """Have another provider in place of one that hangs; if it cannot be made now, at the next use."""
+        """Replace a provider that hangs. If no new one can be made now, the next use makes it."""
         self._provider = None
         with contextlib.suppress(OptionError, LookupTimeoutError):
             self.current()

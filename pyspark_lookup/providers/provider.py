@@ -31,7 +31,7 @@ from pyspark_lookup.columnar.keys import as_indices
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.providers.bisection import Bisection, Call, Outcome
-from pyspark_lookup.providers.call_runner import CallFailedError, Calls, CallTimeoutError, beside
+from pyspark_lookup.providers.call_runner import CallFailedError, Calls, CallTimeoutError, iterate_in_thread
 from pyspark_lookup.providers.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
@@ -41,7 +41,7 @@ from pyspark_lookup.providers.functions import (
     PartialCachingAsyncLookupProvider,
     PartialCachingLookupProvider,
 )
-from pyspark_lookup.providers.made_provider import PROVIDER_OPTION, MadeProvider, attribute_of
+from pyspark_lookup.providers.made_provider import PROVIDER_OPTION, MadeProvider, get_attribute
 from pyspark_lookup.providers.returned_rows import ReturnedRows, show_keys
 
 _GRACE_S = 1.0
@@ -61,52 +61,52 @@ class ProvidedTable:
         self._options = options
         self._clock = clock
         self._calls = Calls(f"lookupcache-provider-{self.name}")
-        # Asked once per query, also by those that need no lookup: not behind the lookups of others.
+        # A loop of its own: every query asks for the version, and must not wait behind lookups.
         self._version_calls = Calls(f"lookupcache-version-{self.name}")
         self._lock = threading.RLock()
-        self._opened: object = None  # the function that is
-        self._made = MadeProvider(options)
-        self.schema = self._made.schema
-        self._returned = ReturnedRows(self.name, self.schema)
+        self._open_function: object = None  # the function that is open
+        self._provider = MadeProvider(options)
+        self.schema = self._provider.schema
+        self._row_checks = ReturnedRows(self.name, self.schema)
 
     def _replace(self) -> None:
-        self._opened = None
-        self._made.replace()
+        self._open_function = None
+        self._provider.replace()
 
     @property
     def versioned(self) -> bool:
         """Whether the provider tells versions apart."""
-        return attribute_of(self.name, self._made.latest, "version") is not None
+        return get_attribute(self.name, self._provider.latest, "version") is not None
 
     @property
     def cache(self) -> LookupCache | None:
         """The cache that the provider brings with it."""
-        provider = self._made.latest
+        provider = self._provider.latest
         if isinstance(provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
-            cache: LookupCache | None = attribute_of(self.name, provider, "cache")
+            cache: LookupCache | None = get_attribute(self.name, provider, "cache")
             return cache
         return None
 
     @property
     def trigger(self) -> CacheReloadTrigger | None:
         """The reload trigger that the provider brings with it."""
-        provider = self._made.latest
+        provider = self._provider.latest
         has_trigger = isinstance(provider, FullCachingLookupProvider)
-        return attribute_of(self.name, provider, "reload_trigger") if has_trigger else None
+        return get_attribute(self.name, provider, "reload_trigger") if has_trigger else None
 
     @property
     def asynchronous(self) -> bool:
         """Whether several calls run at once."""
-        return isinstance(self._made.latest, AsyncLookupFunctionProvider)
+        return isinstance(self._provider.latest, AsyncLookupFunctionProvider)
 
     @property
     def scans(self) -> bool:
         """Whether all rows can be read."""
-        return isinstance(self._made.latest, FullCachingLookupProvider)
+        return isinstance(self._provider.latest, FullCachingLookupProvider)
 
     def version(self) -> str | None:
-        """The version now; None if the provider has none. Raises LookupFunctionError."""
-        version: Callable[[], str] | None = attribute_of(self.name, self._made.current(), "version")
+        """The current version; None if the provider has no versions. Raises LookupFunctionError."""
+        version: Callable[[], str] | None = get_attribute(self.name, self._provider.current(), "version")
         if version is None:
             return None
 
@@ -114,28 +114,28 @@ class ProvidedTable:
             return version()
 
         try:
-            found = self._version_calls.run(ask, self._options.async_timeout_s)
+            current_version = self._version_calls.run(ask, self._options.async_timeout_s)
         except CallTimeoutError:
             self._replace()
             raise self._too_slow("version()") from None
         except CallFailedError as failed:
             raise_ours(self._fail("version()", failed.problem), failed.problem)
-        if not isinstance(found, str) or not found:
+        if not isinstance(current_version, str) or not current_version:
             raise LookupFunctionError(
-                f"version() of provider {self.name} returned {foreign_repr(found)}: return a text"
+                f"version() of provider {self.name} returned {foreign_repr(current_version)}: return a text"
             )
-        return found
+        return current_version
 
     def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows, with these columns of `schema`. Raises LookupFunctionError, and LookupTimeoutError for a batch that takes
-        longer than `lookup.async.timeout`: who reloads holds a lock that others of the host wait for.
+        longer than `lookup.async.timeout`: a reload holds a lock that other processes of the host wait for.
         """
-        provider = self._made.current()
+        provider = self._provider.current()
         assert isinstance(provider, FullCachingLookupProvider)
         try:
-            scan = attribute_of(self.name, provider, "scan")
-            for batch in beside(scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
-                yield from self._returned.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
+            scan = get_attribute(self.name, provider, "scan")
+            for batch in iterate_in_thread(scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
+                yield from self._row_checks.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
         except CallTimeoutError:
             self._replace()
             raise self._too_slow("a batch of scan()") from None
@@ -143,7 +143,7 @@ class ProvidedTable:
             if isinstance(failed.problem, PysparkLookupError):
                 raise_ours(failed.problem, failed.problem.__cause__)
             raise_ours(self._fail("scan()", failed.problem), failed.problem)
-        except (TypeError, AttributeError, pa.ArrowException) as problem:  # no batch
+        except (TypeError, AttributeError, pa.ArrowException) as problem:  # the item is no batch
             raise_ours(self._fail("scan()", problem), problem)
 
     # --- lookups ----------------------------------------------------------------------------------
@@ -151,29 +151,31 @@ class ProvidedTable:
     def lookup(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
         """The rows of `keys` (all different, none null) with `columns`, by the column `KEY_INDEX`.
 
-        Errors are tried again, and keys that have no rows asked for again, as the options say. Raises
-        LookupFunctionError naming the provider and the first key that failed, with what is known of the others.
+        Repeats calls that failed, and lookups of keys without rows, as the options say. Raises
+        LookupFunctionError naming the provider and the first key that failed, with the rows of the others.
         """
         rows, failures, problem = self._ask(keys, columns, metrics)
         options = self._options
         if options.retry_predicate is not None:
             assert options.retry_fixed_delay_s is not None and options.retry_max_attempts is not None
             for _ in range(options.retry_max_attempts):
-                settled = np.zeros(keys.num_rows, np.bool_)
-                settled[key_numbers(rows)] = True
-                settled[list(failures)] = True
-                missing = np.flatnonzero(~settled)
+                has_outcome = np.zeros(keys.num_rows, np.bool_)
+                has_outcome[key_numbers(rows)] = True
+                has_outcome[list(failures)] = True
+                missing = np.flatnonzero(~has_outcome)
                 if not len(missing):
                     break
                 self._clock.sleep(options.retry_fixed_delay_s)
                 metrics.inc("lookupRetryCount", len(missing))
-                late, late_failures, late_problem = self._ask(keys.take(as_indices(missing)), columns, metrics)
-                rows = pa.concat_tables([rows, renumber(late, missing[key_numbers(late)])])
-                failures |= {int(missing[place]): reason for place, reason in late_failures.items()}
-                problem = problem or late_problem
+                retried_rows, retried_failures, retry_problem = self._ask(
+                    keys.take(as_indices(missing)), columns, metrics
+                )
+                rows = pa.concat_tables([rows, renumber(retried_rows, missing[key_numbers(retried_rows)])])
+                failures |= {int(missing[place]): reason for place, reason in retried_failures.items()}
+                problem = problem or retry_problem
             rows = _in_order(rows)
         if problem is not None and failures:
-            raise _failure_of(keys.num_rows, rows, failures, problem)
+            raise _lookup_error(keys.num_rows, rows, failures, problem)
         return rows
 
     def _ask(
@@ -190,13 +192,13 @@ class ProvidedTable:
         return (_in_order(rows) if len(parts) > 1 else rows), bisection.failures, bisection.problem
 
     def _open(self, function: _Function, keys: pa.Table, metrics: CacheMetricGroup) -> None:
-        if self._opened is not function:
+        if self._open_function is not function:
             limit_s = self._limit_s(function, 2)  # as long as opening and a call may take together
-            self._run(lambda: self._tried(function.open, (), keys, metrics), limit_s, show_keys(keys))
-            self._opened = function
+            self._run(lambda: self._call_with_retries(function.open, (), keys, metrics), limit_s, show_keys(keys))
+            self._open_function = function
 
     def _limit_s(self, function: _Function, rounds: int) -> float:
-        # Of several calls at once each ends by itself; one that is called like a function has to be left.
+        # Asynchronous calls time out one by one; a synchronous call can only be abandoned.
         grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
         return rounds * self._options.async_timeout_s + grace_s
 
@@ -216,13 +218,13 @@ class ProvidedTable:
         async def make(number: int) -> bool:
             piece, retried = pieces[number], calls[number].problem is None
             try:
-                answer = await self._tried(function.lookup, (piece,), piece, metrics, retried)
+                answer = await self._call_with_retries(function.lookup, (piece,), piece, metrics, retried)
             except LookupFunctionError as problem:
                 outcomes[number] = problem
                 return False
-            answer = self._returned.with_columns(answer, piece, columns)
+            answer = self._row_checks.with_columns(answer, piece, columns)
             try:
-                outcomes[number] = self._returned.by_key(answer, piece, columns)
+                outcomes[number] = self._row_checks.by_key(answer, piece, columns)
             except LookupFunctionError as problem:
                 outcomes[number] = problem
                 return False
@@ -231,14 +233,14 @@ class ProvidedTable:
         at_once = self._options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
         limit_s = self._limit_s(function, -(-len(pieces) // at_once))
         try:
-            self._run(lambda: _each(len(pieces), make, at_once, patience), limit_s, show_keys(keys))
+            self._run(lambda: _run_calls(len(pieces), make, at_once, patience), limit_s, show_keys(keys))
         except LookupTimeoutError as late:
-            # The function is another one's from now on, so this was its last call.
-            answered = {number: rows for number, rows in outcomes.copy().items() if isinstance(rows, pa.Table)}
-            return [answered.get(number, late) for number in range(len(pieces))]
+            # The next caller gets a new function, so this was the last call of this one.
+            answers = {number: rows for number, rows in outcomes.copy().items() if isinstance(rows, pa.Table)}
+            return [answers.get(number, late) for number in range(len(pieces))]
         return [outcomes.get(number) for number in range(len(pieces))]
 
-    async def _tried(
+    async def _call_with_retries(
         self,
         call: Callable[..., Any],
         args: tuple[Any, ...],
@@ -246,16 +248,16 @@ class ProvidedTable:
         metrics: CacheMetricGroup,
         retried: bool = True,
     ) -> Any:
-        """What a call returns in one of its attempts; the only one, unless it is `retried`."""
+        """What a call returns in its first attempt that succeeds; there is only one attempt unless it is `retried`."""
 
         async def attempt() -> Any:
-            return await _awaited_of(call, *args)
+            return await _call_and_await(call, *args)
 
         async def sleep(seconds: float) -> None:
             slept: concurrent.futures.Future[None] = concurrent.futures.Future()
-            slept.set_running_or_notify_cancel()  # who gives the call up does not end it
+            slept.set_running_or_notify_cancel()  # so that cancelling the call does not cancel it
 
-            def wait() -> None:  # in a thread of its own: all calls that failed wait together
+            def wait() -> None:  # on its own thread, so that failed calls wait at the same time
                 try:
                     self._clock.sleep(seconds)
                 finally:
@@ -274,18 +276,18 @@ class ProvidedTable:
 
         started_s = asyncio.get_running_loop().time()
 
-        async def tried() -> tuple[Any, BaseException | None]:
+        async def run_attempts() -> tuple[Any, BaseException | None]:
             try:
                 return await retry(attempt), None
-            except BaseException as problem:  # a SystemExit would end the loop
+            except BaseException as problem:  # also SystemExit, which would end the loop
                 took_s = asyncio.get_running_loop().time() - started_s
                 if isinstance(problem, asyncio.CancelledError) and took_s > 0.9 * self._options.async_timeout_s:
-                    raise  # by the limit below
+                    raise  # cancelled by the timeout below
                 return None, problem
 
         try:
-            # With its retries, as Flink counts.
-            rows, problem = await asyncio.wait_for(tried(), self._options.async_timeout_s)
+            # The timeout includes the retries, as in Flink.
+            rows, problem = await asyncio.wait_for(run_attempts(), self._options.async_timeout_s)
         except (asyncio.TimeoutError, TimeoutError):
             raise self._too_slow(show_keys(keys)) from None
         if problem is not None:
@@ -300,13 +302,13 @@ class ProvidedTable:
         return rows
 
     def _function(self) -> _Function:
-        provider = self._made.current()
+        provider = self._provider.current()
         if not isinstance(provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
             raise OptionError(
                 f"option {PROVIDER_OPTION} = {self.name!r} has no lookup function: it is for lookup.cache = 'FULL'"
             )
-        function: _Function = attribute_of(self.name, provider, "function")
-        size = attribute_of(self.name, function, "batch_size")
+        function: _Function = get_attribute(self.name, provider, "function")
+        size = get_attribute(self.name, function, "batch_size")
         if size is not None and (type(size) is not int or size < 1):
             raise LookupFunctionError(
                 f"provider {self.name} has batch_size = {foreign_repr(size)}: give a whole number, 1 or more, or None"
@@ -314,45 +316,45 @@ class ProvidedTable:
         return function
 
     def close(self) -> None:
-        """Close the function; what is asked afterwards opens it again."""
+        """Close the function; a later lookup opens it again."""
         with self._lock:
-            function = self._function() if self._opened is not None else None
-            if function is not None and self._opened is function:
-                self._opened = None
+            function = self._function() if self._open_function is not None else None
+            if function is not None and self._open_function is function:
+                self._open_function = None
                 with contextlib.suppress(PysparkLookupError):
-                    self._run(lambda: _awaited_of(function.close), self._options.async_timeout_s, "close()")
+                    self._run(lambda: _call_and_await(function.close), self._options.async_timeout_s, "close()")
             self._calls.end()
             self._version_calls.end()
 
-    def _run(self, call: Callable[[], Coroutine[Any, Any, Any]], limit_s: float, what: str) -> Any:
+    def _run(self, call: Callable[[], Coroutine[Any, Any, Any]], limit_s: float, operation: str) -> Any:
         try:
             return self._calls.run(call, limit_s)
         except CallTimeoutError:
-            # Whatever hangs there goes on using its function: the next call gets another one.
+            # The call that hangs goes on using its function, so the next call gets another one.
             self._replace()
-            raise self._too_slow(what) from None
+            raise self._too_slow(operation) from None
         except CallFailedError as failed:
             if isinstance(failed.problem, PysparkLookupError):
                 raise_ours(failed.problem, failed.problem.__cause__)
-            raise_ours(self._fail(what, failed.problem), failed.problem)
+            raise_ours(self._fail(operation, failed.problem), failed.problem)
         except BaseException:
             self._replace()
             raise
 
-    def _fail(self, what: str, problem: BaseException) -> LookupFunctionError:
-        return LookupFunctionError(f"provider {self.name} failed, {what}: {foreign_repr(problem)}")
+    def _fail(self, operation: str, problem: BaseException) -> LookupFunctionError:
+        return LookupFunctionError(f"provider {self.name} failed, {operation}: {foreign_repr(problem)}")
 
-    def _too_slow(self, what: str) -> LookupTimeoutError:
+    def _too_slow(self, operation: str) -> LookupTimeoutError:
         return LookupTimeoutError(
-            f"provider {self.name} did not answer within lookup.async.timeout = {self._options.async_timeout_s:g} s, {what}"
+            f"provider {self.name} did not answer within lookup.async.timeout = {self._options.async_timeout_s:g} s, {operation}"
         )
 
 
-async def _awaited_of(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns, which may be asynchronous; called when this is awaited."""
+async def _call_and_await(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns, asynchronous or not. It is called when this is awaited."""
     loop = asyncio.get_running_loop()
     if not inspect.iscoroutinefunction(function):
-        asyncio._set_running_loop(None)  # for it this is a thread like any other, in which it may run a loop itself
+        asyncio._set_running_loop(None)  # the function may run an event loop of its own
     try:
         result = function(*args)
     finally:
@@ -360,7 +362,7 @@ async def _awaited_of(function: Callable[..., Any], *args: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _each(count: int, call: Callable[[int], Coroutine[Any, Any, bool]], at_once: int, patience: int) -> None:
+async def _run_calls(count: int, call: Callable[[int], Coroutine[Any, Any, bool]], at_once: int, patience: int) -> None:
     """Make calls, `at_once` of them at a time, and begin no more once `patience` in a row have not succeeded; an error ends all."""
     waiting, in_a_row = iter(range(count)), 0
 
@@ -377,19 +379,19 @@ async def _each(count: int, call: Callable[[int], Coroutine[Any, Any, bool]], at
     finally:
         for worker in workers:
             worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)  # until they have ended
+        await asyncio.gather(*workers, return_exceptions=True)  # wait until they have ended
 
 
 def _in_order(rows: pa.Table) -> pa.Table:
     return rows.take(as_indices(np.argsort(key_numbers(rows), kind="stable")))
 
 
-def _failure_of(
+def _lookup_error(
     count: int, rows: pa.Table, failures: Mapping[int, LookupFunctionError], problem: LookupFunctionError
 ) -> LookupFunctionError:
-    """The error of a lookup of `count` keys: of all, or of the first one that failed. It has what there is of the others."""
+    """The error of a lookup of `count` keys: of all of them, or of the first that failed. It carries the rows of the others."""
     first = problem if len(failures) == count else failures[min(failures)]
-    others = 0 if len(failures) == count else sum(reason is not first for reason in failures.values())
-    error = type(first)(f"{first}" + (f"; {others} more of {count} keys failed, too" if others else ""))
+    other_failures = 0 if len(failures) == count else sum(reason is not first for reason in failures.values())
+    error = type(first)(f"{first}" + (f"; {other_failures} more of {count} keys failed, too" if other_failures else ""))
     error.rows, error.failures, error.__cause__ = rows, failures, first.__cause__
     return error

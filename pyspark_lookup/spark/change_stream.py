@@ -26,7 +26,7 @@ from pyspark_lookup.managed.change_feed import (
     ChangeTask,
     changes_between,
     cost,
-    snapshot_of,
+    plan_snapshot,
 )
 from pyspark_lookup.options.catalog import added_columns
 from pyspark_lookup.options.conf_file import redact
@@ -172,7 +172,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after, until = _position_of(start)[1], _position_of(end)[1]
         if after == 0:
             # Spark asks for nothing, too: an aggregation ends what it knows in a micro-batch without rows.
-            tasks = snapshot_of(self._table, self._log(), state, until) if until else []
+            tasks = plan_snapshot(self._table, self._log(), state, until) if until else []
         else:
             rows_only = self._options.view is View.DATA
             tasks = list(changes_between(self._table, self._log(), state, after, until, rows_only))

@@ -27,7 +27,7 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.changes import plan_changes
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_schema, view_tasks
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
-from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.planner import ResolvedTable
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.managed.change_feed import change_columns
 from pyspark_lookup.options.catalog import (
@@ -62,7 +62,7 @@ _COMPARE: Mapping[type[spark.Filter], str] = {
 }
 
 
-def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
+def schema_of(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable | None]:
     """The schema Spark asked for, and what finding it taught (None for a view of the table).
 
     For CREATE TABLE it carries the options, and the table is made at its path if they say so.
@@ -253,7 +253,7 @@ class Planning:
         self,
         options: LookupOptions,
         columns: pa.Schema,
-        found: Found | None,
+        found: ResolvedTable | None,
         declared: bool,
         added: Sequence[str],
         given: Collection[str],
@@ -271,7 +271,7 @@ class Planning:
         self._pushed: list[Predicate] = []
 
     @classmethod
-    def of(cls, read: Mapping[str, str], schema: StructType, found: Found | None) -> Planning:
+    def of(cls, read: Mapping[str, str], schema: StructType, found: ResolvedTable | None) -> Planning:
         """The plan of a read with these options of a table whose schema Spark knows already."""
         own, given = _of_read(read)
         stored = _stored_options(own, schema)

@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.engine.lookup import read_rows
 from pyspark_lookup.engine.lookup_join import issue_token, join_tokens, parse_options
-from pyspark_lookup.engine.lookup_pass import pass_of
+from pyspark_lookup.engine.lookup_pass import open_pass
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.runtime import runtime
@@ -165,7 +165,7 @@ class Probe:
     @without_traceback
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         count_for_application()
-        lookups = pass_of(self._spec, session_options())
+        lookups = open_pass(self._spec, session_options())
         executions = [current_execution(stage.build) for stage in lookups.spec.stages]
         row_bytes = largest_row()
         try:

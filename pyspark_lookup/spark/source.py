@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pyspark_lookup.engine.planner import Found
+    from pyspark_lookup.engine.planner import ResolvedTable
     from pyspark_lookup.spark.planning import Planning
 
 
@@ -41,7 +41,7 @@ class DefaultSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = dict(options)
         self._built_at_s = time.time()
-        self._found: Found | None = None
+        self._found: ResolvedTable | None = None
 
     @classmethod
     def name(cls) -> str:

@@ -218,7 +218,7 @@ def test_sixty_processes_end(home: Path, work: str) -> None:
         for _ in range(rng.randrange(1, 40)):
             table.get_many([rng.randrange(10_000) for _ in range(40)])
             if {work == "CACHE"}:
-                table._held.full.ask_reload()
+                table._open_table.full.ask_reload()
         if {number} % 2:
             table.close()
         """
