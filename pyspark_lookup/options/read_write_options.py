@@ -32,7 +32,7 @@ from pyspark_lookup.options.parsing import (
     whole_number,
 )
 
-GIVEN = "lookup.given"
+EXPLICIT = "lookup.given"
 """Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
 BUILT = "lookup.built"
 """Of such a read, too: the micro-batch in whose `foreachBatch` function the lookup was built, and when, as JSON."""

@@ -107,7 +107,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reached
 
     def _next(self, state: TableState, start: dict[str, Any], until: int, limit: ReadLimit | None) -> dict[str, Any]:
-        after = _position_of(start)[1]
+        after = _parse_offset(start)[1]
         if after == 0:
             # The rows there are come at once: they are of one version.
             assert self._table is not None
@@ -149,7 +149,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         engine = runtime().engine(self._options)
         state = managed_state(engine, self._options)
         self._table = engine.reader.resolver.managed(self._options)
-        for table_id, position in map(_position_of, offsets):
+        for table_id, position in map(_parse_offset, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(
                     f"{redact('path', self._options.path)} was dropped and created anew since this stream began: begin anew with "
@@ -169,14 +169,14 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state = self._state(start, end)
         assert self._table is not None
         self._reached = end
-        after, until = _position_of(start)[1], _position_of(end)[1]
+        after, until = _parse_offset(start)[1], _parse_offset(end)[1]
         if after == 0:
             # Spark asks for nothing, too: an aggregation ends what it knows in a micro-batch without rows.
             tasks = snapshot_of(self._table, self._log(), state, until) if until else []
         else:
             rows_only = self._options.view is View.DATA
             tasks = list(changes_between(self._table, self._log(), state, after, until, rows_only))
-        return [InputPartition((self._options, self._columns, self._added, some)) for some in shares(tasks)]
+        return [InputPartition((self._options, self._columns, self._added, share)) for share in shares(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(*partition.value)
@@ -191,7 +191,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ChangeReader, (self._options, self._columns)
 
 
-def _position_of(offset: Any) -> tuple[str, int]:
+def _parse_offset(offset: Any) -> tuple[str, int]:
     """(table id, log position) of an offset. Raises DamagedFileError for what is none of ours."""
     try:
         return text_of(offset["table"]), count_of(offset["position"])

@@ -24,7 +24,7 @@ ROOT_EXECUTION = "spark.sql.execution.root.id"
 _CONNECT_WORKER = "pyspark/sql/connect/streaming/worker/foreach_batch_worker.py"
 
 
-def build_in(property_of: Callable[[str], str | None]) -> Build | None:
+def read_build(property_of: Callable[[str], str | None]) -> Build | None:
     """The micro-batch that a thread's properties tell of.
 
     A batch that runs again after a restart is another one: it sees what is current then.
@@ -41,7 +41,7 @@ def current_build(spark: SparkSession) -> Build | None:
 def _in_classic(spark: Any) -> Build | None:
     """The micro-batch of this thread; in a thread of a pool, that of the stream whose session it is."""
     try:
-        return build_in(spark.sparkContext.getLocalProperty) or _of_session(spark._jsparkSession)
+        return read_build(spark.sparkContext.getLocalProperty) or _of_session(spark._jsparkSession)
     except (AttributeError, NotImplementedError, PySparkException, Py4JError):
         return None  # Spark Connect, outside a function; or a Spark that is built otherwise
 

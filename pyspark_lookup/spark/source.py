@@ -41,7 +41,7 @@ class DefaultSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = dict(options)
         self._built_at_s = time.time()
-        self._found: Found | None = None
+        self._planned_table: Found | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -51,13 +51,13 @@ class DefaultSource(DataSource):
         """The table's columns now; for CREATE TABLE also its options, as metadata of the first one."""
         from pyspark_lookup.spark import planning
 
-        schema, self._found = planning.schema_of(self.options)
+        schema, self._planned_table = planning.plan_schema(self.options)
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_lookup.spark import planning
 
-        plan = planning.Planning.of(self.options, schema, self._found)
+        plan = planning.Planning.from_options(self.options, schema, self._planned_table)
         # Spark refuses a reader with pushFilters unless it is about to call it.
         reader = PushdownReader if planning.prunes_by_pushed_filters(plan) else LookupReader
         return reader(plan, self._built_at_s)
@@ -92,8 +92,8 @@ class LookupReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One for each task, with its whole plan: nothing else reaches the reading process."""
         assert self._plan is not None
-        others = self._plan.build, self._built_at_s, self._plan.columns
-        return [InputPartition((plan, task, *others)) for plan, task in self._plan.tasks()]
+        common = self._plan.build, self._built_at_s, self._plan.columns
+        return [InputPartition((plan, task, *common)) for plan, task in self._plan.tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading

@@ -50,6 +50,6 @@ def _read(values: Iterator[Any]) -> Iterator[Any]:
 
 def _hide_frames(problem: Exception) -> None:
     """In a process that Spark has started for its tasks or plans, and for an error that this package raises on purpose."""
-    ours = any(kind.__name__ == "PysparkLookupError" for kind in type(problem).__mro__)
-    if ours and any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
+    is_own_error = any(kind.__name__ == "PysparkLookupError" for kind in type(problem).__mro__)
+    if is_own_error and any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
         os.environ[_HIDE] = "1"

@@ -62,7 +62,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
     parsed = LookupOptions.parse(written_options(options, schema), conf=conf_file_options(), origin="write option")
-    wrong = [key for key, given in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if given]
+    wrong = [key for key, value in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if value]
     wrong += ["lookup.columns"] if parsed.columns else []
     wrong += ["lookup.view"] if parsed.view is not View.DATA else []
     wrong += parsed.pins
@@ -83,24 +83,28 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
         return engine.writer(options).begin(arrow_schema(schema), mode, name)
 
 
-def _put(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
+def _write_files(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
     """The files of one attempt of a task."""
     context = TaskContext.get()
-    own = options.on_host(session_options())
-    engine = runtime().engine(own)
+    task_options = options.on_host(session_options())
+    engine = runtime().engine(task_options)
     number = context.partitionId() if context is not None else 0
     with engine.publish():
-        return tuple(engine.writer(own).write(job, batches, f"part-{number:05d}"))
+        return tuple(engine.writer(task_options).write(job, batches, f"part-{number:05d}"))
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
     return [file for message in messages if isinstance(message, Written) for file in message.files]
 
 
-def _batch_of(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job, str]]:
+def _find_batch(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job, str]]:
     """The job and the query of a micro-batch; [] of one that no task has written for."""
-    found = [(one.job, one.query) for one in messages if isinstance(one, Written) and one.job and one.query]
-    return found[:1]
+    jobs = [
+        (message.job, message.query)
+        for message in messages
+        if isinstance(message, Written) and message.job and message.query
+    ]
+    return jobs[:1]
 
 
 @errors_without_traceback
@@ -110,7 +114,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._job = job
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Written(_put(self._options, self._job, iterator))
+        return Written(_write_files(self._options, self._job, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         batch = self._options.write_batch
@@ -140,15 +144,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "Spark does not say which streaming query this task belongs to: its batches cannot be told apart"
             )
         job = dataclasses.replace(self._job, directory=batch_directory((query, int(batch)), self._job.directory))
-        return Written(_put(self._options, job, iterator), query, job)
+        return Written(_write_files(self._options, job, iterator), query, job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        for job, query in _batch_of(messages):
+        for job, query in _find_batch(messages):
             with runtime().engine(self._options).committing(self._options) as writer:
                 writer.commit(job, _files(messages), Batch(query, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        for job, query in _batch_of(messages):
+        for job, query in _find_batch(messages):
             engine = runtime().engine(self._options)
             with engine.publish():
                 engine.writer(self._options).abort(job, _files(messages), batch=Batch(query, batchId))

@@ -1300,7 +1300,7 @@ FAULTS = [
         "a-table-is-resolved-for-each-pass",
         "Passes of one query do not share the version of a table.",
         "spark/lookup_pass.py",
-        "        if others:\n            plan = plan_text(df)\n",
+        "        if shared:\n            plan = plan_text(df)\n",
         "        if False:\n            plan = plan_text(df)\n",
         ("tests/spark/test_join_chains.py::test_calls_of_a_pass",),
     ),
