@@ -20,8 +20,8 @@ def log_event(log: logging.Logger, level: int, event: str, **fields: Any) -> Non
     """Log an event with its fields as `key=value`, in logfmt: texts with spaces, quotes or `=` are quoted as in JSON."""
     if log.isEnabledFor(level):
         fields = {name: foreign_text(value) if isinstance(value, str) else value for name, value in fields.items()}
-        shown = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
-        log.log(level, "lookupcache %s %s", event, shown, extra={"lookup_event": event, "lookup_fields": fields})
+        text = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+        log.log(level, "lookupcache %s %s", event, text, extra={"lookup_event": event, "lookup_fields": fields})
 
 
 def _text(value: Any) -> str:

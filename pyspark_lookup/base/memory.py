@@ -19,11 +19,11 @@ def free_bytes() -> int:
     return min(_free(), default=sys.maxsize)
 
 
-def check_room(size: int, what: str) -> None:
-    """Raise NotSupportedError if fewer than `size` bytes of memory are free. `what`: the data that needs them, in the plural."""
+def check_room(size: int, purpose: str) -> None:
+    """Raise NotSupportedError if fewer than `size` bytes of memory are free. `purpose`: the data that needs them, in the plural."""
     if size > _LARGE and size > (free := free_bytes()):
         raise NotSupportedError(
-            f"{what} need about {size} bytes of memory, but only {free} are free: give this process more memory, or restore the file if it is damaged"
+            f"{purpose} need about {size} bytes of memory, but only {free} are free: give this process more memory, or restore the file if it is damaged"
         )
 
 

@@ -30,7 +30,7 @@ TIMES: Mapping[str, str] = {
 
 def bucket_names(name: str) -> list[str]:
     """The counters of a time's buckets, by their bounds."""
-    return [f"{name}UpTo{bound:g}" for bound in BOUNDS_MS]
+    return [f"{name}UpTo{bound_ms:g}" for bound_ms in BOUNDS_MS]
 
 
 def up_to(values: Mapping[str, int], name: str) -> list[int]:
@@ -39,14 +39,15 @@ def up_to(values: Mapping[str, int], name: str) -> list[int]:
 
 
 def _of_times() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, what in TIMES.items():
-        found |= {f"{name}Count": what, f"{name}Micros": f"microseconds that these took together: {what}"}
+    descriptions: dict[str, str] = {}
+    for name, meaning in TIMES.items():
+        descriptions |= {f"{name}Count": meaning, f"{name}Micros": f"microseconds that these took together: {meaning}"}
         buckets = zip(bucket_names(name), BOUNDS_MS, strict=True)
-        found |= {
-            bucket: f"... that took at most {bound:g} ms, and more than the bound before" for bucket, bound in buckets
+        descriptions |= {
+            bucket: f"... that took at most {bound_ms:g} ms, and more than the bound before"
+            for bucket, bound_ms in buckets
         }
-    return found
+    return descriptions
 
 
 COUNTERS: Mapping[str, str] = {

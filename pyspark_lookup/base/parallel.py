@@ -21,7 +21,7 @@ class _Workers(Generic[T, R]):
 
     def __init__(self, do: Callable[[T], R], at_most: int) -> None:
         self._do = do
-        self._given: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
+        self._submitted: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._ending = False
         process_threads.ends_with_process(self)
@@ -35,12 +35,12 @@ class _Workers(Generic[T, R]):
 
     def give(self, item: T) -> concurrent.futures.Future[R]:
         future: concurrent.futures.Future[R] = concurrent.futures.Future()
-        self._given.put((future, item))
+        self._submitted.put((future, item))
         return future
 
     def _work(self) -> None:
-        while (one := self._given.get()) is not None:
-            future, item = one
+        while (submitted := self._submitted.get()) is not None:
+            future, item = submitted
             if self._ending:
                 future.cancel()
             elif future.set_running_or_notify_cancel():
@@ -48,13 +48,13 @@ class _Workers(Generic[T, R]):
                     future.set_result(self._do(item))
                 except BaseException as problem:
                     future.set_exception(problem)
-            del one, future, item
+            del submitted, future, item
 
     def end(self) -> None:
         """Begin nothing any more, and have the threads end."""
         self._ending = True
         for _ in self._threads:
-            self._given.put(None)
+            self._submitted.put(None)
 
     def wait(self) -> None:
         """Wait until all threads have ended."""

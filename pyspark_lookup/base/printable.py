@@ -23,5 +23,7 @@ def names_shown(names: Sequence[str], unknown_name: str = "") -> str:
     """The names for an error about one that is not among them: the first ones, and the one that is probably meant."""
     more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
     spelled = {name.lower(): name for name in names[:_NAMES_COMPARED]}
-    near = difflib.get_close_matches(unknown_name.lower(), spelled, 1, 0.7)
-    return ", ".join(names[:_NAMES_SHOWN]) + more + "".join(f": did you mean {spelled[name]!r}?" for name in near)
+    close_names = difflib.get_close_matches(unknown_name.lower(), spelled, 1, 0.7)
+    return (
+        ", ".join(names[:_NAMES_SHOWN]) + more + "".join(f": did you mean {spelled[name]!r}?" for name in close_names)
+    )

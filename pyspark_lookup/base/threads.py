@@ -126,15 +126,15 @@ def end_all() -> None:
     _threads.ended.set()
     for owner in list(_threads.endings.values()):
         owner.end()
-    since_s, late = time.monotonic(), set[_Thread]()
+    since_s, late_threads = time.monotonic(), set[_Thread]()
     # Those that are waited for may have begun others just before.
-    while left := _threads.running - late - {threading.current_thread()}:
-        thread = min(left, key=lambda thread: thread.foreign)
+    while unfinished := _threads.running - late_threads - {threading.current_thread()}:
+        thread = min(unfinished, key=lambda thread: thread.foreign)
         left_s = since_s + (_FOREIGN_END_S if thread.foreign else _END_S) - time.monotonic()
         if thread.over.wait(max(left_s, 0.0)):
             thread.join()
         else:
-            late.add(thread)
-    if late:
-        names = ", ".join(sorted(thread.name for thread in late))
+            late_threads.add(thread)
+    if late_threads:
+        names = ", ".join(sorted(thread.name for thread in late_threads))
         _log.info("the process ends, although these have not ended in time: %s", names)

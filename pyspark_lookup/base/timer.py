@@ -36,7 +36,7 @@ class Timer:
         self._numbers = itertools.count()
         self._running = self._ended = False
         self._thread: threading.Thread | None = None
-        self._begun: list[tuple[float, concurrent.futures.Future[None]]] = []
+        self._running_work: list[tuple[float, concurrent.futures.Future[None]]] = []
         ends_with_process(self)
 
     def run_soon(self, task: Task) -> None:
@@ -66,12 +66,12 @@ class Timer:
     def has_room(self) -> bool:
         """Whether a task may begin something beside the timer: few such works run at once, of which those that take long do not count."""
         since_s = time.monotonic() - _LONG_S
-        self._begun = [(at_s, work) for at_s, work in self._begun if at_s > since_s and not work.done()]
-        return len(self._begun) < _AT_ONCE
+        self._running_work = [(at_s, work) for at_s, work in self._running_work if at_s > since_s and not work.done()]
+        return len(self._running_work) < _AT_ONCE
 
     def begun(self, work: concurrent.futures.Future[None]) -> None:
         """Count a work that a task has begun."""
-        self._begun.append((time.monotonic(), work))
+        self._running_work.append((time.monotonic(), work))
 
     def end(self) -> None:
         """Run nothing any more."""

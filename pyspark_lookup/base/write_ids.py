@@ -51,9 +51,9 @@ class ValidWriteIdList:
         outside = [id_ for id_ in self._exceptions if not 1 <= id_ <= high_watermark]
         if outside:
             raise ValueError(f"write id {outside[0]} of {table}: ids go from 1 to the high watermark, {high_watermark}")
-        both = set(self.open_ids) & set(self.aborted_ids)
-        if both:
-            raise ValueError(f"write id {min(both)} of {table} cannot be open and aborted")
+        contradictory_ids = set(self.open_ids) & set(self.aborted_ids)
+        if contradictory_ids:
+            raise ValueError(f"write id {min(contradictory_ids)} of {table} cannot be open and aborted")
 
     @classmethod
     def parse(cls, text: str) -> ValidWriteIdList:
@@ -68,18 +68,18 @@ class ValidWriteIdList:
         name, watermark, least, opened, aborted = parts
         if not _UNESCAPED.fullmatch(name):
             raise _damaged(text, "a table's name first")
-        found = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
+        write_ids = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
         lowest = _number(text, least)
         # Hive takes it from its caller: one of the open ids, not always the least.
-        if lowest != NO_OPEN_WRITE_ID if not found.open_ids else lowest not in found.open_ids:
+        if lowest != NO_OPEN_WRITE_ID if not write_ids.open_ids else lowest not in write_ids.open_ids:
             raise _damaged(text, f"an open id in third place, or {NO_OPEN_WRITE_ID} where none is open")
-        return found
+        return write_ids
 
     def __str__(self) -> str:
         """Hive's form, `t1:5:2:2,4:`; a name's `:`, `,`, `$` and `%` are percent-encoded."""
         least = self.min_open if self.open_ids else NO_OPEN_WRITE_ID
         name = "".join(quote(char) if char in ":,$%" else char for char in self.table)
-        ids = (",".join(map(str, some)) for some in (self.open_ids, self.aborted_ids))
+        ids = (",".join(map(str, group)) for group in (self.open_ids, self.aborted_ids))
         return ":".join((name, str(self.high_watermark), str(least), *ids))
 
     def __repr__(self) -> str:
@@ -140,11 +140,11 @@ class ValidWriteIdList:
         """
         if other.table != self.table:
             raise ValueError(f"lists of write ids of {self.table} and {other.table} cannot be compared")
-        mine, theirs = self._exceptions, set(other._exceptions)
+        exceptions, other_exceptions = self._exceptions, set(other._exceptions)
         beyond = max(other.high_watermark - self.high_watermark, 0)
         if beyond and _count(other._exceptions, self.high_watermark + 1, other.high_watermark) != beyond:
             return False
-        return all(id_ in theirs for id_ in mine if id_ <= other.high_watermark)
+        return all(id_ in other_exceptions for id_ in exceptions if id_ <= other.high_watermark)
 
     def equivalent(self, other: ValidWriteIdList) -> bool:
         """Whether the two let the same writes through, whatever they know of others (`t:12:8:8:12` and `t:11:8:8:` do)."""

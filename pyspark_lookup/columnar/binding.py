@@ -32,8 +32,8 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
         # With a point, or too large for a BIGINT, it is a DECIMAL to Spark.
         is_decimal = isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
         if pa.types.is_integer(kind) and is_decimal and op in ("<", "<=", ">", ">="):
-            bound = 1 << (kind.bit_width - 1)
-            if not -bound <= decimal.Decimal(value) <= bound - 1:
+            limit = 1 << (kind.bit_width - 1)
+            if not -limit <= decimal.Decimal(value) <= limit - 1:
                 # Spark's DecimalPrecision rule makes this a constant: of rows that are null as well.
                 return Constant(op.startswith("<") == (value > 0))
         return _bind_exact(field, op, decimal.Decimal(value), scale)
@@ -53,21 +53,23 @@ def bind_null_safe(field: pa.Field, value: Any) -> Predicate:
     """`field <=> value`; a value outside the column's domain equals no row, null rows included."""
     if value is None:
         return IsNull(field.name)
-    bound = bind_compare(field, "=", value)
-    return NullSafeEqual(field.name, bound.value) if isinstance(bound, Compare) else Constant(False)
+    comparison = bind_compare(field, "=", value)
+    return NullSafeEqual(field.name, comparison.value) if isinstance(comparison, Compare) else Constant(False)
 
 
 def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
     """`field IN values`, where values outside the column's domain match nothing."""
-    known = [value for value in values if value is not None]
-    if any(isinstance(value, float) for value in known):  # one DOUBLE makes all of the list doubles
-        known = [float(v) if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool) else v for v in known]
-    exact = [decimal.Decimal(v) for v in known if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool)]
+    literals = [value for value in values if value is not None]
+    if any(isinstance(value, float) for value in literals):  # one DOUBLE makes all of the list doubles
+        literals = [
+            float(v) if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool) else v for v in literals
+        ]
+    exact = [decimal.Decimal(v) for v in literals if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool)]
     if (scale := _exact_scale(field.type)) is not None:
         _check_digits(field, scale, exact)
-    bound = [bind_compare(field, "=", value) for value in known]
-    kept = tuple(dict.fromkeys(leaf.value for leaf in bound if isinstance(leaf, Compare)))
-    return In(field.name, kept, has_null=any(value is None for value in values))
+    comparisons = [bind_compare(field, "=", value) for value in literals]
+    domain_values = tuple(dict.fromkeys(leaf.value for leaf in comparisons if isinstance(leaf, Compare)))
+    return In(field.name, domain_values, has_null=any(value is None for value in values))
 
 
 _SPARK_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}  # DecimalType.forType
@@ -130,8 +132,8 @@ def _coerce(field: pa.Field, value: Any) -> Any:
     kind = field.type
     if pa.types.is_floating(kind) and isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
         return float(value)
-    alike = ((pa.types.is_string, str), (pa.types.is_binary, bytes), (pa.types.is_boolean, bool))
-    if any(test(kind) and isinstance(value, python) for test, python in alike):
+    same_domain = ((pa.types.is_string, str), (pa.types.is_binary, bytes), (pa.types.is_boolean, bool))
+    if any(test(kind) and isinstance(value, python) for test, python in same_domain):
         return value
     if pa.types.is_date(kind):
         if isinstance(value, str):

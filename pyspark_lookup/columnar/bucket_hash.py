@@ -44,22 +44,22 @@ def _of_longs(numbers: Numbers) -> Numbers:
 def _of_bytes(texts: list[bytes]) -> Numbers:
     """Of bytes of any lengths: those of one number of words together."""
     lengths = np.fromiter(map(len, texts), np.uint32, len(texts))
-    found = np.zeros(len(texts), np.uint32)
+    hashes = np.zeros(len(texts), np.uint32)
     for words in np.unique(lengths >> 2).tolist():
         places = np.flatnonzero(lengths >> 2 == words)
         padded = b"".join(texts[place].ljust(4 * words + 4, b"\0") for place in places.tolist())
         every = np.frombuffer(padded, "<u4").reshape(len(places), words + 1)
-        found[places] = _of_words(every[:, :words], lengths[places], every[:, words])
-    return found
+        hashes[places] = _of_words(every[:, :words], lengths[places], every[:, words])
+    return hashes
 
 
-def _of_words(words: Numbers, lengths: Numbers, rest: Numbers) -> Numbers:
-    """Of rows of whole words, and up to three bytes after them in `rest`."""
+def _of_words(words: Numbers, lengths: Numbers, tail: Numbers) -> Numbers:
+    """Of rows of whole words, and up to three bytes after them in `tail`."""
     hashes = np.zeros(len(words), np.uint32)
     for column in range(words.shape[1]):
         hashes ^= _mixed(words[:, column])
         hashes = _rotated(hashes, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    hashes ^= _mixed(rest)  # zero without one
+    hashes ^= _mixed(tail)  # zero without one
     hashes ^= lengths.astype(np.uint32)
     hashes ^= hashes >> np.uint32(16)
     hashes *= np.uint32(0x85EBCA6B)

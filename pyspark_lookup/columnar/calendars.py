@@ -242,8 +242,8 @@ def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Conve
         return batch
     arrays, fields = [], []
     for field, array in zip(batch.schema, batch.columns, strict=True):
-        own = converts.get(field.name)
-        arrays.append(array if own is None else convert_leaves(array, iter(own)))
+        column_converts = converts.get(field.name)
+        arrays.append(array if column_converts is None else convert_leaves(array, iter(column_converts)))
         fields.append(field.with_type(arrays[-1].type))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 

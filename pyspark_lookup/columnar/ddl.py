@@ -79,10 +79,10 @@ def _type_of(kind: exp.DataType) -> pa.DataType:
     if name == "STRUCT" and fields and len(fields) == len(kind.expressions):
         parts = [(part.name, part.kind) for part in fields if isinstance(part.kind, exp.DataType)]
         return pa.struct([pa.field(name, _type_of(part)) for name, part in parts])
-    found = _TYPES.get(_SPELLED.get(name, name))
-    if found is None:
+    arrow_type = _TYPES.get(_SPELLED.get(name, name))
+    if arrow_type is None:
         raise ValueError(f"types of Spark; {show(kind.sql(dialect='spark'))} is none that can be read")
-    return found
+    return arrow_type
 
 
 def columns_ddl(schema: pa.Schema) -> str:
@@ -100,7 +100,7 @@ def type_ddl(kind: pa.DataType) -> str:
         return f"MAP<{type_ddl(kind.key_type)}, {type_ddl(kind.item_type)}>"
     if pa.types.is_struct(kind):
         return "STRUCT<" + ", ".join(f"{_quote(field.name)}: {type_ddl(field.type)}" for field in kind) + ">"
-    return next((name for name, other in _TYPES.items() if other == kind), str(kind).upper())
+    return next((name for name, arrow_type in _TYPES.items() if arrow_type == kind), str(kind).upper())
 
 
 def _quote(name: str) -> str:

@@ -35,10 +35,10 @@ class RowIndex:
 
     def __init__(self, rows: pa.Table, names: Sequence[str]) -> None:
         stored = [one_array(rows.column(name)) for name in names]
-        held = Keys(stored)
-        order = order_rows(held, held.hashes(SEED))
-        builder = IndexBuilder(held.rows, None, wide=True)
-        builder.add(order, held)
+        keys = Keys(stored)
+        order = order_rows(keys, keys.hashes(SEED))
+        builder = IndexBuilder(keys.rows, None, wide=True)
+        builder.add(order, keys)
         indices = as_indices(order.rows)
         self._rows = order.rows
         self._index = KeyIndex(builder.arrays(strict=False), [pc.take(array, indices) for array in stored], 0)
@@ -60,17 +60,17 @@ def key_numbers(rows: pa.Table) -> Numbers:
     return np.frombuffer(column.buffers()[1] or b"", np.int64, column.offset + len(column))[column.offset :]
 
 
-def rows_for(rows: pa.Table, wanted: Numbers) -> pa.Table:
-    """The rows of the keys `wanted`, in turn and with repeats, their `KEY_INDEX` being the place in `wanted`.
+def rows_for(rows: pa.Table, requested_keys: Numbers) -> pa.Table:
+    """The rows of `requested_keys`, in their order and with repeats; `KEY_INDEX` is the place among them.
 
     `rows` are those of keys 0, 1, …, ascending.
     """
     numbers = key_numbers(rows)
-    starts = np.searchsorted(numbers, wanted, "left")
-    counts = np.searchsorted(numbers, wanted, "right") - starts
+    starts = np.searchsorted(numbers, requested_keys, "left")
+    counts = np.searchsorted(numbers, requested_keys, "right") - starts
     ends = np.cumsum(counts)
-    taken = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
-    return renumber(rows.take(as_indices(taken)), np.repeat(np.arange(len(wanted)), counts))
+    row_numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+    return renumber(rows.take(as_indices(row_numbers)), np.repeat(np.arange(len(requested_keys)), counts))
 
 
 def renumber(rows: pa.Table, numbers: Numbers) -> pa.Table:

@@ -38,21 +38,21 @@ def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _check(values: Iterable[Any], kind: pa.DataType) -> None:
-    there = [value for value in values if value is not None]
+    non_nulls = [value for value in values if value is not None]
     shape, parts = parts_of(kind)
     if pa.types.is_struct(kind):
-        rows = [value for value in there if isinstance(value, Mapping)]
+        rows = [value for value in non_nulls if isinstance(value, Mapping)]
         for field in kind:
             _check([row.get(field.name) for row in rows], field.type)
     elif pa.types.is_map(kind):
-        entries = [pair for value in there for pair in (value.items() if isinstance(value, Mapping) else value)]
+        entries = [pair for value in non_nulls for pair in (value.items() if isinstance(value, Mapping) else value)]
         for place, part in enumerate(parts):
             _check([pair[place] for pair in entries], part)
     elif shape is not None:
-        _check([item for value in there if not isinstance(value, (str, bytes)) for item in value], parts[0])
+        _check([item for value in non_nulls if not isinstance(value, (str, bytes)) for item in value], parts[0])
     else:
-        lossy = {of for of in set(map(type, there)) if _may_lose(of, kind)}
-        for value in there:
+        lossy = {python_type for python_type in set(map(type, non_nulls)) if _may_lose(python_type, kind)}
+        for value in non_nulls:
             if type(value) in lossy and _is_changed(value, kind):
                 raise ValueError(f"{str(value)[:80]} is no {kind}")
 

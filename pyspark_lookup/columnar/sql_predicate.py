@@ -83,8 +83,8 @@ class _Binder:
         self._strings = strings
 
     def predicate(self, node: exp.Expression) -> Predicate:
-        meant = self._predicate(node)
-        return negate(meant) if node.args.get("negate") else meant  # NOT LIKE, in sqlglot since 28
+        predicate = self._predicate(node)
+        return negate(predicate) if node.args.get("negate") else predicate  # NOT LIKE, in sqlglot since 28
 
     def _predicate(self, node: exp.Expression) -> Predicate:
         self._check_plain(node, _PLAIN | {"negate"})
@@ -207,9 +207,9 @@ class _Binder:
             pass
         raise self._unsupported(node)
 
-    def _check_plain(self, node: exp.Expression, known: frozenset[str]) -> None:
+    def _check_plain(self, node: exp.Expression, supported_args: frozenset[str]) -> None:
         """Refuse what this module does not look at, such as BETWEEN's SYMMETRIC: it would be dropped silently."""
-        if any(value for name, value in node.args.items() if name not in known):
+        if any(value for name, value in node.args.items() if name not in supported_args):
             raise self._unsupported(node)
 
     def _unsupported(self, node: exp.Expression) -> PredicateError:
@@ -219,7 +219,7 @@ class _Binder:
 
     def _shown(self, node: exp.Expression) -> str:
         literal = re.compile(rf"'{NUMBERED}(\d+)'")
-        return literal.sub(lambda found: "'" + self._strings[int(found[1])].replace("'", "''") + "'", node.sql("spark"))
+        return literal.sub(lambda match: "'" + self._strings[int(match[1])].replace("'", "''") + "'", node.sql("spark"))
 
 
 def _bare(node: exp.Expression) -> exp.Expression:

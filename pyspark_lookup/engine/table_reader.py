@@ -66,7 +66,7 @@ class TableReader:
         # A snapshot keeps the rows, so nobody needs the bytes that they were decoded from. A load reads each file once, as a compaction does.
         self._scan, load_scan = scans or (
             Scan(blocks, context.metrics, block_size),
-            Scan(blocks.read_only(), context.metrics, block_size, again=False),
+            Scan(blocks.read_only(), context.metrics, block_size, rereads=False),
         )
         self.versions = VersionReader(self._scan, load_scan, context)
         self.partials = PartialTables(context, cache)

@@ -73,18 +73,18 @@ class PartialCacheOptions:
 
 def check_partial_cache(options: LookupOptions) -> None:
     """Raise OptionError for options of the partial cache that would be ignored, or without any bound."""
-    given = sorted(key for key in options.explicit if key.startswith(PARTIAL))
+    explicit_keys = sorted(key for key in options.explicit if key.startswith(PARTIAL))
     if options.cache is not CacheMode.PARTIAL:
-        if given:
+        if explicit_keys:
             raise OptionError(
-                f"option {given[0]}: lookup.cache is {options.cache.value!r} and should be 'PARTIAL' for it to have a meaning"
+                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'PARTIAL' for it to have a meaning"
             )
         return
     bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
     if not options.bounded and options.provider is None:
         raise OptionError(
             "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set one of "
-            + ", ".join(PARTIAL + bound for bound in bounds)
+            + ", ".join(PARTIAL + bound_name for bound_name in bounds)
         )
 
 
@@ -171,25 +171,25 @@ class FullCacheOptions:
 
 def check_full_cache(options: LookupOptions) -> None:
     """Raise OptionError for options of the full cache that would be ignored, or lack another."""
-    given = sorted(key for key in options.explicit if key.startswith(FULL))
+    explicit_keys = sorted(key for key in options.explicit if key.startswith(FULL))
     if options.cache is not CacheMode.FULL:
-        if given:
+        if explicit_keys:
             raise OptionError(
-                f"option {given[0]}: lookup.cache is {options.cache.value!r} and should be 'FULL' for it to have a meaning"
+                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'FULL' for it to have a meaning"
             )
         return
     strategy = options.reload_strategy
     named = strategy if isinstance(strategy, str) else strategy.value
-    for prefix, needed in ((FULL + "periodic-reload.", "PERIODIC"), (FULL + "timed-reload.", "TIMED")):
-        wrong = [key for key in given if key.startswith(prefix)] if named != needed else []
+    for prefix, required in ((FULL + "periodic-reload.", "PERIODIC"), (FULL + "timed-reload.", "TIMED")):
+        wrong = [key for key in explicit_keys if key.startswith(prefix)] if named != required else []
         if wrong:
-            raise OptionError(f"option {wrong[0]}: {FULL}reload-strategy is {named!r} and should be {needed!r}")
+            raise OptionError(f"option {wrong[0]}: {FULL}reload-strategy is {named!r} and should be {required!r}")
     cached = options.metadata_source is MetadataSource.CACHE
     if named == "TIMED" and options.reload_iso_time is None:
         raise OptionError(f"Missing '{FULL}timed-reload.iso-time': a time such as '10:15' or '10:15Z'")
     # A provider may bring a trigger of its own.
     wants = cached and options.provider is None
-    wants |= any("reload-strategy" in key or "periodic-reload" in key for key in given)
+    wants |= any("reload-strategy" in key or "periodic-reload" in key for key in explicit_keys)
     if named == "PERIODIC" and options.reload_interval_s is None and wants:
         why = (
             "because lookup.cache = 'FULL' reloads by a schedule with lookup.metadata.source = 'CACHE', a"
@@ -197,7 +197,7 @@ def check_full_cache(options: LookupOptions) -> None:
             else "a"
         )
         raise OptionError(f"Missing '{FULL}periodic-reload.interval': {why} duration such as '5 min'")
-    if options.blackout is not None and not options.reloads and FULL + "blackout" in given:
+    if options.blackout is not None and not options.reloads and FULL + "blackout" in explicit_keys:
         raise OptionError(f"option {FULL}blackout is for scheduled reloads: set {FULL}periodic-reload.interval too")
     if cached and "lookup.metadata.sync-interval" in options.explicit:
         raise OptionError(
@@ -205,7 +205,7 @@ def check_full_cache(options: LookupOptions) -> None:
             f"store; set {FULL}periodic-reload.interval instead"
         )
     for key in () if cached else ("on-reload-failure", "max-staleness"):
-        if FULL + key in given:
+        if FULL + key in explicit_keys:
             raise OptionError(
                 f"option {FULL}{key} has no meaning with lookup.metadata.source = {options.metadata_source.value!r}: "
                 "every query checks the version at the store"

@@ -35,7 +35,12 @@ def table_options(schema: StructType) -> dict[str, str]:
     Raises OptionError for damaged ones, SchemaError for a table whose columns have new names.
     """
     text = next(
-        (found for field in schema if (found := (field.metadata or {}).get(OPTIONS_METADATA)) is not None), None
+        (
+            metadata_text
+            for field in schema
+            if (metadata_text := (field.metadata or {}).get(OPTIONS_METADATA)) is not None
+        ),
+        None,
     )
     if text is None:
         return {}
@@ -108,14 +113,14 @@ def _location(spark: SparkSession, name: str) -> str | None:
     within = f" IN {database}" if database else ""
     pattern = table.strip("`").replace("'", "\\'")
     try:
-        shown = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{pattern}'").collect()
+        tables = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{pattern}'").collect()
     except Exception as problem:
         if getattr(problem, "getCondition", str)() == "UNSUPPORTED_PIPELINE_SPARK_SQL_COMMAND":
             return None  # a file of Declarative Pipelines may not ask
         raise
-    if not database and any(row["isTemporary"] for row in shown):
+    if not database and any(row["isTemporary"] for row in tables):
         return None  # a view of that name is what is meant
-    lines = [line for row in shown for line in str(row["information"]).splitlines()]
+    lines = [line for row in tables for line in str(row["information"]).splitlines()]
     return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
 
 
@@ -137,11 +142,13 @@ def absolute_path(path: str) -> str:
 
 def placed(options: Mapping[str, str]) -> dict[str, str]:
     """Options with a path that other directories, as those of workers, understand; or a name, of which Spark makes a path."""
-    own = dict(options)
-    if "path" in own:
-        named = "lookup.catalog" in {key.lower() for key in own}
-        own["path"] = own["path"].rpartition("/")[2] if named else absolute_path(own["path"])
-    return own
+    placed_options = dict(options)
+    if "path" in placed_options:
+        named = "lookup.catalog" in {key.lower() for key in placed_options}
+        placed_options["path"] = (
+            placed_options["path"].rpartition("/")[2] if named else absolute_path(placed_options["path"])
+        )
+    return placed_options
 
 
 def comparable_path(path: str) -> str:

@@ -104,10 +104,10 @@ def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
 
 def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The credentials among a conf file's `lookup.storage.*`: used on this host, never put into a plan."""
-    found: dict[str, Any] = {}
+    secrets: dict[str, Any] = {}
     for key, text in conf_file_options(environ).items():
         if key.startswith(STORAGE) and tells_secret(key, text):
             value = storage_value(text)
             # A password of digits is no number.
-            found[key.removeprefix(STORAGE)] = value if isinstance(value, (dict, list)) else text
-    return found
+            secrets[key.removeprefix(STORAGE)] = value if isinstance(value, (dict, list)) else text
+    return secrets

@@ -137,9 +137,13 @@ class LookupOptions(
                 "option lookup.metadata.sync-interval contradicts lookup.metadata.source = 'UFS', which asks the store at "
                 "every query: remove it, or set lookup.metadata.source = 'CACHE'"
             )
-        given = {"lookup.valid-to", "lookup.overlap"} & self.explicit
-        if given and (self.valid_from is None or (self.valid_to is None and "lookup.overlap" in given)):
-            raise OptionError(f"option {min(given)} has no meaning without lookup.valid-from and lookup.valid-to")
+        validity_options = {"lookup.valid-to", "lookup.overlap"} & self.explicit
+        if validity_options and (
+            self.valid_from is None or (self.valid_to is None and "lookup.overlap" in validity_options)
+        ):
+            raise OptionError(
+                f"option {min(validity_options)} has no meaning without lookup.valid-from and lookup.valid-to"
+            )
         if sum(limit is not None for limit in self.stream_limits) > 1:
             raise OptionError(
                 "options lookup.stream.max-rows-per-trigger, lookup.stream.max-files-per-trigger and "
@@ -220,11 +224,11 @@ class LookupOptions(
             if field.name not in ("storage", "provider_options", "catalog_properties")
             and getattr(self, field.name) != field.default
         }
-        shown = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
-        shown |= {STORAGE + key: redact(key, value) for key, value in self.storage}
-        shown |= {PROVIDER + key: redact(key, value) for key, value in self.provider_options}
-        shown |= {CATALOG + key: redact(key, value) for key, value in self.catalog_properties}
-        return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
+        redacted = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
+        redacted |= {STORAGE + key: redact(key, value) for key, value in self.storage}
+        redacted |= {PROVIDER + key: redact(key, value) for key, value in self.provider_options}
+        redacted |= {CATALOG + key: redact(key, value) for key, value in self.catalog_properties}
+        return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in redacted.items())})"
 
 
 _FIELDS: dict[str, dataclasses.Field[Any]] = {
@@ -236,8 +240,8 @@ def _parse(field: dataclasses.Field[Any], text: object, name: str, origin: str =
     try:
         return field.metadata["parse"](str(text))
     except ValueError as problem:
-        shown = redact(field.metadata["key"], text)
-        raise OptionError(f"{name} = {shown!r}{origin}: expected {problem}") from None
+        redacted = redact(field.metadata["key"], text)
+        raise OptionError(f"{name} = {redacted!r}{origin}: expected {problem}") from None
 
 
 def _refuse_secret(key: str, text: object, allowed: bool) -> None:
@@ -271,8 +275,8 @@ def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
             f"filesystem, and JSON for a nested one, e.g. {STORAGE}client_kwargs = '{{\"verify\": false}}'"
         )
     if field is None:
-        near = _meant(key)
-        hint = f"did you mean {' or '.join(near)}?" if near else "docs/options.md lists the options"
+        candidates = _meant(key)
+        hint = f"did you mean {' or '.join(candidates)}?" if candidates else "docs/options.md lists the options"
         raise OptionError(f"unknown option {key} = {redact(key, text)!r}: {hint}")
     return field
 
@@ -303,19 +307,19 @@ _OF_PEERS = {
 def _meant(key: str) -> list[str]:
     """The options that an unknown one may stand for: those that end like it, its equals in peers, or those spelled nearly so."""
     plain = re.sub(r"[^a-z0-9]", "", key)
-    known = {re.sub(r"[^a-z0-9]", "", name): name for name in _FIELDS if not name.endswith("*")}
-    if (same := known.get(plain) or known.get("lookup" + plain)) is not None:
-        return [same]
+    names_by_plain = {re.sub(r"[^a-z0-9]", "", name): name for name in _FIELDS if not name.endswith("*")}
+    if (match := names_by_plain.get(plain) or names_by_plain.get("lookup" + plain)) is not None:
+        return [match]
     if (peer := _OF_PEERS.get(plain) or _OF_PEERS.get(plain.removeprefix("lookup"))) is not None:
         return [peer]
     ends = re.sub(r"[^a-z0-9]", "", key.removeprefix("lookup."))
-    named = [name for folded, name in known.items() if len(ends) > 2 and folded.endswith(ends)]
+    named = [name for folded, name in names_by_plain.items() if len(ends) > 2 and folded.endswith(ends)]
     if 0 < len(named) <= 3:
         return named
-    near = difflib.get_close_matches(key, _FIELDS, 1, 0.6) or difflib.get_close_matches(
+    close_names = difflib.get_close_matches(key, _FIELDS, 1, 0.6) or difflib.get_close_matches(
         f"lookup.{key}", _FIELDS, 1, 0.75
     )
-    return near or named[:3]
+    return close_names or named[:3]
 
 
 def is_local(path: str) -> bool:
@@ -325,25 +329,25 @@ def is_local(path: str) -> bool:
 
 def _retract(layer: Mapping[str, str]) -> set[str]:
     """Options of lower layers that lose their meaning by what this layer chooses, such as an interval by UFS."""
-    chosen = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
-    cache, source = chosen.get("lookup.cache"), chosen.get("lookup.metadata.source")
-    lost: set[str] = set()
+    values = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
+    cache, source = values.get("lookup.cache"), values.get("lookup.metadata.source")
+    meaningless: set[str] = set()
     if cache in ("NONE", "PARTIAL"):
-        lost |= {key for key in _FIELDS if key.startswith(FULL)}
+        meaningless |= {key for key in _FIELDS if key.startswith(FULL)}
     if cache in ("NONE", "FULL"):
-        lost |= {key for key in _FIELDS if key.startswith(PARTIAL)}
+        meaningless |= {key for key in _FIELDS if key.startswith(PARTIAL)}
     if cache == "FULL":
-        lost.add("lookup.metadata.sync-interval")
+        meaningless.add("lookup.metadata.sync-interval")
     if source == "UFS":
-        lost |= {"lookup.metadata.sync-interval", FULL + "on-reload-failure", FULL + "max-staleness"}
-    return lost - chosen.keys()
+        meaningless |= {"lookup.metadata.sync-interval", FULL + "on-reload-failure", FULL + "max-staleness"}
+    return meaningless - values.keys()
 
 
 def merge_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str, str]:
     """The options of a table under those of a read, as one layer: what the read makes meaningless is left out."""
-    lost = _retract(read) | {key.lower() for key in read}
-    kept = {key.lower(): text for key, text in table.items() if key.lower() not in lost}
-    return {**kept, **{key.lower(): text for key, text in read.items()}}
+    overridden = _retract(read) | {key.lower() for key in read}
+    table_options = {key.lower(): text for key, text in table.items() if key.lower() not in overridden}
+    return {**table_options, **{key.lower(): text for key, text in read.items()}}
 
 
 def options_table() -> str:

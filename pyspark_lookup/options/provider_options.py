@@ -59,10 +59,10 @@ def check_provider(options: LookupOptions) -> None:
             "options lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"
         )
     if options.provider is None:
-        given = [key for key in options.explicit if key.startswith(("lookup.async.", "lookup.retry."))]
-        given += [PROVIDER + key for key, _ in options.provider_options]
-        if given:
-            raise OptionError(f"option {min(given)} is for tables of a provider: set lookup.provider, or remove it")
+        misplaced = [key for key in options.explicit if key.startswith(("lookup.async.", "lookup.retry."))]
+        misplaced += [PROVIDER + key for key, _ in options.provider_options]
+        if misplaced:
+            raise OptionError(f"option {min(misplaced)} is for tables of a provider: set lookup.provider, or remove it")
         return
     of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle", "lookup.block.size"}
     of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", "lookup.schema"}

@@ -161,12 +161,12 @@ class ReadOptions:
     @property
     def pins(self) -> dict[str, Pin]:
         """The options that say which version is read, by name; one at most, once they are checked."""
-        given = {
+        pins = {
             "lookup.version": self.version,
             "lookup.timestamp": self.timestamp,
             "lookup.valid-write-ids": self.valid_write_ids,
         }
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in pins.items() if value is not None}
 
     @property
     def stream_limits(self) -> tuple[int | None, int | None, int | None]:
@@ -225,14 +225,14 @@ IDLE_IN_GETS = OF_AS_OF | {
 
 
 def refuse_in_reads(
-    given: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
+    explicit: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
 ) -> None:
     """Raise OptionError for an option that somebody has given for a read, in which it does nothing.
 
     What is stored with a table is not given for a read: it is for all that is done with the table. `stream`: it is, or may be, a
     stream of changes; `as_of`: a lookup of what is valid at a time.
     """
-    for key in sorted(key.lower() for key in given):
+    for key in sorted(key.lower() for key in explicit):
         if key.startswith("lookup.write."):
             raise OptionError(f"option {key} is for writes: a read takes none, remove it")
         if key.startswith("lookup.stream.") and not stream:
@@ -247,10 +247,10 @@ def refuse_in_reads(
             raise OptionError(f"option {key} has no meaning without lookup.view = 'metrics': remove it")
 
 
-def refuse_block_size(given: Iterable[str], form: enums.FileFormatName | None, path: str) -> None:
+def refuse_block_size(explicit: Iterable[str], form: enums.FileFormatName | None, path: str) -> None:
     """Raise OptionError for a block size that somebody has given for a read of files whose own blocks are kept."""
     if form in (enums.FileFormatName.PARQUET, enums.FileFormatName.ARROW):
-        for key in given:
+        for key in explicit:
             if key.lower() == "lookup.block.size":
                 raise OptionError(
                     f"option {key} is for formats without natural blocks (CSV, JSON, ORC): {path} has {form.value}, remove it"

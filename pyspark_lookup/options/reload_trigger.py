@@ -132,13 +132,13 @@ class DueTrigger(CacheReloadTrigger):
         if self._context is not context:
             cancel()
 
-    def _fire(self, context: CacheReloadTrigger.Context, seen: LastReload | None, due_s: float) -> None:
+    def _fire(self, context: CacheReloadTrigger.Context, planned_after: LastReload | None, due_s: float) -> None:
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
         # A reload in between, such as another process's, changes the plan. Where there was none the clock may have been
         # set back: then no later than if it were planned now, but never later than it was, or it would be put off for ever.
-        if last != seen:
+        if last != planned_after:
             due_s = self.next_due_s(last, now_s)
         elif due_s > now_s:
             due_s = min(due_s, self.next_due_s(last, now_s))
@@ -146,11 +146,11 @@ class DueTrigger(CacheReloadTrigger):
             self._plan(context, last, due_s)
         elif self._waits:
             try:
-                done = context.trigger_reload()
+                reload = context.trigger_reload()
             except Exception:
                 self._ended(context, last)
                 raise
-            done.add_done_callback(lambda _: self._ended(context, last))
+            reload.add_done_callback(lambda _: self._ended(context, last))
         else:
             self._plan(context, last, self._due_after_s(last, now_s))
             context.trigger_reload()

@@ -33,7 +33,7 @@ PlaceRows = Callable[[FileVersion, pa.Schema, Predicate | None], Iterator[tuple[
 
 def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
     """Columns of which rows are equal where those of `columns` are, without nulls and floats; structs by their only field."""
-    found: list[pa.Array] = []
+    values: list[pa.Array] = []
     for column in columns:
         while pa.types.is_struct(column.type):
             column = pc.struct_field(column, [0])
@@ -42,8 +42,8 @@ def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
             plain = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
             plain[np.isnan(plain)] = np.nan
             column = pc.if_else(nulls, pa.scalar(None, pa.int64()), pa.array(plain.view(np.int64)))
-        found += [pc.fill_null(column, _blank(column.type)), column.is_null()]
-    return found
+        values += [pc.fill_null(column, _blank(column.type)), column.is_null()]
+    return values
 
 
 def _blank(kind: pa.DataType) -> pa.Scalar:
@@ -93,47 +93,52 @@ class EqualityDeleted:
 
     def of(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
         """The positions, ascending, of the rows that equality deletes delete, by the URL of each file that has such deletes."""
-        files = [file for file in files if any(one.equality is not None for one in file.deletes)]
+        files = [file for file in files if any(delete.equality is not None for delete in file.deletes)]
         for deletes in {id(file.deletes): file.deletes for file in files}.values():
             collections.deque(self.values(deletes), 0)  # once, before several threads ask for them
-        found = run_in_order(self._of_file, files, min(len(files), _THREADS) if len(files) > 1 else 0)
-        return {file.url: positions for file, positions in zip(files, found, strict=True)}
+        position_arrays = run_in_order(self._of_file, files, min(len(files), _THREADS) if len(files) > 1 else 0)
+        return {file.url: positions for file, positions in zip(files, position_arrays, strict=True)}
 
     def _of_file(self, file: FileVersion) -> Numbers:
-        deletes = [one for one in file.deletes if one.equality is not None]
-        of = [one.equality for one in deletes if one.equality is not None]
-        key = (file.url, file.identity, file.columns, *((one.file.url, one.file.columns, one.schema) for one in of))
-        known = self._positions.get(key)
-        if known is None:
+        deletes = [delete for delete in file.deletes if delete.equality is not None]
+        equality_columns = [delete.equality for delete in deletes if delete.equality is not None]
+        key = (
+            file.url,
+            file.identity,
+            file.columns,
+            *((columns.file.url, columns.file.columns, columns.schema) for columns in equality_columns),
+        )
+        positions = self._positions.get(key)
+        if positions is None:
             parts = [self._positions_of(file, columns, values) for columns, values in self.values(deletes)]
-            known = np.unique(np.concatenate(parts))
-            self._positions.put(key, known, len(known) + 1)
-        return known
+            positions = np.unique(np.concatenate(parts))
+            self._positions.put(key, positions, len(positions) + 1)
+        return positions
 
     def values(self, deletes: Sequence[Deletes]) -> Iterator[tuple[EqualityColumns, DeletedValues]]:
         """The values that deletes name, together for those with the same columns."""
         groups: dict[tuple[object, ...], list[EqualityColumns]] = {}
-        for one in deletes:
-            columns = one.equality
+        for delete in deletes:
+            columns = delete.equality
             if columns is not None:
                 groups.setdefault((columns.file.columns, columns.schema), []).append(columns)
-        for alike, group in groups.items():
-            key = (*alike, *(columns.file.url for columns in group))
-            known = self._values.get(key)
-            if known is None:
+        for group_key, group in groups.items():
+            key = (*group_key, *(columns.file.url for columns in group))
+            deleted_values = self._values.get(key)
+            if deleted_values is None:
                 schema = group[0].schema
-                known = DeletedValues(schema, pa.concat_tables([self._rows_of(one) for one in group]))
-                self._values.put(key, known, known.rows.nbytes + 1)
-            yield group[0], known
+                deleted_values = DeletedValues(schema, pa.concat_tables([self._rows_of(columns) for columns in group]))
+                self._values.put(key, deleted_values, deleted_values.rows.nbytes + 1)
+            yield group[0], deleted_values
 
     def _rows_of(self, columns: EqualityColumns) -> pa.Table:
         """The rows of a delete file. Each commit makes other groups of files, of which most were read before."""
         key = (columns.file.url, columns.file.columns, columns.schema)
-        known = self._rows.get(key)
-        if known is None:
-            known = self._read(columns.file, columns.schema)
-            self._rows.put(key, known, known.nbytes + 1)
-        return known
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._read(columns.file, columns.schema)
+            self._rows.put(key, rows, rows.nbytes + 1)
+        return rows
 
     def _positions_of(self, file: FileVersion, columns: EqualityColumns, values: DeletedValues) -> Numbers:
         plain = dataclasses.replace(file, deletes=(), columns=columns.file.columns)

@@ -93,9 +93,9 @@ class OpenFile:
         """The place in the file of a unit's first row, in a format that says how many rows its units have."""
         if not self.starts:
             first = 0
-            for other in self.index.units:
-                self.starts[other.number] = first
-                first += self.index.rows(other) or 0
+            for index_unit in self.index.units:
+                self.starts[index_unit.number] = first
+                first += self.index.rows(index_unit) or 0
         return self.starts[unit.number]
 
     def spell(self, columns: frozenset[str]) -> list[str]:
@@ -133,36 +133,36 @@ class Latest(Generic[T]):
         self._round = 0
         self._weight = 0
         # (value, weight, round of the last use), the one that was used longest ago first.
-        self._held: collections.OrderedDict[tuple[object, ...], tuple[T, int, int]] = collections.OrderedDict()
+        self._entries: collections.OrderedDict[tuple[object, ...], tuple[T, int, int]] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def begin_round(self) -> None:
         """Forget what was not used for long: of a table that changes, files that have gone."""
         with self._lock:
             self._round += 1
-            while self._held and self._round - next(iter(self._held.values()))[2] > self._rounds:
-                self._weight -= self._held.popitem(last=False)[1][1]
+            while self._entries and self._round - next(iter(self._entries.values()))[2] > self._rounds:
+                self._weight -= self._entries.popitem(last=False)[1][1]
 
     def get(self, key: tuple[object, ...]) -> T | None:
         with self._lock:
-            found = self._held.get(key)
-            if found is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 return None
-            if found[2] != self._round:
-                self._held[key] = found[0], found[1], self._round
-            self._held.move_to_end(key)
-            return found[0]
+            if entry[2] != self._round:
+                self._entries[key] = entry[0], entry[1], self._round
+            self._entries.move_to_end(key)
+            return entry[0]
 
     def put(self, key: tuple[object, ...], value: T, weight: int) -> None:
         with self._lock:
-            self._weight += weight - self._held.pop(key, (value, 0, 0))[1]
-            self._held[key] = value, weight, self._round
-            while self._weight > self._at_most and len(self._held) > 1:
-                self._weight -= self._held.popitem(last=False)[1][1]
+            self._weight += weight - self._entries.pop(key, (value, 0, 0))[1]
+            self._entries[key] = value, weight, self._round
+            while self._weight > self._at_most and len(self._entries) > 1:
+                self._weight -= self._entries.popitem(last=False)[1][1]
 
     def remove(self, key: tuple[object, ...]) -> None:
         with self._lock:
-            self._weight -= self._held.pop(key, (None, 0, 0))[1]
+            self._weight -= self._entries.pop(key, (None, 0, 0))[1]
 
 
 class KnownFiles:
@@ -191,9 +191,9 @@ class KnownFiles:
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
-        for asked in _asked_of(file, projection.predicate):
-            hashes = _hashes_of(asked)
-            values = self._values.get(_key(file, unit, asked, projection)) if hashes is not None else None
+        for among in _asked_of(file, projection.predicate):
+            hashes = _hashes_of(among)
+            values = self._values.get(_key(file, unit, among, projection)) if hashes is not None else None
             if values is None or hashes is None:
                 continue
             places = np.searchsorted(values, hashes)
@@ -203,13 +203,13 @@ class KnownFiles:
 
     def learn(self, file: OpenFile, projection: Projection) -> None:
         """Keep which values a small file's units have that were brought into memory."""
-        for asked in _asked_of(file, projection.predicate):
-            if _hashes_of(asked) is None:
+        for among in _asked_of(file, projection.predicate):
+            if _hashes_of(among) is None:
                 continue
             for unit in file.units:
-                key = _key(file, unit, asked, projection)
+                key = _key(file, unit, among, projection)
                 if self._values.get(key) is None:
-                    batches = decode(file, unit, [asked.column], projection)
+                    batches = decode(file, unit, [among.column], projection)
                     parts = [Keys([batch.column(0)]).hashes(_SEED) for batch in batches]
                     values = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
                     self._values.put(key, values, max(len(values), 1))
@@ -223,13 +223,13 @@ def _is_small(file: OpenFile) -> bool:
     return file.piece.file.size <= _SMALL and file.piece.file.immutable
 
 
-def _key(file: OpenFile, unit: Unit, asked: Among, projection: Projection) -> tuple[object, ...]:
-    return *_place(file.piece.file), unit.number, file.names[asked.column], projection.data.field(asked.column).type
+def _key(file: OpenFile, unit: Unit, among: Among, projection: Projection) -> tuple[object, ...]:
+    return *_place(file.piece.file), unit.number, file.names[among.column], projection.data.field(among.column).type
 
 
 def _asked_of(file: OpenFile, predicate: Predicate | None) -> list[Among]:
     """What a predicate asks for of columns whose values are kept: those in a small file."""
-    return [asked for asked in _ask(predicate) if asked.column in file.names] if _is_small(file) else []
+    return [among for among in _ask(predicate) if among.column in file.names] if _is_small(file) else []
 
 
 def _ask(predicate: Predicate | None) -> list[Among]:
@@ -237,15 +237,15 @@ def _ask(predicate: Predicate | None) -> list[Among]:
     if isinstance(predicate, Among):
         return [predicate]
     parts = predicate.parts if isinstance(predicate, And) else ()
-    return [found for part in parts for found in _ask(part)]
+    return [among for part in parts for among in _ask(part)]
 
 
 @functools.lru_cache(maxsize=8)
-def _hashes_of(asked: Among) -> Numbers | None:
+def _hashes_of(among: Among) -> Numbers | None:
     """The hashes of the values; None for floats, of which equal ones have several forms, and for many."""
-    if len(asked.values) > _ASKED_AT_MOST or pa.types.is_floating(asked.values.type):
+    if len(among.values) > _ASKED_AT_MOST or pa.types.is_floating(among.values.type):
         return None
-    return Keys([asked.values]).hashes(_SEED)
+    return Keys([among.values]).hashes(_SEED)
 
 
 def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Projection) -> Iterator[pa.RecordBatch]:
@@ -268,10 +268,10 @@ def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proje
 
 def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The named columns of a unit. What cannot be decoded is brought once more: it may have been damaged on its way here."""
-    given = 0
+    yielded_rows = 0
     try:
         for batch in file.index.batches(unit, stored, file.source(unit, stored)):
-            given += batch.num_rows
+            yielded_rows += batch.num_rows
             yield batch
         return
     except DamagedFileError as problem:
@@ -280,9 +280,9 @@ def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.R
         except UfsError:
             raise problem from None
     for batch in file.index.batches(unit, stored, file.source(unit, stored)):
-        if given < batch.num_rows:
-            yield batch.slice(given)
-        given = max(given - batch.num_rows, 0)
+        if yielded_rows < batch.num_rows:
+            yield batch.slice(yielded_rows)
+        yielded_rows = max(yielded_rows - batch.num_rows, 0)
 
 
 def to_read(part: Range, file: OpenFile) -> Range:
@@ -295,5 +295,7 @@ def to_read(part: Range, file: OpenFile) -> Range:
 def is_missing(part: Range, file: OpenFile) -> bool:
     """Whether a range has to be read before its rows can be decoded."""
     offset, length = part
-    held = part in file.data or any(start <= offset and offset + length <= start + size for start, size in file.head)
-    return length > 0 and not held
+    in_memory = part in file.data or any(
+        start <= offset and offset + length <= start + size for start, size in file.head
+    )
+    return length > 0 and not in_memory

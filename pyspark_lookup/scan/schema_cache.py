@@ -22,7 +22,7 @@ class HostSchemas:
     def __init__(self, scan: TableScan, context: HostContext) -> None:
         self._scan = scan
         self._context = context
-        self._known = Latest[tuple[pa.Schema, pa.Schema]](_AT_MOST)
+        self._schemas = Latest[tuple[pa.Schema, pa.Schema]](_AT_MOST)
 
     def of(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, partition columns) of a version, as the table's metadata says, or its files."""
@@ -31,24 +31,24 @@ class HostSchemas:
         if not all(file.cacheable for file in version.files):
             return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)
-        found = self._known.get((key,)) or self._keep(table, version, key)
-        self._known.put((key,), found, 1)
-        return found
+        schemas = self._schemas.get((key,)) or self._keep(table, version, key)
+        self._schemas.put((key,), schemas, 1)
+        return schemas
 
     def _keep(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
         disk = self._context.disk
         record: tuple[pa.Schema, pa.Schema] | None = disk.get_record("schema", key, _schemas_of) if disk else None
         if record is not None:
             return record
-        found = self._scan.schema(table, version.files)
+        schemas = self._scan.schema(table, version.files)
         if disk:
             try:
-                disk.replace_record("schema", key, [text_of_schema(schema) for schema in found])
+                disk.replace_record("schema", key, [text_of_schema(schema) for schema in schemas])
             except OSError:
                 self._context.metrics.inc("cacheFailureCount")
-        return found
+        return schemas
 
 
-def _schemas_of(found: Any) -> tuple[pa.Schema, pa.Schema]:
-    data, partitions = map(schema_of_text, found)
+def _schemas_of(texts: Any) -> tuple[pa.Schema, pa.Schema]:
+    data, partitions = map(schema_of_text, texts)
     return data, partitions

@@ -66,8 +66,8 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
         delimiter=options.sep, quote_char=options.quote or False, double_quote=True, newlines_in_values=True
     )
     head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
-    found = pa.csv.open_csv(pa.BufferReader(_first_row(content, options)), head, parse).schema.names
-    names = _name(found, options.header, url, declared)
+    raw_names = pa.csv.open_csv(pa.BufferReader(_first_row(content, options)), head, parse).schema.names
+    names = _name(raw_names, options.header, url, declared)
     # A name that is given twice is an error, and found before columns are asked for by name.
     spark_schema(pa.schema([pa.field(name, pa.string()) for name in names]), url)
     read = pa.csv.ReadOptions(
@@ -116,7 +116,7 @@ class _Quoting:
         ordinary = rb"[^" + quote + escape + rb"]*"
         self._piece = re.compile(ordinary + rb"(?:" + escaped + ordinary + rb"){0,1000}")
         self._escaped = re.compile(escape + rb"([" + quote + escape + rb"])")
-        self._rest = re.compile(rb"[^\r\n" + sep + rb"]*")
+        self._tail = re.compile(rb"[^\r\n" + sep + rb"]*")
         inner = rb"[^" + quote + escape + rb"]*" + (rb"(?:" + escaped + ordinary + rb")*" if doubled else rb"")
         field = rb"(?:[^\r\n" + quote + sep + rb"][^\r\n" + sep + rb"]*|" + quote + inner + quote + rb")?"
         self._plain = (rb"\A(?:" + field + rb"[\r\n" + sep + rb"])*" + field + rb"\z").decode()
@@ -141,7 +141,7 @@ class _Quoting:
                         raise _problem(content, begin.start(), "has no end")
                 elif self.quote != self.escape or content[close + 1 : close + 2] != self.quote:
                     break
-            end = self._rest.match(content, close + 1).end()  # type: ignore[union-attr]
+            end = self._tail.match(content, close + 1).end()  # type: ignore[union-attr]
             yield begin.start(), close, end
 
     def unescape(self, text: bytes) -> bytes:
@@ -161,14 +161,14 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
     quote = quoting.quote
     parts, last_end = [], 0
     for begin, close, end in quoting.texts(content):
-        text, rest = quoting.unescape(content[begin + 1 : close]), content[close + 1 : end]
-        if rest.strip(_BLANKS):
+        text, tail = quoting.unescape(content[begin + 1 : close]), content[close + 1 : end]
+        if tail.strip(_BLANKS):
             if re.search(rb"[\r\n]", text) or (
-                quoting.escape != quote and (rest[:1] == quote or quoting.escape in rest)
+                quoting.escape != quote and (tail[:1] == quote or quoting.escape in tail)
             ):
-                raise _problem(content, begin, f"is followed by {_shown(rest)} instead of the next value")
-            text = quote + text + quote + rest
-        elif quoting.escape == quote and not rest:
+                raise _problem(content, begin, f"is followed by {_shown(tail)} instead of the next value")
+            text = quote + text + quote + tail
+        elif quoting.escape == quote and not tail:
             continue
         parts += [content[last_end:begin], quote, text.replace(quote, quote * 2), quote]
         last_end = end
@@ -192,9 +192,9 @@ def _first_row(content: bytes, options: CsvOptions) -> bytes:
     """The first row, for nobody looks into the rest for names; all of the file where it is not clear where it ends."""
     quote = re.escape(options.quote.encode())
     row = rb"(?:[^\r\n" + quote + rb"]+|" + quote + rb"[^" + quote + rb"]*" + quote + rb")*" if quote else rb"[^\r\n]*"
-    found = re.match(row + rb"\r?\n?", content)
-    assert found is not None
-    return found[0] if found[0].endswith((b"\r", b"\n")) else content
+    match = re.match(row + rb"\r?\n?", content)
+    assert match is not None
+    return match[0] if match[0].endswith((b"\r", b"\n")) else content
 
 
 def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
@@ -216,14 +216,14 @@ def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
     return b"".join([*parts, of_blanks.sub(b"", content[last_end:])])
 
 
-def _name(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
+def _name(raw_names: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
     """The names of the columns; as in Spark one that has none is called `_c` and its place."""
     if header:
-        return [name or f"_c{number}" for number, name in enumerate(found)]
+        return [name or f"_c{number}" for number, name in enumerate(raw_names)]
     if declared is None:
-        return [f"_c{number}" for number in range(len(found))]
-    if len(declared) != len(found):
+        return [f"_c{number}" for number in range(len(raw_names))]
+    if len(declared) != len(raw_names):
         raise SchemaError(
-            f"{url} has {len(found)} columns and no header, but lookup.schema has {len(declared)}: {', '.join(declared)}"
+            f"{url} has {len(raw_names)} columns and no header, but lookup.schema has {len(declared)}: {', '.join(declared)}"
         )
     return declared

@@ -12,7 +12,7 @@ def decompress_lzo(data: memoryview, at_most: int) -> bytes:
 
 
 def _decompress(data: memoryview, at_most: int) -> bytes:
-    found = bytearray()
+    output = bytearray()
     at = 0
 
     def length_of(bits: int, most: int) -> int:
@@ -29,12 +29,12 @@ def _decompress(data: memoryview, at_most: int) -> bytes:
         return length + data[at - 1]
 
     def literals(count: int) -> None:
-        nonlocal at, found
+        nonlocal at, output
         if at + count > len(data):
             raise IndexError(at)
-        if len(found) + count > at_most:
+        if len(output) + count > at_most:
             raise ValueError("an LZO block that is longer than it may be")
-        found += data[at : at + count]
+        output += data[at : at + count]
         at += count
 
     state = 0  # how many literals came last: 1 to 3, or 4 for more; 0: none
@@ -58,19 +58,19 @@ def _decompress(data: memoryview, at_most: int) -> bytes:
             distance = (((code & 8) << 11) + 16384 if few else 1) + (low >> 2)
             at, state = at + 2, low & 3
             if few and distance == 16384:
-                return bytes(found)
+                return bytes(output)
         else:
             length = 3 + (code >> 5 & 1) if code < 128 else 5 + (code >> 5 & 3)
             distance = (data[at] << 3) + (code >> 2 & 7) + 1
             at, state = at + 1, code & 3
-        if distance > len(found) or len(found) + length > at_most:
+        if distance > len(output) or len(output) + length > at_most:
             raise ValueError("an LZO block that makes no sense")
-        _repeat(found, distance, length)
+        _repeat(output, distance, length)
         literals(state)
 
 
-def _repeat(found: bytearray, distance: int, length: int) -> None:
+def _repeat(output: bytearray, distance: int, length: int) -> None:
     """Append `length` bytes of those that begin so far back, again and again if they are fewer."""
-    start = len(found) - distance
-    pattern = found[start : start + length]
-    found += (pattern * (length // len(pattern) + 1))[:length]
+    start = len(output) - distance
+    pattern = output[start : start + length]
+    output += (pattern * (length // len(pattern) + 1))[:length]

@@ -69,15 +69,15 @@ class RangesFile(io.RawIOBase):
     def read(self, length: int | None = -1) -> Data:
         """Up to `length` bytes from here, without a copy where one range holds them."""
         available = max(self._size - self._at, 0)
-        wanted = available if length is None or length < 0 else min(length, available)
-        start, self._at = self._at, self._at + wanted
-        if not wanted:
+        requested = available if length is None or length < 0 else min(length, available)
+        start, self._at = self._at, self._at + requested
+        if not requested:
             return b""
         parts: list[Data] = []
-        while wanted:
-            part = self._part(start, wanted)
+        while requested:
+            part = self._part(start, requested)
             parts.append(part)
-            start, wanted = start + len(part), wanted - len(part)
+            start, requested = start + len(part), requested - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def readinto(self, buffer: Any) -> int:
@@ -85,14 +85,14 @@ class RangesFile(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
-    def _part(self, start: int, wanted: int) -> Data:
+    def _part(self, start: int, requested: int) -> Data:
         """The longest piece from `start` that one range holds; else up to the next range, fetched."""
         place = bisect.bisect_right(self._starts, start)
         if place:
             (end, data), offset = self._parts[place - 1], self._starts[place - 1]
-            if start < end and (piece := memoryview(data)[start - offset : start - offset + wanted]):
+            if start < end and (piece := memoryview(data)[start - offset : start - offset + requested]):
                 return piece
-        following = min([start + wanted, *self._starts[place : place + 1]])
+        following = min([start + requested, *self._starts[place : place + 1]])
         return self._fetch((start, following - start))
 
 
@@ -215,11 +215,11 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
         struct.error,
         zlib.error,
     ) as problem:
-        ours = damaged(file, kind, problem)
+        error = damaged(file, kind, problem)
         if isinstance(problem, MemoryError) or "bad_alloc" in str(problem):
             instead = "if the file is not damaged, read fewer columns or write it in smaller parts"
-            ours = NoMemoryError(f"{str(ours).strip()}: there is no memory for what it holds; {instead}")
-        raise_ours(ours, problem)
+            error = NoMemoryError(f"{str(error).strip()}: there is no memory for what it holds; {instead}")
+        raise_ours(error, problem)
 
 
 def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:

@@ -37,15 +37,19 @@ class OrcIndex(FileIndex):
         names = self._raw.names
         # As old versions of Hive call them, whatever the table calls them.
         self.nameless = bool(names) and all(name.startswith("_col") for name in names)
-        said = {field.name: _said(field) for field in self._raw}
-        typed = typed_fields(list(self._raw), {name: kind for name, kind in said.items() if kind}, file.url)
+        spark_types = {field.name: _said(field) for field in self._raw}
+        typed = typed_fields(list(self._raw), {name: kind for name, kind in spark_types.items() if kind}, file.url)
         by_spark = _SPARK_VERSION in (self._raw.metadata or {})
-        wanted = list(declared or ()) if self.nameless else _by_name(names, declared)
-        wanted += [None] * (len(names) - len(wanted))
+        declared_fields = list(declared or ()) if self.nameless else _by_name(names, declared)
+        declared_fields += [None] * (len(names) - len(declared_fields))
         self._stored = pa.schema(
             [
-                field.with_type(_timed(field.type, said[field.name], by_spark, one.type if one else None))
-                for field, one in zip(typed, wanted, strict=False)
+                field.with_type(
+                    _timed(
+                        field.type, spark_types[field.name], by_spark, declared_field.type if declared_field else None
+                    )
+                )
+                for field, declared_field in zip(typed, declared_fields, strict=False)
             ]
         )
         self.schema = lenient_schema(self._stored, file.url)
@@ -69,8 +73,8 @@ class OrcIndex(FileIndex):
         """How each flat part of a column, as pyarrow gives it, is converted to what the file says it is."""
         shape, parts = parts_of(raw)
         if shape is not None:
-            for one, other in zip(parts, parts_of(stored)[1], strict=True):
-                yield from self._leaves(one, other)
+            for raw_part, stored_part in zip(parts, parts_of(stored)[1], strict=True):
+                yield from self._leaves(raw_part, stored_part)
         elif pa.types.is_date32(raw):
             yield gregorian_dates if self._tail.hybrid else None
         elif pa.types.is_timestamp(raw):
@@ -141,15 +145,15 @@ def _exact_leaves(
     stored: pa.DataType,
     times: StoredTimes,
     numbers: Iterator[int],
-    known: Iterator[Convert | None],
+    converts: Iterator[Convert | None],
 ) -> Iterator[Convert | None]:
-    """How each flat part of a column is converted where times are numbers; `known`: where they are not."""
+    """How each flat part of a column is converted where times are numbers; `converts`: where they are not."""
     shape, parts = parts_of(raw)
     if shape is not None:
-        for one, other in zip(parts, parts_of(stored)[1], strict=True):
-            yield from _exact_leaves(one, other, times, numbers, known)
+        for raw_part, stored_part in zip(parts, parts_of(stored)[1], strict=True):
+            yield from _exact_leaves(raw_part, stored_part, times, numbers, converts)
         return
-    column, convert = next(numbers), next(known)
+    column, convert = next(numbers), next(converts)
     if not pa.types.is_timestamp(raw):
         yield convert
     elif raw.tz is not None:
@@ -195,26 +199,31 @@ def _said(field: pa.Field) -> Any:
         return {"type": "array", "elementType": _said(kind.value_field)}
     if pa.types.is_map(kind):
         return {"type": "map", "keyType": _said(kind.key_field), "valueType": _said(kind.item_field)}
-    said = (field.metadata or {}).get(_SPARK_TYPE)
-    return None if said is None else said.decode(errors="replace")
+    text = (field.metadata or {}).get(_SPARK_TYPE)
+    return None if text is None else text.decode(errors="replace")
 
 
-def _timed(kind: pa.DataType, said: Any, by_spark: bool, wanted: pa.DataType | None) -> pa.DataType:
+def _timed(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.DataType | None) -> pa.DataType:
     """`kind` with times as instants where they are. ORC's timestamps have no zone, but Spark's TIMESTAMP is written as such."""
     if pa.types.is_timestamp(kind) and kind.tz is None:
-        if said is None:
-            return _INSTANT if by_spark or (wanted is not None and wanted == _INSTANT) else _LOCAL
-        return _LOCAL if str(said).startswith("timestamp_ntz") else _INSTANT
+        if spark_type is None:
+            return _INSTANT if by_spark or (declared is not None and declared == _INSTANT) else _LOCAL
+        return _LOCAL if str(spark_type).startswith("timestamp_ntz") else _INSTANT
     shape, parts = parts_of(kind)
     if shape is None:
         return kind
-    alike, others = (None, []) if wanted is None else parts_of(wanted)
-    others = others if alike == shape else [None] * len(parts)
+    declared_shape, declared_parts = (None, []) if declared is None else parts_of(declared)
+    declared_parts = declared_parts if declared_shape == shape else [None] * len(parts)
     if pa.types.is_struct(kind):
-        inner = [field["type"] for field in said["fields"]]
+        inner = [field["type"] for field in spark_type["fields"]]
     else:
-        inner = [said["keyType"], said["valueType"]] if pa.types.is_map(kind) else [said["elementType"]]
-    timed = [_timed(part, one, by_spark, other) for part, one, other in zip(parts, inner, others, strict=True)]
+        inner = (
+            [spark_type["keyType"], spark_type["valueType"]] if pa.types.is_map(kind) else [spark_type["elementType"]]
+        )
+    timed = [
+        _timed(part, part_type, by_spark, declared_part)
+        for part, part_type, declared_part in zip(parts, inner, declared_parts, strict=True)
+    ]
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(part) for field, part in zip(kind, timed, strict=True)])
     if pa.types.is_map(kind):

@@ -15,18 +15,18 @@ _WIDTHS = [*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64]
 
 def unsigned_numbers(data: bytes | memoryview, count: int, version: int) -> Numbers:
     """The first `count` numbers of a stream, of the first or second version of the encoding. Raises ValueError if it ends before."""
-    found = np.zeros(count, np.int64)
+    numbers = np.zeros(count, np.int64)
     at = place = 0
     decode = _run_of_version_1 if version == 1 else _run_of_version_2
     try:
         while place < count:
             run, at = decode(data, at)
             run = run[: count - place]
-            found[place : place + len(run)] = run
+            numbers[place : place + len(run)] = run
             place += len(run)
     except (IndexError, OverflowError) as problem:
         raise_ours(ValueError(f"a stream of numbers ends after {place} of {count}"), problem)
-    return found
+    return numbers
 
 
 def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:

@@ -70,16 +70,16 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def _numbers(message: memoryview, number: int) -> list[int]:
     """A repeated field of numbers, packed or not."""
-    found: list[int] = []
+    numbers: list[int] = []
     for field, wire, value in fields_of(message):
         if field == number and wire == _VARINT:
-            found.append(value)
+            numbers.append(value)
         elif field == number and wire == _BYTES:
             at = 0
             while at < len(value):
-                one, at = _varint(value, at)
-                found.append(one)
-    return found
+                element, at = _varint(value, at)
+                numbers.append(element)
+    return numbers
 
 
 def _number(message: memoryview, number: int, default: int = 0) -> int:
@@ -99,11 +99,11 @@ def _encoded(number: int, wire: int, value: Any) -> bytes:
 
 
 def _encoded_varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +148,14 @@ class OrcTail:
     @cached_property
     def stripes(self) -> list[Stripe]:
         """What each stripe says of itself. Raises ValueError for what makes no sense."""
-        found = []
+        stripes = []
         for stripe in _parts(self.footer, _STRIPES):
             start, index, data, footer = (_number(stripe, field) for field in (1, 2, 3, 4))
             at = start + index + data
             if at + footer > self.end:
                 raise ValueError(f"a stripe's footer at {at} is not inside the file")
-            found.append(Stripe(start, self._plain(self.content[at : at + footer])))
-        return found
+            stripes.append(Stripe(start, self._plain(self.content[at : at + footer])))
+        return stripes
 
     def columns_in(self, name: str, schema: pa.Schema) -> list[int]:
         """The numbers of the flat columns that a column of the file is made of, in their order."""
@@ -174,9 +174,11 @@ class OrcTail:
         """The nanoseconds of the `count` times that a stripe has in a column, beside its seconds."""
         at = stripe.start
         for stream in _parts(stripe.footer, _STREAMS):
-            kind, of, length = (_number(stream, field) for field in (1, 2, 3))
-            if kind == _SECONDARY and of == column:
-                encoding = sum(_number(one, 1) for one in _parts(stripe.footer, _ENCODINGS)[column : column + 1])
+            kind, stream_column, length = (_number(stream, field) for field in (1, 2, 3))
+            if kind == _SECONDARY and stream_column == column:
+                encoding = sum(
+                    _number(message, 1) for message in _parts(stripe.footer, _ENCODINGS)[column : column + 1]
+                )
                 data = self._plain(self.content[at : at + length], _LONGEST_NUMBER * count + 1024)
                 packed = unsigned_numbers(data, count, 2 if encoding in _VERSION_2 else 1)
                 # "The low three bits: how many zeros are left out, less one".

@@ -85,11 +85,11 @@ class ParquetIndex(FileIndex):
             leaves = range(first, first + _leaf_count(field.type))
             columns = [metadata.schema.column(leaf) for leaf in leaves]
             int96 = [column.physical_type == "INT96" for column in columns]
-            odd = wide.get(field.name) or ("VARIANT of Parquet" if place in variants else None)
+            unsupported = wide.get(field.name) or ("VARIANT of Parquet" if place in variants else None)
             if any(column.length == _INTERVAL_BYTES and column.converted_type == "INTERVAL" for column in columns):
-                odd = "INTERVAL of Parquet"
+                unsupported = "INTERVAL of Parquet"
             kind = _with_instants(field.type, iter(int96))
-            fields.append(without_counterpart(pa.field(field.name, kind), odd, file.url))
+            fields.append(without_counterpart(pa.field(field.name, kind), unsupported, file.url))
             self._leaves[field.name] = leaves
             first = leaves.stop
             if calendars is not None:
@@ -130,19 +130,19 @@ class ParquetIndex(FileIndex):
     def _read_stats(self, unit: Unit, column: str) -> ColumnStats | None:
         group = self._metadata.row_group(unit.number)
         chunk = group.column(self._leaves[column].start)
-        found = chunk.statistics
-        if found is None or chunk.physical_type == "INT96":
+        statistics = chunk.statistics
+        if statistics is None or chunk.physical_type == "INT96":
             return None
         low = high = None
-        if found.has_min_max and column in self._converts:
-            low, high = self._gregorian_bounds(column, found.min_raw, found.max_raw)
-        elif found.has_min_max:
+        if statistics.has_min_max and column in self._converts:
+            low, high = self._gregorian_bounds(column, statistics.min_raw, statistics.max_raw)
+        elif statistics.has_min_max:
             # A date or time beyond Python's years, or a text cut inside a character, bounds nothing here.
             with contextlib.suppress(OverflowError, ValueError):
-                low, high = _comparable(found.min), _comparable(found.max)
+                low, high = _comparable(statistics.min), _comparable(statistics.max)
             if isinstance(low, bytes) and not pa.types.is_binary(self.schema.field(column).type):
                 low = high = None  # half floats and JSON texts, as they are stored
-        return ColumnStats(low, high, found.null_count if found.has_null_count else None, group.num_rows)
+        return ColumnStats(low, high, statistics.null_count if statistics.has_null_count else None, group.num_rows)
 
     def _gregorian_bounds(self, column: str, low: int, high: int) -> tuple[Any, Any]:
         (convert,), kind = self._converts[column], self.schema.field(column).type
@@ -348,9 +348,11 @@ def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, u
     A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. A VARIANT or a year-month interval
     is an `unreadable_type`: a Python source cannot hand it to Spark.
     """
-    said = _said(footer)
-    typed = typed_fields(fields, {name: field["type"] for name, field in said.items()}, url)
-    return [with_collations(field, said[field.name]) if field.name in said else field for field in typed]
+    fields_by_name = _said(footer)
+    typed = typed_fields(fields, {name: field["type"] for name, field in fields_by_name.items()}, url)
+    return [
+        with_collations(field, fields_by_name[field.name]) if field.name in fields_by_name else field for field in typed
+    ]
 
 
 def _said(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:

@@ -103,8 +103,8 @@ class _TextIndex(FileIndex):
                         continue
                 except SchemaError as problem:
                     misfits[column] = str(problem)
-            found = text.infer(column)
-            self.inferred[column], kinds[column] = found, found.type()
+            inferred = text.infer(column)
+            self.inferred[column], kinds[column] = inferred, inferred.type()
         self.schema = lenient_schema(pa.schema([pa.field(column, kinds[column]) for column in text.names]), file.url)
         self.units = [Unit(0, 0)]
         self._text, self._kinds, self._ranges = text, kinds, ranges
