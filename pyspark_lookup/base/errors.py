@@ -43,10 +43,10 @@ def cause_of(error: BaseException) -> BaseException:
         if link is None or id(link) in seen_ids:
             continue
         seen_ids.add(id(link))
-        text = _all_of(link)
+        text = _full_text(link)
         # Tabs do no harm, and servers and the JVM write them: such a cause keeps its type and its traceback.
         if text is None or foreign_text(plain := text.replace("\t", " ")) != plain:
-            return _RedactedError(foreign_text(f"{type(error).__name__}: {_text_of(error)}"))
+            return _RedactedError(foreign_text(f"{type(error).__name__}: {_error_text(error)}"))
         pending += [link.__cause__, link.__context__, *_members(link)]
     return error
 
@@ -61,7 +61,7 @@ def _members(error: BaseException) -> Iterator[BaseException]:
         yield from (member for member in members if isinstance(member, BaseException))
 
 
-def _all_of(error: BaseException) -> str | None:
+def _full_text(error: BaseException) -> str | None:
     """All that a traceback or a log may show of an error: its text, its notes and its repr; None if that fails."""
     try:
         return "".join(traceback.format_exception_only(type(error), error)) + repr(error)
@@ -69,7 +69,7 @@ def _all_of(error: BaseException) -> str | None:
         return None
 
 
-def _text_of(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:

@@ -38,7 +38,7 @@ def up_to(values: Mapping[str, int], name: str) -> list[int]:
     return list(itertools.accumulate(values[bucket] for bucket in bucket_names(name)))
 
 
-def _of_times() -> dict[str, str]:
+def _describe_times() -> dict[str, str]:
     descriptions: dict[str, str] = {}
     for name, meaning in TIMES.items():
         descriptions |= {f"{name}Count": meaning, f"{name}Micros": f"microseconds that these took together: {meaning}"}
@@ -101,7 +101,7 @@ COUNTERS: Mapping[str, str] = {
     "rowGroupsPrunedCount": "row groups skipped by statistics",
     "filesPrunedCount": "files skipped by partition value",
     "rowsReadCount": "rows handed out",
-    **_of_times(),
+    **_describe_times(),
 }
 
 GAUGES: Mapping[str, str] = {

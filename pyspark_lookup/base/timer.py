@@ -45,7 +45,7 @@ class Timer:
             if self._ended:
                 raise RuntimeError("the process ends")
             new = task not in self._times
-            self._put(task, -math.inf)
+            self._push(task, -math.inf)
             self._changed.notify()
             begin, self._running = not self._running, True
         if begin:
@@ -79,7 +79,7 @@ class Timer:
             self._ended = True
             self._changed.notify()
 
-    def _put(self, task: Task, at_s: float) -> None:
+    def _push(self, task: Task, at_s: float) -> None:
         self._times[task] = at_s
         heapq.heappush(self._queue, (at_s, next(self._numbers), task))
 
@@ -114,4 +114,4 @@ class Timer:
                 if again_s is None:
                     del self._times[task]
                 else:
-                    self._put(task, time.monotonic() + again_s)
+                    self._push(task, time.monotonic() + again_s)

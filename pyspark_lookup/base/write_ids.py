@@ -159,21 +159,21 @@ class ValidWriteIdList:
         """
         if id_ <= self.high_watermark and not _contains(self.open_ids, self._check_number(id_)):
             raise ValueError(f"write id {id_} of {self.table} has ended: it cannot be opened")
-        return self._with(id_, self.open_ids, self.aborted_ids, (id_,))
+        return self._extend(id_, self.open_ids, self.aborted_ids, (id_,))
 
     def commit(self, id_: int) -> ValidWriteIdList:
         """The list in which `id_` is valid. Ids between the watermark and it are open. Raises ValueError for an aborted id."""
         if _contains(self.aborted_ids, self._check_number(id_)):
             raise ValueError(f"write id {id_} of {self.table} was aborted: it cannot be committed")
-        return self._with(id_, {*self.open_ids} - {id_}, self.aborted_ids)
+        return self._extend(id_, {*self.open_ids} - {id_}, self.aborted_ids)
 
     def abort(self, id_: int) -> ValidWriteIdList:
         """The list in which `id_` is aborted. Ids between the watermark and it are open. Raises ValueError for a committed id."""
         if id_ <= self.high_watermark and self.is_valid(id_):
             raise ValueError(f"write id {id_} of {self.table} was committed: it cannot be aborted")
-        return self._with(id_, {*self.open_ids} - {id_}, {*self.aborted_ids, self._check_number(id_)})
+        return self._extend(id_, {*self.open_ids} - {id_}, {*self.aborted_ids, self._check_number(id_)})
 
-    def _with(
+    def _extend(
         self, id_: int, opened: Iterable[int], aborted: Iterable[int], also: Iterable[int] = ()
     ) -> ValidWriteIdList:
         between = range(self.high_watermark + 1, id_)

@@ -110,7 +110,7 @@ def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) ->
     if len(values) == 1 and abs(values[0]) > decimal.Decimal(10) ** whole:
         return  # beyond the column's range, rounded or not
     for value in values:
-        digits = digits_of(value)
+        digits = count_digits(value)
         whole, fraction = max(whole, digits[0]), max(fraction, digits[1])
         if whole + fraction > 38:
             raise PredicateError(
@@ -119,7 +119,7 @@ def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) ->
             )
 
 
-def digits_of(value: decimal.Decimal) -> tuple[int, int]:
+def count_digits(value: decimal.Decimal) -> tuple[int, int]:
     """The digits before and after the point that a finite number needs."""
     with decimal.localcontext(decimal.Context(prec=400)):
         exponent = value.normalize().as_tuple().exponent
@@ -143,12 +143,12 @@ def _coerce(field: pa.Field, value: Any) -> Any:
     if pa.types.is_timestamp(kind):
         return _coerce_timestamp(field, value)
     raise PredicateError(
-        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {_shown(value)}"
+        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {_show_literal(value)}"
         + (f"; quote it: '{value}'" if pa.types.is_string(kind) else "")
     )
 
 
-def _shown(value: Any) -> str:
+def _show_literal(value: Any) -> str:
     return f"'{value}'" if isinstance(value, datetime.date) else repr(value)
 
 
@@ -164,7 +164,9 @@ def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
         except OverflowError:  # year 0 or 10000 in UTC
             pass
     need = "with its zone, e.g. '2024-01-31 12:00:00+00:00'" if zoned else "without a zone, e.g. '2024-01-31 12:00:00'"
-    raise PredicateError(f"option lookup.where: give {_shown(value)} for column {field.name!r} as a timestamp {need}")
+    raise PredicateError(
+        f"option lookup.where: give {_show_literal(value)} for column {field.name!r} as a timestamp {need}"
+    )
 
 
 # What Spark and every Python read alike; Spark takes more spellings, other ones Python would.

@@ -31,17 +31,17 @@ def bucket_hashes(values: pa.Array) -> Numbers | None:
     if pa.types.is_timestamp(kind):
         return _of_longs(values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_numpy(zero_copy_only=False))
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return _of_bytes(values.cast(pa.binary()).to_pylist())
+        return _hash_bytes(values.cast(pa.binary()).to_pylist())
     return None
 
 
 def _of_longs(numbers: Numbers) -> Numbers:
     """Of 8 bytes each, the lowest first."""
     words = np.ascontiguousarray(numbers, "<i8").view("<u4").reshape(-1, 2)
-    return _of_words(words, np.full(len(words), 8, np.uint32), np.zeros(len(words), np.uint32))
+    return _hash_words(words, np.full(len(words), 8, np.uint32), np.zeros(len(words), np.uint32))
 
 
-def _of_bytes(texts: list[bytes]) -> Numbers:
+def _hash_bytes(texts: list[bytes]) -> Numbers:
     """Of bytes of any lengths: those of one number of words together."""
     lengths = np.fromiter(map(len, texts), np.uint32, len(texts))
     hashes = np.zeros(len(texts), np.uint32)
@@ -49,11 +49,11 @@ def _of_bytes(texts: list[bytes]) -> Numbers:
         places = np.flatnonzero(lengths >> 2 == words)
         padded = b"".join(texts[place].ljust(4 * words + 4, b"\0") for place in places.tolist())
         every = np.frombuffer(padded, "<u4").reshape(len(places), words + 1)
-        hashes[places] = _of_words(every[:, :words], lengths[places], every[:, words])
+        hashes[places] = _hash_words(every[:, :words], lengths[places], every[:, words])
     return hashes
 
 
-def _of_words(words: Numbers, lengths: Numbers, tail: Numbers) -> Numbers:
+def _hash_words(words: Numbers, lengths: Numbers, tail: Numbers) -> Numbers:
     """Of rows of whole words, and up to three bytes after them in `tail`."""
     hashes = np.zeros(len(words), np.uint32)
     for column in range(words.shape[1]):
@@ -77,7 +77,7 @@ def _rotated(numbers: Numbers, bits: int) -> Numbers:
     return np.asarray((numbers << np.uint32(bits)) | (numbers >> np.uint32(32 - bits)))
 
 
-def bucket_of(value: Any, kind: pa.DataType, count: int) -> int | None:
+def bucket_number(value: Any, kind: pa.DataType, count: int) -> int | None:
     """The bucket of one value; None for what has none."""
     try:
         numbers = bucket_numbers(pa.array([value], kind), count)

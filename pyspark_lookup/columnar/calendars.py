@@ -109,7 +109,7 @@ class ZoneHistory:
 
     @classmethod
     @functools.lru_cache(maxsize=64)
-    def of(cls, name: str) -> ZoneHistory:
+    def from_zone(cls, name: str) -> ZoneHistory:
         """The history of the zone that a file names. Raises SchemaError for one that is not known here."""
         fixed = fixed_offset(_ZONES.get(name, name))
         if fixed is not None:
@@ -121,7 +121,7 @@ class ZoneHistory:
         except zoneinfo.ZoneInfoNotFoundError:
             raise unknown_zone(name) from None
         # Summer time is no standard time: in Morocco that of Ramadan is.
-        standard = min(_offset_at(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
+        standard = min(_utc_offset(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
         return cls(standard, *_history(merged))
 
     def gregorian_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
@@ -155,7 +155,7 @@ def unknown_zone(name: str) -> SchemaError:
     )
 
 
-def _offset_at(zone: zoneinfo.ZoneInfo, second: int) -> int:
+def _utc_offset(zone: zoneinfo.ZoneInfo, second: int) -> int:
     offset = (_EPOCH + datetime.timedelta(seconds=second)).astimezone(zone).utcoffset()
     assert offset is not None
     return offset.days * _DAY + offset.seconds
@@ -164,54 +164,54 @@ def _offset_at(zone: zoneinfo.ZoneInfo, second: int) -> int:
 def _history(zone: zoneinfo.ZoneInfo) -> tuple[list[int], list[int]]:
     """(from which local times, which offsets) until 1900. A local time that there was twice is the later one, as Spark takes it."""
     starts: list[int] = []
-    offsets = [_offset_at(zone, _FIRST_ZONES)]
+    offsets = [_utc_offset(zone, _FIRST_ZONES)]
     for at in range(_FIRST_ZONES, LOCAL_MEAN_TIME_END, _STEP):
         low, high = at, min(at + _STEP, LOCAL_MEAN_TIME_END)
-        if _offset_at(zone, high) == offsets[-1]:
+        if _utc_offset(zone, high) == offsets[-1]:
             continue
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if _offset_at(zone, middle) == offsets[-1] else (low, middle)
-        offsets.append(_offset_at(zone, high))
+            low, high = (middle, high) if _utc_offset(zone, middle) == offsets[-1] else (low, middle)
+        offsets.append(_utc_offset(zone, high))
         starts.append(high + offsets[-1])
     return starts, offsets
 
 
 def gregorian_dates(column: pa.Array) -> pa.Array:
     """A column of dates (date32) of the hybrid calendar in the Gregorian one."""
-    days = numbers_of(column, np.int32)
+    days = view_numbers(column, np.int32)
     if not (days < GREGORIAN_DAY).any():
         return column
-    return array_of(column, gregorian_days(days.astype(np.int64)).astype(np.int32), column.type)
+    return build_array(column, gregorian_days(days.astype(np.int64)).astype(np.int32), column.type)
 
 
 def gregorian_instants(column: pa.Array, zone: str) -> pa.Array:
     """A column of timestamps that were written in a time zone, of the hybrid calendar, in the Gregorian one."""
     per_second = _PER_SECOND[column.type.unit]
-    times = numbers_of(column, np.int64)
+    times = view_numbers(column, np.int64)
     old = times < LOCAL_MEAN_TIME_END * per_second
     if not old.any():
         return column
     seconds, fractions = np.divmod(times[old], per_second)
     times = times.copy()
-    times[old] = ZoneHistory.of(zone).gregorian_seconds(seconds) * per_second + fractions
-    return array_of(column, times, column.type)
+    times[old] = ZoneHistory.from_zone(zone).gregorian_seconds(seconds) * per_second + fractions
+    return build_array(column, times, column.type)
 
 
-def numbers_of(column: pa.Array, kind: Any) -> npt.NDArray[Any]:
+def view_numbers(column: pa.Array, kind: Any) -> npt.NDArray[Any]:
     """The numbers behind a column of fixed width, whatever they are where it is null."""
     if not len(column):
         return np.zeros(0, kind)
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
 
 
-def array_of(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+def build_array(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     """A column of a type with such numbers, null where `column` is."""
     validity = column.is_valid().buffers()[1] if column.null_count else None
     return pa.Array.from_buffers(kind, len(column), [validity, pa.py_buffer(numbers)])
 
 
-def bounds_of(column: pa.Array) -> tuple[Any, Any]:
+def convert_bounds(column: pa.Array) -> tuple[Any, Any]:
     """Bounds of converted values, of the least and the greatest of them before; (None, None) for such as Python lacks."""
     with contextlib.suppress(OverflowError, ValueError):
         low, high = column.to_pylist()

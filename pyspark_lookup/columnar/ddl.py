@@ -54,7 +54,7 @@ def parse_columns(text: str) -> pa.Schema:
             raise ValueError(f"a name and a type of each column; {show(column.sql(dialect='spark'))} says more")
         if column.name.lower() in fields:
             raise ValueError(f"each column once; {show(column.name)} is named twice")
-        kind = _type_of(column.kind)
+        kind = _to_arrow_type(column.kind)
         if is_deeper(kind, MOST_NESTED):
             raise ValueError(f"types nested {MOST_NESTED} deep at most; that of {show(column.name)} is deeper")
         fields[column.name.lower()] = pa.field(column.name, kind)
@@ -63,7 +63,7 @@ def parse_columns(text: str) -> pa.Schema:
     return pa.schema(list(fields.values()))
 
 
-def _type_of(kind: exp.DataType) -> pa.DataType:
+def _to_arrow_type(kind: exp.DataType) -> pa.DataType:
     name = kind.this.name if isinstance(kind.this, exp.DataType.Type) else kind.sql(dialect="spark").upper()
     inner = [part for part in kind.expressions if isinstance(part, exp.DataType)]
     fields = [part for part in kind.expressions if isinstance(part, exp.ColumnDef)]
@@ -73,12 +73,12 @@ def _type_of(kind: exp.DataType) -> pa.DataType:
         if len(numbers) <= 2 and 1 <= precision <= 38 and 0 <= scale <= precision:
             return pa.decimal128(precision, scale)
     if name in ("ARRAY", "LIST") and len(inner) == 1:
-        return pa.list_(pa.field("element", _type_of(inner[0])))
+        return pa.list_(pa.field("element", _to_arrow_type(inner[0])))
     if name == "MAP" and len(inner) == 2:
-        return pa.map_(_type_of(inner[0]), pa.field("value", _type_of(inner[1])))
+        return pa.map_(_to_arrow_type(inner[0]), pa.field("value", _to_arrow_type(inner[1])))
     if name == "STRUCT" and fields and len(fields) == len(kind.expressions):
         parts = [(part.name, part.kind) for part in fields if isinstance(part.kind, exp.DataType)]
-        return pa.struct([pa.field(name, _type_of(part)) for name, part in parts])
+        return pa.struct([pa.field(name, _to_arrow_type(part)) for name, part in parts])
     arrow_type = _TYPES.get(_SPELLED.get(name, name))
     if arrow_type is None:
         raise ValueError(f"types of Spark; {show(kind.sql(dialect='spark'))} is none that can be read")

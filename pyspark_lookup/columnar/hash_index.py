@@ -254,14 +254,14 @@ class KeyIndex:
 
     def rows_of(self, key: OneKey, hashed: int) -> range:
         """All rows of one key of one column; `hashed` under the seed of the build."""
-        number = self._number_of(key, hashed)
+        number = self._find_number(key, hashed)
         if number is None:
             return range(0)
         if self._first is None:
             return range(number, number + 1)
         return range(int(self._first[number]), int(self._first[number + 1]))
 
-    def _number_of(self, key: OneKey, hashed: int) -> int | None:
+    def _find_number(self, key: OneKey, hashed: int) -> int | None:
         if self._slots is not None:
             at = int(key) - self._low
             number = int(self._slots[at]) - 1 if 0 <= at < len(self._slots) else -1
@@ -314,12 +314,12 @@ class KeyIndex:
     def _matching(self, candidates: Numbers, keys: Keys, rows: Numbers, hashes: Numbers) -> Numbers:
         """Whether each candidate, a number of a key, is the key beside it."""
         if self._hashes is None:
-            return self._stored.equal(self._rows_of(candidates), keys, rows)
+            return self._stored.equal(self._first_rows(candidates), keys, rows)
         matching: Numbers = self._hashes[candidates] == hashes[rows]
         same_hash = np.flatnonzero(matching)
-        matching[same_hash] = self._stored.equal(self._rows_of(candidates[same_hash]), keys, rows[same_hash])
+        matching[same_hash] = self._stored.equal(self._first_rows(candidates[same_hash]), keys, rows[same_hash])
         return matching
 
-    def _rows_of(self, numbers: Numbers) -> Numbers:
+    def _first_rows(self, numbers: Numbers) -> Numbers:
         rows: Numbers = numbers if self._first is None else self._first[numbers].astype(np.int64)
         return rows

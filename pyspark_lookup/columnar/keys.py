@@ -108,11 +108,11 @@ class KeyColumn:
     values: Numbers | None
 
     @classmethod
-    def of(cls, array: pa.Array) -> KeyColumn:
+    def from_array(cls, array: pa.Array) -> KeyColumn:
         """A view of an array of a type that `check_key_types` lets pass."""
-        return cls(array, _values_of(array))
+        return cls(array, _view_values(array))
 
-    def hash_into(self, hashes: Numbers, seed: Seed) -> Numbers:
+    def fold_hashes(self, hashes: Numbers, seed: Seed) -> Numbers:
         """`hashes` with this column folded in, in place."""
         if self.values is None:
             return _hash_bytes(self.array, hashes, seed)
@@ -158,7 +158,7 @@ class Keys:
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self.rows = len(arrays[0])
-        self.columns = tuple(map(KeyColumn.of, arrays))
+        self.columns = tuple(map(KeyColumn.from_array, arrays))
         self.valid: Numbers | None = None
         for array in arrays:
             if array.null_count:
@@ -169,7 +169,7 @@ class Keys:
         """64-bit hashes, one per row; those of rows that are not valid mean nothing."""
         hashes = np.zeros(self.rows, np.uint64)
         for column in self.columns:
-            column.hash_into(hashes, seed)
+            column.fold_hashes(hashes, seed)
         return hashes
 
     def equal(self, rows: Numbers, other: Keys, other_rows: Numbers) -> Numbers:
@@ -327,7 +327,7 @@ def bits_of(array: pa.BooleanArray) -> Numbers:
     return bits[array.offset :].view(np.bool_)
 
 
-def _values_of(array: pa.Array) -> Numbers | None:
+def _view_values(array: pa.Array) -> Numbers | None:
     kind = array.type
     if pa.types.is_boolean(kind):
         return bits_of(array if not array.null_count else pc.fill_null(array, False)).view(np.int8)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.forks import cached_property
-from pyspark_lookup.columnar.bucket_hash import bucket_numbers, bucket_of
+from pyspark_lookup.columnar.bucket_hash import bucket_number, bucket_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ColumnStats:
     bucket: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, value: Any) -> ColumnStats:
+    def from_constant(cls, value: Any) -> ColumnStats:
         """Of rows that all have one value, which may be None."""
         return cls(value, value, int(value is None), 1)
 
@@ -209,7 +209,7 @@ def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.
         case Compare(column, op, value):
             return _compare(columns[column], op, value)
         case In(column, values, has_null, negated):
-            return _is_in(columns[column], values, has_null, negated)
+            return _match_values(columns[column], values, has_null, negated)
         case IsNull(column, negated):
             array = columns[column]
             return pc.is_valid(array) if negated else pc.is_null(array)
@@ -260,7 +260,7 @@ def _compare_doubles(array: pa.Array, op: str, value: float) -> pa.Array:
     return pc.or_(plain, is_nan) if op == ">" else plain
 
 
-def _is_in(array: pa.Array, values: tuple[Any, ...], has_null: bool, negated: bool) -> pa.Array:
+def _match_values(array: pa.Array, values: tuple[Any, ...], has_null: bool, negated: bool) -> pa.Array:
     if pa.types.is_floating(array.type) or any(isinstance(value, float) for value in values):
         is_member = pa.repeat(pa.scalar(False), len(array))
         for value in values:
@@ -330,7 +330,7 @@ def _equals(bounds: ColumnStats, value: Any) -> bool:
     """Whether a value can be `value`."""
     if bounds.bucket is not None and type(value) in _BUCKETED:
         count, bucket = bounds.bucket
-        if bucket_of(value, _BUCKETED[type(value)], count) not in (None, bucket):
+        if bucket_number(value, _BUCKETED[type(value)], count) not in (None, bucket):
             return False
     return _within(bounds, "=", value)
 

@@ -24,7 +24,7 @@ from pyspark_lookup.columnar.binding import (
     bind_compare,
     bind_in,
     bind_null_safe,
-    digits_of,
+    count_digits,
     parse_date,
     parse_timestamp,
     refuse_collated,
@@ -136,7 +136,7 @@ class _Binder:
         prefix = pattern[:-1] if isinstance(pattern, str) and pattern.endswith("%") else None
         if prefix is None or set(prefix) & set("%_\\"):
             raise PredicateError(
-                f"option lookup.where: {self._shown(node)!r}: LIKE takes a prefix only, such as 'abc%'; "
+                f"option lookup.where: {self._to_sql(node)!r}: LIKE takes a prefix only, such as 'abc%'; "
                 "filter the rest in Spark"
             )
         refuse_collated(field)
@@ -214,10 +214,10 @@ class _Binder:
 
     def _unsupported(self, node: exp.Expression) -> PredicateError:
         return PredicateError(
-            f"option lookup.where: {self._shown(node)!r} is not supported; supported are {_SUPPORTED}"
+            f"option lookup.where: {self._to_sql(node)!r} is not supported; supported are {_SUPPORTED}"
         )
 
-    def _shown(self, node: exp.Expression) -> str:
+    def _to_sql(self, node: exp.Expression) -> str:
         literal = re.compile(rf"'{NUMBERED}(\d+)'")
         return literal.sub(lambda match: "'" + self._strings[int(match[1])].replace("'", "''") + "'", node.sql("spark"))
 
@@ -238,7 +238,7 @@ def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
     scale = parameters[1] if len(parameters) > 1 else 0
     if not value.is_finite():
         return False
-    whole, fraction = digits_of(value)
+    whole, fraction = count_digits(value)
     return fraction <= scale and whole <= precision - scale
 
 

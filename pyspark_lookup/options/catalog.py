@@ -26,7 +26,7 @@ MARK_METADATA = "lookupcache.mark"
 
 def added_columns(schema: StructType) -> list[str]:
     """The columns of a catalog table that only ALTER TABLE … ADD COLUMN knows of, and the first INSERT."""
-    return [field.name for field in schema if not mark_of(field)[0]] if table_options(schema) else []
+    return [field.name for field in schema if not read_mark(field)[0]] if table_options(schema) else []
 
 
 def table_options(schema: StructType) -> dict[str, str]:
@@ -45,7 +45,7 @@ def table_options(schema: StructType) -> dict[str, str]:
     if text is None:
         return {}
     for field in schema:
-        mark, name = mark_of(field)
+        mark, name = read_mark(field)
         if mark and name != field.name:
             raise SchemaError(
                 f"column {field.name!r} is {name!r} in the table: ALTER TABLE … RENAME COLUMN changes the catalog only. Rename it "
@@ -60,7 +60,7 @@ def table_options(schema: StructType) -> dict[str, str]:
         ) from None
 
 
-def mark_of(field: StructField) -> tuple[str, str]:
+def read_mark(field: StructField) -> tuple[str, str]:
     """(a table's mark, the column's name when the table was created)."""
     mark, _, name = str((field.metadata or {}).get(MARK_METADATA, "")).partition(":")
     return mark, name
@@ -87,7 +87,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
     # Where Spark has put a table that another catalog knows, nothing is.
     place = _location(spark, name) if "path" in stored and "lookup.catalog" not in stored else None
     warehouse = spark.conf.get("spark.sql.warehouse.dir", "") or "/"
-    if place is not None and not _is_at(
+    if place is not None and not _is_same_place(
         comparable_path(place), comparable_path(stored["path"]), comparable_path(warehouse)
     ):
         raise OptionError(
@@ -124,7 +124,7 @@ def _location(spark: SparkSession, name: str) -> str | None:
     return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
 
 
-def _is_at(place: str, path: str, warehouse: str) -> bool:
+def _is_same_place(place: str, path: str, warehouse: str) -> bool:
     """Whether a table of `path` lies at `place` for Spark, which takes a relative path from its warehouse, not from here."""
     if place == path or place.startswith(f"{warehouse}/"):
         return True
@@ -140,15 +140,15 @@ def absolute_path(path: str) -> str:
     return path if "://" in path or path.startswith("file:") else os.path.abspath(path)
 
 
-def placed(options: Mapping[str, str]) -> dict[str, str]:
+def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
     """Options with a path that other directories, as those of workers, understand; or a name, of which Spark makes a path."""
-    placed_options = dict(options)
-    if "path" in placed_options:
-        named = "lookup.catalog" in {key.lower() for key in placed_options}
-        placed_options["path"] = (
-            placed_options["path"].rpartition("/")[2] if named else absolute_path(placed_options["path"])
+    resolved = dict(options)
+    if "path" in resolved:
+        named = "lookup.catalog" in {key.lower() for key in resolved}
+        resolved["path"] = (
+            resolved["path"].rpartition("/")[2] if named else absolute_path(resolved["path"])
         )
-    return placed_options
+    return resolved
 
 
 def comparable_path(path: str) -> str:

@@ -98,7 +98,7 @@ class LookupOptions(
                     named[prefix][key.removeprefix(prefix)] = str(text)
                     continue
                 # A conf file may hold credentials, also under a key that is misspelled.
-                field = _field_of(key, "…" if layer is conf else text)
+                field = _get_field(key, "…" if layer is conf else text)
                 values[field.name] = _parse(field, text, f"option {key}", f" ({named_so})")
                 if layer is not conf:
                     explicit.add(key)
@@ -196,7 +196,7 @@ class LookupOptions(
         """These options with `overrides` (key -> text) in place of their own values. Raises OptionError."""
         values = {}
         for key, text in overrides.items():
-            field = _field_of(key, text)
+            field = _get_field(key, text)
             values[field.name] = _parse(field, text, f"option {key}")
         return dataclasses.replace(self, **values)
 
@@ -207,7 +207,7 @@ class LookupOptions(
         """
         values: dict[str, Any] = {}
         for key, text in overrides.items():
-            field = _field_of(key, text)
+            field = _get_field(key, text)
             name = f"conf {SPARK_CONF_PREFIX}{key.removeprefix('lookup.')}"
             if key not in HOST_KEYS:
                 raise OptionError(
@@ -267,7 +267,7 @@ def _refuse_secret(key: str, text: object, allowed: bool) -> None:
         )
 
 
-def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
+def _get_field(key: str, text: object) -> dataclasses.Field[Any]:
     field = _FIELDS.get(key)
     if key.startswith(STORAGE):
         raise OptionError(
@@ -275,7 +275,7 @@ def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
             f"filesystem, and JSON for a nested one, e.g. {STORAGE}client_kwargs = '{{\"verify\": false}}'"
         )
     if field is None:
-        candidates = _meant(key)
+        candidates = _suggest_options(key)
         hint = f"did you mean {' or '.join(candidates)}?" if candidates else "docs/options.md lists the options"
         raise OptionError(f"unknown option {key} = {redact(key, text)!r}: {hint}")
     return field
@@ -304,7 +304,7 @@ _OF_PEERS = {
 }  # fmt: skip
 
 
-def _meant(key: str) -> list[str]:
+def _suggest_options(key: str) -> list[str]:
     """The options that an unknown one may stand for: those that end like it, its equals in peers, or those spelled nearly so."""
     plain = re.sub(r"[^a-z0-9]", "", key)
     names_by_plain = {re.sub(r"[^a-z0-9]", "", name): name for name in _FIELDS if not name.endswith("*")}

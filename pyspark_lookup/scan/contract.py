@@ -186,7 +186,7 @@ def matching_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.Reco
     """The rows for which the predicate is true; None if there are none."""
     if predicate is None:
         return batch
-    mask = mask_of(predicate, batch)
+    mask = evaluate_mask(predicate, batch)
     if mask.true_count == 0:
         return None
     return batch.filter(mask) if mask.true_count < batch.num_rows or mask.null_count else batch
@@ -197,6 +197,6 @@ def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-def mask_of(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.BooleanArray:
+def evaluate_mask(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.BooleanArray:
     assert predicate is not None
     return evaluate(predicate, dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)

@@ -46,7 +46,7 @@ class DeletedRows:
         self._merged: tuple[tuple[str, ...], dict[tuple[str, int], Numbers | None]] = (), {}
         self._groups: dict[tuple[str, ...], int] = {}  # numbers of those that files have together
 
-    def of(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
+    def read_positions(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
         """For each of the files that has deleted rows, by URL, their positions, ascending. `root`: the table's URL."""
         files = [file for file in files if any(delete.equality is None for delete in file.deletes)]
         # All files of a managed table's version have the same ones.

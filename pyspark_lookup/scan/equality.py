@@ -91,15 +91,15 @@ class EqualityDeleted:
         self._values = Latest[DeletedValues](_KEPT_BYTES)
         self._positions = Latest[Numbers](_FILES_KEPT)
 
-    def of(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
+    def read_positions(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
         """The positions, ascending, of the rows that equality deletes delete, by the URL of each file that has such deletes."""
         files = [file for file in files if any(delete.equality is not None for delete in file.deletes)]
         for deletes in {id(file.deletes): file.deletes for file in files}.values():
             collections.deque(self.values(deletes), 0)  # once, before several threads ask for them
-        position_arrays = run_in_order(self._of_file, files, min(len(files), _THREADS) if len(files) > 1 else 0)
+        position_arrays = run_in_order(self._file_positions, files, min(len(files), _THREADS) if len(files) > 1 else 0)
         return {file.url: positions for file, positions in zip(files, position_arrays, strict=True)}
 
-    def _of_file(self, file: FileVersion) -> Numbers:
+    def _file_positions(self, file: FileVersion) -> Numbers:
         deletes = [delete for delete in file.deletes if delete.equality is not None]
         equality_columns = [delete.equality for delete in deletes if delete.equality is not None]
         key = (
@@ -110,7 +110,7 @@ class EqualityDeleted:
         )
         positions = self._positions.get(key)
         if positions is None:
-            parts = [self._positions_of(file, columns, values) for columns, values in self.values(deletes)]
+            parts = [self._find_positions(file, columns, values) for columns, values in self.values(deletes)]
             positions = np.unique(np.concatenate(parts))
             self._positions.put(key, positions, len(positions) + 1)
         return positions
@@ -127,11 +127,13 @@ class EqualityDeleted:
             deleted_values = self._values.get(key)
             if deleted_values is None:
                 schema = group[0].schema
-                deleted_values = DeletedValues(schema, pa.concat_tables([self._rows_of(columns) for columns in group]))
+                deleted_values = DeletedValues(
+                    schema, pa.concat_tables([self._read_rows(columns) for columns in group])
+                )
                 self._values.put(key, deleted_values, deleted_values.rows.nbytes + 1)
             yield group[0], deleted_values
 
-    def _rows_of(self, columns: EqualityColumns) -> pa.Table:
+    def _read_rows(self, columns: EqualityColumns) -> pa.Table:
         """The rows of a delete file. Each commit makes other groups of files, of which most were read before."""
         key = (columns.file.url, columns.file.columns, columns.schema)
         rows = self._rows.get(key)
@@ -140,7 +142,7 @@ class EqualityDeleted:
             self._rows.put(key, rows, rows.nbytes + 1)
         return rows
 
-    def _positions_of(self, file: FileVersion, columns: EqualityColumns, values: DeletedValues) -> Numbers:
+    def _find_positions(self, file: FileVersion, columns: EqualityColumns, values: DeletedValues) -> Numbers:
         plain = dataclasses.replace(file, deletes=(), columns=columns.file.columns)
         parts = [
             places[values.mark(batch.columns)] for places, batch in self._place(plain, columns.schema, values.predicate)

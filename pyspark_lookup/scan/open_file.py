@@ -29,7 +29,7 @@ from pyspark_lookup.scan.stored_columns import column_as_planned, missing_column
 _INDEXES = 64 * 1024 * 1024  # bytes of memory, about
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept
 _VALUES = 4 * 1024 * 1024  # in all, 8 bytes each
-_ASKED_AT_MOST = 1000  # values; with more a file will have one of them
+_VALUES_AT_MOST = 1000  # values; with more a file will have one of them
 _SEED = Seed(0x2545F4914F6CDD1D, 0x9E6C63D0876A9A47)
 
 T = TypeVar("T")
@@ -191,8 +191,8 @@ class KnownFiles:
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
-        for among in _asked_of(file, projection.predicate):
-            hashes = _hashes_of(among)
+        for among in _cached_conditions(file, projection.predicate):
+            hashes = _hash_values(among)
             values = self._values.get(_key(file, unit, among, projection)) if hashes is not None else None
             if values is None or hashes is None:
                 continue
@@ -203,8 +203,8 @@ class KnownFiles:
 
     def learn(self, file: OpenFile, projection: Projection) -> None:
         """Keep which values a small file's units have that were brought into memory."""
-        for among in _asked_of(file, projection.predicate):
-            if _hashes_of(among) is None:
+        for among in _cached_conditions(file, projection.predicate):
+            if _hash_values(among) is None:
                 continue
             for unit in file.units:
                 key = _key(file, unit, among, projection)
@@ -227,23 +227,23 @@ def _key(file: OpenFile, unit: Unit, among: Among, projection: Projection) -> tu
     return *_place(file.piece.file), unit.number, file.names[among.column], projection.data.field(among.column).type
 
 
-def _asked_of(file: OpenFile, predicate: Predicate | None) -> list[Among]:
+def _cached_conditions(file: OpenFile, predicate: Predicate | None) -> list[Among]:
     """What a predicate asks for of columns whose values are kept: those in a small file."""
-    return [among for among in _ask(predicate) if among.column in file.names] if _is_small(file) else []
+    return [among for among in _value_conditions(predicate) if among.column in file.names] if _is_small(file) else []
 
 
-def _ask(predicate: Predicate | None) -> list[Among]:
+def _value_conditions(predicate: Predicate | None) -> list[Among]:
     """The parts of a predicate that say which values a column must have."""
     if isinstance(predicate, Among):
         return [predicate]
     parts = predicate.parts if isinstance(predicate, And) else ()
-    return [among for part in parts for among in _ask(part)]
+    return [among for part in parts for among in _value_conditions(part)]
 
 
 @functools.lru_cache(maxsize=8)
-def _hashes_of(among: Among) -> Numbers | None:
+def _hash_values(among: Among) -> Numbers | None:
     """The hashes of the values; None for floats, of which equal ones have several forms, and for many."""
-    if len(among.values) > _ASKED_AT_MOST or pa.types.is_floating(among.values.type):
+    if len(among.values) > _VALUES_AT_MOST or pa.types.is_floating(among.values.type):
         return None
     return Keys([among.values]).hashes(_SEED)
 

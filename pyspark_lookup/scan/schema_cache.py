@@ -24,7 +24,7 @@ class HostSchemas:
         self._context = context
         self._schemas = Latest[tuple[pa.Schema, pa.Schema]](_AT_MOST)
 
-    def of(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
+    def get_columns(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, partition columns) of a version, as the table's metadata says, or its files."""
         if version.metadata is not None or table.retained:
             return metadata_of(table, version).columns
@@ -37,7 +37,7 @@ class HostSchemas:
 
     def _keep(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
         disk = self._context.disk
-        record: tuple[pa.Schema, pa.Schema] | None = disk.get_record("schema", key, _schemas_of) if disk else None
+        record: tuple[pa.Schema, pa.Schema] | None = disk.get_record("schema", key, _parse_schemas) if disk else None
         if record is not None:
             return record
         schemas = self._scan.schema(table, version.files)
@@ -49,6 +49,6 @@ class HostSchemas:
         return schemas
 
 
-def _schemas_of(texts: Any) -> tuple[pa.Schema, pa.Schema]:
+def _parse_schemas(texts: Any) -> tuple[pa.Schema, pa.Schema]:
     data, partitions = map(schema_of_text, texts)
     return data, partitions

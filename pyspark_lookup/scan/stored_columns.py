@@ -100,7 +100,7 @@ def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
     """The value of a column in all rows of a file that lacks it: that of its partition, or the column's default, or null."""
     text = dict(file.partition or ()).get(name)
     if text is not None:
-        return _value_of(text, planned)
+        return _parse_value(text, planned)
     return None if file.columns is None else _default(_column(file.columns, name), planned)
 
 
@@ -129,10 +129,10 @@ def _default(column: StoredColumn, kind: pa.DataType) -> object:
         return {field.name: _default(_column(column.parts, field.name), field.type) for field in kind}
     if pa.types.is_nested(kind):
         return []
-    return _value_of(text, kind)
+    return _parse_value(text, kind)
 
 
-def _value_of(text: str, kind: pa.DataType) -> object:
+def _parse_value(text: str, kind: pa.DataType) -> object:
     """What a text stands for: bytes are in hexadecimal digits."""
     if pa.types.is_floating(kind):
         return float(text)
@@ -152,7 +152,7 @@ def _column(columns: Sequence[StoredColumn], name: str) -> StoredColumn:
     return entry[1].get(name) or StoredColumn(name, name, None)
 
 
-def _id_of(field: pa.Field) -> bytes | None:
+def _get_field_id(field: pa.Field) -> bytes | None:
     return next((field_id for key in _FIELD_IDS if (field_id := (field.metadata or {}).get(key)) is not None), None)
 
 
@@ -170,7 +170,7 @@ class _Fields:
 
     @cached_property
     def _by_id(self) -> dict[bytes | None, int]:
-        return {_id_of(field): place for place, field in reversed(list(enumerate(self.all)))}
+        return {_get_field_id(field): place for place, field in reversed(list(enumerate(self.all)))}
 
     def find(self, column: StoredColumn, by_place: bool = False) -> int | None:
         """The place of a column; None: it is not there. `by_place`: of such as nothing else is said of."""

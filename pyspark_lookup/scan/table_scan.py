@@ -18,7 +18,7 @@ from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of
 from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_schemas, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
-from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, mask_of, matching_rows, slices_of
+from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, evaluate_mask, matching_rows, slices_of
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
 from pyspark_lookup.scan.equality import DeletedValues, EqualityDeleted, merge_positions
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, join_inferred, open_format
@@ -92,17 +92,17 @@ class Scan(TableScan):
     def _read_bounds(
         self, table: Table, file: OpenFile, partitions: pa.Schema, names: Sequence[str]
     ) -> list[ColumnStats | None]:
-        values = _partition_of(table, file.piece.file, partitions)
+        values = _partition_values(table, file.piece.file, partitions)
         requested = pa.schema([pa.field(name, pa.null()) for name in names])
         spelled = find_names(file.piece.file, file.index, requested, _declared(table, [file.piece]))
         row: list[ColumnStats | None] = []
         for name in names:
             if name in values:
-                row.append(ColumnStats.of(values[name]))
+                row.append(ColumnStats.from_constant(values[name]))
             elif name not in spelled:
                 # Null in every row; but what names rows of others has the keys of its time only.
                 unknown = file.piece.file.identity == DELETE_FILE or may_lack(file.piece.file, name)
-                row.append(None if unknown else ColumnStats.of(None))
+                row.append(None if unknown else ColumnStats.from_constant(None))
             else:
                 source, stored = (file.piece.file, file.index), spelled[name]
                 row.append(join_stats([stats_as_planned(*source, unit, stored, None) for unit in file.index.units]))
@@ -149,7 +149,7 @@ class Scan(TableScan):
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """See `TableScan`. Reads what says so, through the cache."""
-        return merge_positions(self._deleted.of(table.url, files), self._equal(table).of(files))
+        return merge_positions(self._deleted.read_positions(table.url, files), self._equal(table).read_positions(files))
 
     def deleted_values(
         self, table: Table, deletes: Sequence[Deletes]
@@ -217,9 +217,11 @@ class Scan(TableScan):
             return list(pieces)
         remaining = []
         for piece in pieces:
-            values = _partition_of(table, piece.file, projection.partitions)
+            values = _partition_values(table, piece.file, projection.partitions)
             bounds = {} if piece.file.statistics is None else piece.file.statistics.bounds
-            if may_match(projection.predicate, {**bounds, **{n: ColumnStats.of(v) for n, v in values.items()}}.get):
+            if may_match(
+                projection.predicate, {**bounds, **{n: ColumnStats.from_constant(v) for n, v in values.items()}}.get
+            ):
                 remaining.append(piece)
         self._metrics.inc("filesPrunedCount", len(pieces) - len(remaining))
         return remaining
@@ -236,8 +238,10 @@ class Scan(TableScan):
         planned = columns or pa.schema([])
         partitions = projection.partitions if projection else pa.schema([])
 
-        def file_of(piece: Slice, index: FileIndex, head: dict[Range, Data], read_from: tuple[Range, ...]) -> OpenFile:
-            values = _partition_of(table, piece.file, partitions)
+        def make_file(
+            piece: Slice, index: FileIndex, head: dict[Range, Data], read_from: tuple[Range, ...]
+        ) -> OpenFile:
+            values = _partition_values(table, piece.file, partitions)
             names = find_names(piece.file, index, planned, declared)
             reopen = functools.partial(self._open_anew, forms[piece.file.format], columns)
             return OpenFile(piece, self._blocks, index, head, {}, names, values, reopen, read_from=read_from)
@@ -245,7 +249,7 @@ class Scan(TableScan):
         files: list[OpenFile | None] = []
         for piece in pieces:
             cached_index = self._known_files.index(piece.file)
-            files.append(None if cached_index is None else file_of(piece, cached_index[0], {}, cached_index[1]))
+            files.append(None if cached_index is None else make_file(piece, cached_index[0], {}, cached_index[1]))
         new = [number for number, file in enumerate(files) if file is None]
         locations = {n: self._blocks.get_blocks_and_locations(pieces[n].file.url, pieces[n].file) for n in new}
         data: dict[int, dict[Range, Data]] = {number: {} for number in new}
@@ -265,7 +269,7 @@ class Scan(TableScan):
                     following[number] = result
                     continue
                 self._known_files.keep(piece.file, result, data[number])
-                files[number] = file_of(piece, result, data[number], ())
+                files[number] = make_file(piece, result, data[number], ())
             requested = following
         return [file for file in files if file is not None]
 
@@ -291,7 +295,7 @@ class Scan(TableScan):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None,
     ) -> None:
-        needed_names = _needed(projection)
+        needed_names = _scanned_columns(projection)
         for file in opened:
             for name in needed_names & file.names.keys():
                 field = projection.data.field(name)
@@ -315,9 +319,9 @@ class Scan(TableScan):
 
         def stats(name: str) -> ColumnStats | None:
             if name in file.partition:
-                return ColumnStats.of(file.partition[name])
+                return ColumnStats.from_constant(file.partition[name])
             if name not in file.names:
-                return ColumnStats.of(missing_value(file.piece.file, name, projection.data.field(name).type))
+                return ColumnStats.from_constant(missing_value(file.piece.file, name, projection.data.field(name).type))
             planned = projection.data.field(name).type
             if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
                 return None  # of another type than is asked for
@@ -333,7 +337,7 @@ class Scan(TableScan):
             length
             for file in opened
             for unit in file.units
-            for _, length in set(file.index.ranges(unit, file.spell(_needed(projection))))
+            for _, length in set(file.index.ranges(unit, file.spell(_scanned_columns(projection))))
             - set(file.index.ranges(unit, file.spell(tested)))
         )
         if tested and units <= _TWO_PHASE_UNITS and deferred_bytes > _TWO_PHASE_BYTES:
@@ -342,10 +346,10 @@ class Scan(TableScan):
                 matching = []
                 for unit in file.units:
                     batches = decode(file, unit, sorted(tested), projection)
-                    if any(mask_of(projection.predicate, batch).true_count for batch in batches):
+                    if any(evaluate_mask(projection.predicate, batch).true_count for batch in batches):
                         matching.append(unit)
                 file.units = matching
-        self._fetch(opened, _needed(projection))
+        self._fetch(opened, _scanned_columns(projection))
 
     def _fetch(self, opened: list[OpenFile], columns: frozenset[str]) -> None:
         requests = []
@@ -412,7 +416,7 @@ class Prepared:
             file.data.clear()
 
 
-def _needed(projection: Projection) -> frozenset[str]:
+def _scanned_columns(projection: Projection) -> frozenset[str]:
     """Columns of the files that the scan returns or tests."""
     return frozenset(projection.needed) - frozenset(projection.partitions.names)
 
@@ -448,12 +452,15 @@ def _described_bounds(
     table: Table, file: FileVersion, partitions: pa.Schema, names: Sequence[str]
 ) -> list[ColumnStats | None] | None:
     """What the table's metadata says of the bounds of a file's columns; None if it does not say all."""
-    values = _partition_of(table, file, partitions)
+    values = _partition_values(table, file, partitions)
     bounds = {} if file.statistics is None else file.statistics.bounds
-    stats: dict[str, ColumnStats] = {**bounds, **{name: ColumnStats.of(value) for name, value in values.items()}}
+    stats: dict[str, ColumnStats] = {
+        **bounds,
+        **{name: ColumnStats.from_constant(value) for name, value in values.items()},
+    }
     return [stats[name] for name in names] if all(name in stats for name in names) else None
 
 
-def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
+def _partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
     # What names rows of others belongs to no partition, or to several.
     return typed_values_of(table, file, fields) if fields.names and file.identity != DELETE_FILE else {}

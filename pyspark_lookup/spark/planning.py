@@ -36,8 +36,8 @@ from pyspark_lookup.options.catalog import (
     absolute_path,
     added_columns,
     comparable_path,
-    mark_of,
-    placed,
+    read_mark,
+    resolve_path,
     table_options,
 )
 from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
@@ -130,7 +130,7 @@ def _own_options(options: Mapping[str, str]) -> dict[str, str]:
         raise OptionError(
             "option path is missing: CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
         )
-    return placed(catalog_options)
+    return resolve_path(catalog_options)
 
 
 def _single_path(options: Mapping[str, str]) -> dict[str, str]:
@@ -179,7 +179,7 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
     """The options of a write, which say where it goes. Raises OptionError where that would be a guess."""
     write_options = _single_path(write)
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
-    marks = {mark_of(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
+    marks = {read_mark(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
     # Not one of its subclasses: those are of columns that nobody has aliased.
     text = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
     named = text and not any(_VARCHAR in (field.metadata or {}) for field in schema)

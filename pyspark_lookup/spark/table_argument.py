@@ -20,7 +20,7 @@ from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.metadata_tables import describe_version
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.options.catalog import named_options, placed
+from pyspark_lookup.options.catalog import named_options, resolve_path
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions, merge_options
@@ -290,7 +290,7 @@ def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str,
 
 
 def _absolute(options: dict[str, str]) -> dict[str, str]:
-    return placed(options)
+    return resolve_path(options)
 
 
 def is_cache_set(options: Mapping[str, str]) -> bool:

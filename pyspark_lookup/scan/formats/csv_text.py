@@ -166,7 +166,7 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
             if re.search(rb"[\r\n]", text) or (
                 quoting.escape != quote and (tail[:1] == quote or quoting.escape in tail)
             ):
-                raise _problem(content, begin, f"is followed by {_shown(tail)} instead of the next value")
+                raise _problem(content, begin, f"is followed by {_show_text(tail)} instead of the next value")
             text = quote + text + quote + tail
         elif quoting.escape == quote and not tail:
             continue
@@ -179,12 +179,12 @@ def _problem(content: bytes, begin: int, problem: str) -> ValueError:
     """The error about the quoted text that begins at `begin`, with what to do."""
     line = content.count(b"\n" if b"\n" in content else b"\r", 0, begin) + 1
     return ValueError(
-        f"line {line}: quoted text {problem}: {_shown(content[begin:])}: set lookup.csv.quote = '' if quotes are ordinary "
+        f"line {line}: quoted text {problem}: {_show_text(content[begin:])}: set lookup.csv.quote = '' if quotes are ordinary "
         "characters there, or set lookup.csv.escape if another character escapes them"
     )
 
 
-def _shown(text: bytes) -> str:
+def _show_text(text: bytes) -> str:
     return repr(text[:40].decode(errors="replace"))
 
 

@@ -15,7 +15,7 @@ def _decompress(data: memoryview, at_most: int) -> bytes:
     output = bytearray()
     at = 0
 
-    def length_of(bits: int, most: int) -> int:
+    def read_length(bits: int, most: int) -> int:
         """A length in the low bits of an instruction: 0 stands for `most`, 255 for each zero byte that follows, and the byte behind."""
         nonlocal at
         if bits:
@@ -45,7 +45,7 @@ def _decompress(data: memoryview, at_most: int) -> bytes:
         code = data[at]
         at += 1
         if code < 16 and state == 0:
-            literals(3 + length_of(code, 15))
+            literals(3 + read_length(code, 15))
             state = 4
             continue
         if code < 16:
@@ -53,7 +53,7 @@ def _decompress(data: memoryview, at_most: int) -> bytes:
             at, length, state = at + 1, 3 if state == 4 else 2, code & 3
         elif code < 64:
             few = code < 32
-            length = 2 + (length_of(code & 7, 7) if few else length_of(code & 31, 31))
+            length = 2 + (read_length(code & 7, 7) if few else read_length(code & 31, 31))
             low = data[at] | data[at + 1] << 8
             distance = (((code & 8) << 11) + 16384 if few else 1) + (low >> 2)
             at, state = at + 2, low & 3

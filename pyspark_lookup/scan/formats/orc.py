@@ -37,7 +37,7 @@ class OrcIndex(FileIndex):
         names = self._raw.names
         # As old versions of Hive call them, whatever the table calls them.
         self.nameless = bool(names) and all(name.startswith("_col") for name in names)
-        spark_types = {field.name: _said(field) for field in self._raw}
+        spark_types = {field.name: _read_spark_type(field) for field in self._raw}
         typed = typed_fields(list(self._raw), {name: kind for name, kind in spark_types.items() if kind}, file.url)
         by_spark = _SPARK_VERSION in (self._raw.metadata or {})
         declared_fields = list(declared or ()) if self.nameless else _by_name(names, declared)
@@ -130,7 +130,7 @@ class OrcIndex(FileIndex):
             times = StoredTimes(self._tail, self._tail.stripes[number], f"column {name!r} of {self._file.url}")
             raw, stored = self._raw.field(name).type, self._stored.field(name).type
             converters = iter(self._converts.get(name) or [None] * _leaf_count(raw))
-            numbers = iter(self._tail.columns_in(name, self._raw))
+            numbers = iter(self._tail.leaf_columns(name, self._raw))
             converts[name] = list(_exact_leaves(raw, stored, times, numbers, converters))
         batch = self._with_seconds.read_stripe(number, columns=self._unmistakable(read))
         return convert_columns(batch.select(list(columns)), converts)
@@ -190,15 +190,19 @@ def _by_name(names: Sequence[str], declared: pa.Schema | None) -> list[pa.Field 
     return [folded.get(name.lower()) for name in names]
 
 
-def _said(field: pa.Field) -> Any:
+def _read_spark_type(field: pa.Field) -> Any:
     """The type that Spark says of a field, as in its JSON; None where it says none."""
     kind = field.type
     if pa.types.is_struct(kind):
-        return {"type": "struct", "fields": [{"name": part.name, "type": _said(part)} for part in kind]}
+        return {"type": "struct", "fields": [{"name": part.name, "type": _read_spark_type(part)} for part in kind]}
     if pa.types.is_list(kind):
-        return {"type": "array", "elementType": _said(kind.value_field)}
+        return {"type": "array", "elementType": _read_spark_type(kind.value_field)}
     if pa.types.is_map(kind):
-        return {"type": "map", "keyType": _said(kind.key_field), "valueType": _said(kind.item_field)}
+        return {
+            "type": "map",
+            "keyType": _read_spark_type(kind.key_field),
+            "valueType": _read_spark_type(kind.item_field),
+        }
     text = (field.metadata or {}).get(_SPARK_TYPE)
     return None if text is None else text.decode(errors="replace")
 

@@ -35,7 +35,7 @@ _LARGEST_BLOCK = 1 << 23  # of which a length of 23 bits can tell
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-def fields_of(message: memoryview) -> Iterator[tuple[int, int, Any]]:
+def parse_fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
     """(number, wire type, value) of each field of a Protocol Buffers message. Raises ValueError for what is none."""
     at = 0
     while at < len(message):
@@ -71,7 +71,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 def _numbers(message: memoryview, number: int) -> list[int]:
     """A repeated field of numbers, packed or not."""
     numbers: list[int] = []
-    for field, wire, value in fields_of(message):
+    for field, wire, value in parse_fields(message):
         if field == number and wire == _VARINT:
             numbers.append(value)
         elif field == number and wire == _BYTES:
@@ -87,11 +87,11 @@ def _number(message: memoryview, number: int, default: int = 0) -> int:
 
 
 def _parts(message: memoryview, number: int) -> list[memoryview]:
-    return [value for field, wire, value in fields_of(message) if field == number and wire == _BYTES]
+    return [value for field, wire, value in parse_fields(message) if field == number and wire == _BYTES]
 
 
 def _encoded(number: int, wire: int, value: Any) -> bytes:
-    """A field of a message, as `fields_of` gives it."""
+    """A field of a message, as `parse_fields` gives it."""
     key = _encoded_varint(number << 3 | wire)
     if wire == _VARINT:
         return key + _encoded_varint(value)
@@ -157,7 +157,7 @@ class OrcTail:
             stripes.append(Stripe(start, self._plain(self.content[at : at + footer])))
         return stripes
 
-    def columns_in(self, name: str, schema: pa.Schema) -> list[int]:
+    def leaf_columns(self, name: str, schema: pa.Schema) -> list[int]:
         """The numbers of the flat columns that a column of the file is made of, in their order."""
         types = self._types
 
@@ -193,11 +193,11 @@ class OrcTail:
     def with_seconds(self) -> RangesFile:
         """The file with all times as numbers: their seconds since 2015, of the writer's time zone. No year is too far for these."""
         footer = b""
-        for number, wire, value in fields_of(self.footer):
+        for number, wire, value in parse_fields(self.footer):
             if number == _TYPES and wire == _BYTES:
                 value = b"".join(
                     _encoded(field, kind, _LONG if (field, kind) == (1, _VARINT) and of in _TIMESTAMPS else of)
-                    for field, kind, of in fields_of(value)
+                    for field, kind, of in parse_fields(value)
                 )
             footer += _encoded(number, wire, value)
         if self.compression:
@@ -205,7 +205,7 @@ class OrcTail:
             footer = b"".join((len(part) << 1 | 1).to_bytes(3, "little") + part for part in parts)
         postscript = b"".join(
             _encoded(number, wire, len(footer) if (number, wire) == (_FOOTER_LENGTH, _VARINT) else value)
-            for number, wire, value in fields_of(self.content[self.end : -1])
+            for number, wire, value in parse_fields(self.content[self.end : -1])
         )
         tail = footer + postscript + bytes([len(postscript)])
         start = self.end - _number(self.content[self.end : -1], _FOOTER_LENGTH)

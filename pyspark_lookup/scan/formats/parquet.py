@@ -19,7 +19,13 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.base.memory import free_bytes
-from pyspark_lookup.columnar.calendars import Convert, bounds_of, convert_columns, gregorian_dates, gregorian_instants
+from pyspark_lookup.columnar.calendars import (
+    Convert,
+    convert_bounds,
+    convert_columns,
+    gregorian_dates,
+    gregorian_instants,
+)
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import (
     lenient_schema,
@@ -78,7 +84,7 @@ class ParquetIndex(FileIndex):
         arrow = metadata.schema.to_arrow_schema()
         self._leaves: dict[str, range] = {}
         self._converts: dict[str, list[Convert | None]] = {}  # of columns that are in another calendar
-        calendars = HybridTimes.of(metadata.metadata)
+        calendars = HybridTimes.from_footer(metadata.metadata)
         first, fields = 0, []
         variants = _variants(arrow, metadata.schema)
         for place, field in enumerate(arrow):
@@ -151,7 +157,7 @@ class ParquetIndex(FileIndex):
             stored = pa.array([low, high], pa.int32()).cast(kind)
         else:
             stored = pa.array([low, high], pa.int64()).cast(self.stored_schema.field(column).type)
-        return bounds_of(convert(stored))
+        return convert_bounds(convert(stored))
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         if (whole := self._together.get(unit.number)) is not None:
@@ -247,7 +253,7 @@ class HybridTimes:
     zone: str
 
     @classmethod
-    def of(cls, footer: Mapping[bytes, bytes] | None) -> HybridTimes | None:
+    def from_footer(cls, footer: Mapping[bytes, bytes] | None) -> HybridTimes | None:
         """What a footer says; None: all times are Gregorian."""
         version = re.match(rb"(\d+)\.(\d+)", (footer or {}).get(_SPARK + b"version", b""))
         if footer is None or version is None:
@@ -348,14 +354,14 @@ def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, u
     A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. A VARIANT or a year-month interval
     is an `unreadable_type`: a Python source cannot hand it to Spark.
     """
-    fields_by_name = _said(footer)
+    fields_by_name = _read_spark_fields(footer)
     typed = typed_fields(fields, {name: field["type"] for name, field in fields_by_name.items()}, url)
     return [
         with_collations(field, fields_by_name[field.name]) if field.name in fields_by_name else field for field in typed
     ]
 
 
-def _said(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+def _read_spark_fields(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
     """Spark's fields by column; none where it has written nothing, or nothing that is known."""
     text = (footer or {}).get(_SPARK_SCHEMA, b"")
     if not any(word in text for word in (b"interval", b"variant", b"__COLLATIONS")):
