@@ -69,9 +69,9 @@ def count_of(value: Any) -> int:
 
 def positive_of(value: Any) -> int:
     """A count from 1 on."""
-    if not (found := count_of(value)):
+    if not (count := count_of(value)):
         raise TypeError("0 is too small")
-    return found
+    return count
 
 
 def counts_of(value: Any) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class _Workers(Generic[T, R]):
     def count(self) -> int:
         return len(self._threads)
 
-    def give(self, item: T) -> concurrent.futures.Future[R]:
+    def submit(self, item: T) -> concurrent.futures.Future[R]:
         future: concurrent.futures.Future[R] = concurrent.futures.Future()
         self._submitted.put((future, item))
         return future
@@ -74,7 +74,7 @@ def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iter
             return
         for item in items:
             process_threads.check()
-            ahead.append(workers.give(item))
+            ahead.append(workers.submit(item))
             if len(ahead) > workers.count:
                 yield ahead.popleft().result()
         while ahead:

@@ -64,15 +64,15 @@ class ValidWriteIdList:
         """
         parts = text.split(":") if isinstance(text, str) else []
         if len(parts) != 5:
-            raise _damaged(text, "five parts, separated by ':'")
+            raise _parse_error(text, "five parts, separated by ':'")
         name, watermark, least, opened, aborted = parts
         if not _UNESCAPED.fullmatch(name):
-            raise _damaged(text, "a table's name first")
+            raise _parse_error(text, "a table's name first")
         write_ids = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
         lowest = _number(text, least)
         # Hive takes it from its caller: one of the open ids, not always the least.
         if lowest != NO_OPEN_WRITE_ID if not write_ids.open_ids else lowest not in write_ids.open_ids:
-            raise _damaged(text, f"an open id in third place, or {NO_OPEN_WRITE_ID} where none is open")
+            raise _parse_error(text, f"an open id in third place, or {NO_OPEN_WRITE_ID} where none is open")
         return write_ids
 
     def __str__(self) -> str:
@@ -198,17 +198,17 @@ def _count(ids: Sequence[int], low: int, high: int) -> int:
 def _numbers(text: str, part: str) -> list[int]:
     numbers = [_number(text, number) for number in part.split(",")] if part else []
     if len(set(numbers)) != len(numbers):
-        raise _damaged(text, "no id twice")
+        raise _parse_error(text, "no id twice")
     return numbers
 
 
 def _number(text: str, part: str) -> int:
     if not _NUMBER.fullmatch(part):
-        raise _damaged(text, "whole numbers without signs or leading zeros")
+        raise _parse_error(text, "whole numbers without signs or leading zeros")
     return int(part)
 
 
-def _damaged(text: str, expected: str) -> ValueError:
+def _parse_error(text: str, expected: str) -> ValueError:
     return ValueError(
         f"{text!r} is no list of valid write ids, such as 't1:5:2:2,4:' (table, high watermark, least open id, open ids, "
         f"aborted ids): expected {expected}"

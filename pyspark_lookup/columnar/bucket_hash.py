@@ -25,17 +25,17 @@ def bucket_hashes(values: pa.Array) -> Numbers | None:
     """The hash (uint32) of each value; None for a type that has none."""
     kind = values.type
     if pa.types.is_integer(kind):
-        return _of_longs(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
+        return _hash_longs(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
     if pa.types.is_date32(kind):
-        return _of_longs(values.cast(pa.int32()).cast(pa.int64()).to_numpy(zero_copy_only=False))
+        return _hash_longs(values.cast(pa.int32()).cast(pa.int64()).to_numpy(zero_copy_only=False))
     if pa.types.is_timestamp(kind):
-        return _of_longs(values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_numpy(zero_copy_only=False))
+        return _hash_longs(values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_numpy(zero_copy_only=False))
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _hash_bytes(values.cast(pa.binary()).to_pylist())
     return None
 
 
-def _of_longs(numbers: Numbers) -> Numbers:
+def _hash_longs(numbers: Numbers) -> Numbers:
     """Of 8 bytes each, the lowest first."""
     words = np.ascontiguousarray(numbers, "<i8").view("<u4").reshape(-1, 2)
     return _hash_words(words, np.full(len(words), 8, np.uint32), np.zeros(len(words), np.uint32))
@@ -57,9 +57,9 @@ def _hash_words(words: Numbers, lengths: Numbers, tail: Numbers) -> Numbers:
     """Of rows of whole words, and up to three bytes after them in `tail`."""
     hashes = np.zeros(len(words), np.uint32)
     for column in range(words.shape[1]):
-        hashes ^= _mixed(words[:, column])
-        hashes = _rotated(hashes, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    hashes ^= _mixed(tail)  # zero without one
+        hashes ^= _mix_word(words[:, column])
+        hashes = _rotate_left(hashes, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    hashes ^= _mix_word(tail)  # zero without one
     hashes ^= lengths.astype(np.uint32)
     hashes ^= hashes >> np.uint32(16)
     hashes *= np.uint32(0x85EBCA6B)
@@ -68,12 +68,12 @@ def _hash_words(words: Numbers, lengths: Numbers, tail: Numbers) -> Numbers:
     return np.asarray(hashes ^ (hashes >> np.uint32(16)))
 
 
-def _mixed(word: Numbers) -> Numbers:
-    mixed: Numbers = _rotated(word.astype(np.uint32) * _C1, 15) * _C2
+def _mix_word(word: Numbers) -> Numbers:
+    mixed: Numbers = _rotate_left(word.astype(np.uint32) * _C1, 15) * _C2
     return mixed
 
 
-def _rotated(numbers: Numbers, bits: int) -> Numbers:
+def _rotate_left(numbers: Numbers, bits: int) -> Numbers:
     return np.asarray((numbers << np.uint32(bits)) | (numbers >> np.uint32(32 - bits)))
 
 

@@ -224,10 +224,10 @@ def widened(low: Any, high: Any) -> tuple[Any, Any]:
 
     A Gregorian day is at most 11 days from the one with its name, from the year 1 on. Instants change their order where a leap day is no more.
     """
-    return _moved(low, -_FURTHEST), _moved(high, _FURTHEST)
+    return _shift(low, -_FURTHEST), _shift(high, _FURTHEST)
 
 
-def _moved(end: Any, by: datetime.timedelta) -> Any:
+def _shift(end: Any, by: datetime.timedelta) -> Any:
     if end is None or end.year > _LAST_MOVED_YEAR:
         return end
     try:

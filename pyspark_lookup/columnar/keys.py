@@ -264,7 +264,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_decimal(kind):
         return array.cast(kind) if widens(array.type, kind) else _as_decimals(array, kind)
     if not pa.types.is_floating(kind):
-        return _fitting(array, kind)
+        return _cast_fitting(array, kind)
     if pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
     # A number that the column cannot hold equals none of its values.
@@ -284,7 +284,7 @@ def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.take(pa.array(fitting, kind), encoded.indices)
 
 
-def _fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """`array` as `kind`, null where a value would change; cut in halves until the odd ones are alone."""
     try:
         return array.cast(kind)
@@ -292,7 +292,7 @@ def _fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
         if len(array) == 1:
             return pa.nulls(1, kind)
     half = len(array) // 2
-    return pa.concat_arrays([_fitting(array.slice(0, half), kind), _fitting(array.slice(half), kind)])
+    return pa.concat_arrays([_cast_fitting(array.slice(0, half), kind), _cast_fitting(array.slice(half), kind)])
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:

@@ -118,18 +118,18 @@ class FullCacheOptions:
             "waits for the end.",
     )
     build_wait_s: float = option(
-        "lookup.full-cache.build-wait", DURATION, 30.0, shown="30 s",
+        "lookup.full-cache.build-wait", DURATION, 30.0, default_text="30 s",
         doc="How long a query waits for a snapshot. With UFS: for that of a new version; after it, the query reads the files "
             "themselves. With CACHE: for a reload that is overdue; after it, the query uses the old snapshot, or fails if "
             "`on-reload-failure` or `max-staleness` say so. For the first load, which another process makes: then it reads "
             "the files.",
     )
     build_memory_bytes: int | None = option(
-        "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, shown="an eighth of what is free, at most 2 GiB",
+        "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, default_text="an eighth of what is free, at most 2 GiB",
         doc="How much memory building a snapshot may take; more rows wait in temporary files in the cache directory.",
     )
     retain_s: float | None = option(
-        "lookup.full-cache.retain", DURATION, None, shown="10 min, or two intervals if that is longer",
+        "lookup.full-cache.retain", DURATION, None, default_text="10 min, or two intervals if that is longer",
         doc="How long a superseded snapshot stays on disk.",
     )
     on_reload_failure: OnReloadFailure = option(
@@ -138,7 +138,7 @@ class FullCacheOptions:
             "fail until a reload succeeds.",
     )
     max_staleness_s: float | None = option(
-        "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, shown="any age",
+        "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, default_text="any age",
         doc="With CACHE: never serve a snapshot older than this; a query then waits for a reload, or fails.",
     )
     # fmt: on

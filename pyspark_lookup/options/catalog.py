@@ -145,9 +145,7 @@ def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
     resolved = dict(options)
     if "path" in resolved:
         named = "lookup.catalog" in {key.lower() for key in resolved}
-        resolved["path"] = (
-            resolved["path"].rpartition("/")[2] if named else absolute_path(resolved["path"])
-        )
+        resolved["path"] = resolved["path"].rpartition("/")[2] if named else absolute_path(resolved["path"])
     return resolved
 
 

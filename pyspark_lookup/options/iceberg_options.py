@@ -37,7 +37,7 @@ class IcebergOptions:
         doc="Properties of that catalog in place of PyIceberg's configuration, e.g. `lookup.catalog.uri`; never credentials.",
     )
     branch: str | None = option(
-        "lookup.branch", Kind("name", parse_text), None, shown="`main`",
+        "lookup.branch", Kind("name", parse_text), None, default_text="`main`",
         doc="Of an Iceberg table: read the current snapshot of this branch.",
     )
     tag: str | None = option(

@@ -355,5 +355,5 @@ def options_table() -> str:
     rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for key, field in _FIELDS.items():
         meta = field.metadata
-        rows.append(f"| `{key}` | {meta['kind']} | {meta['shown'] or '–'} | {meta['doc']} |")
+        rows.append(f"| `{key}` | {meta['kind']} | {meta['default_text'] or '–'} | {meta['doc']} |")
     return "\n".join(rows)

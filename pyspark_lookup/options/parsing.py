@@ -331,11 +331,11 @@ def size(low: int, high: int) -> Kind:
     return Kind("size", parse)
 
 
-def option(key: str, kind: Kind, default: Any, *, doc: str, shown: str = "", hashed: bool = True) -> Any:
-    """A field of `LookupOptions`. `shown`: the default as users see it, where its text is not that."""
-    if not shown and default is not None:
-        shown = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
-    metadata = {"key": key, "kind": kind.label, "parse": kind.parse, "doc": doc, "shown": shown}
+def option(key: str, kind: Kind, default: Any, *, doc: str, default_text: str = "", hashed: bool = True) -> Any:
+    """A field of `LookupOptions`. `default_text`: the default as users see it, where its text is not that."""
+    if not default_text and default is not None:
+        default_text = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
+    metadata = {"key": key, "kind": kind.label, "parse": kind.parse, "doc": doc, "default_text": default_text}
     return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)
 
 

@@ -33,7 +33,7 @@ class ProviderOptions:
         doc="Of an asynchronous provider: calls that run at once.",
     )
     async_timeout_s: float = option(
-        "lookup.async.timeout", POSITIVE_DURATION, 180.0, shown="3 min",
+        "lookup.async.timeout", POSITIVE_DURATION, 180.0, default_text="3 min",
         doc="Of a provider: how long a call may take, with what is tried again; of its scan(), each batch; and its factory.",
     )
     retry_predicate: RetryPredicate | None = option(

@@ -49,11 +49,11 @@ _CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.ve
 class ReadOptions:
     # fmt: off
     columns: tuple[str, ...] | None = option(
-        "lookup.columns", NAMES, None, shown="all",
+        "lookup.columns", NAMES, None, default_text="all",
         doc="Columns to read, in this order.",
     )
     where: str | None = option(
-        "lookup.where", Kind("SQL predicate", parse_text), None, shown="all rows",
+        "lookup.where", Kind("SQL predicate", parse_text), None, default_text="all rows",
         doc="Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] "
             "NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.",
     )
@@ -84,11 +84,11 @@ class ReadOptions:
         doc="Who says which version is current: the store, once per query, or this host.",
     )
     sync_interval_s: float | None = option(
-        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, shown="required with CACHE, but for FULL",
+        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="required with CACHE, but for FULL",
         doc="With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).",
     )
     version: int | None = option(
-        "lookup.version", Kind("version number", _NUMBER), None, shown="the current version",
+        "lookup.version", Kind("version number", _NUMBER), None, default_text="the current version",
         doc="Of a managed, a Delta or an Iceberg table: read this version (time travel), as `lookup.view=versions` lists them.",
     )
     timestamp: datetime.datetime | None = option(
@@ -100,7 +100,7 @@ class ReadOptions:
         doc="Of a managed table: read what the commits from this one on have changed, it included, as `lookup.view=changes`.",
     )
     changes_to: int | None = option(
-        "lookup.changes-to", Kind("version number", _CHANGES), None, shown="the current version",
+        "lookup.changes-to", Kind("version number", _CHANGES), None, default_text="the current version",
         doc="... up to this commit, it included.",
     )
     valid_write_ids: str | None = option(
@@ -118,7 +118,7 @@ class ReadOptions:
         doc="When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.",
     )
     on_version_gone: enums.OnVersionGone | None = option(
-        "lookup.on-version-gone", choice(enums.OnVersionGone), None, shown="NEWER; of a managed, a Delta or an Iceberg table FAIL",
+        "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; of a managed, a Delta or an Iceberg table FAIL",
         doc="When a file was replaced after the version was resolved: read the newer one, or fail.",
     )
     on_error: enums.OnError = option(
@@ -131,7 +131,7 @@ class ReadOptions:
         doc="Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).",
     )
     split_size: int = option(
-        "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, shown="128 MiB",
+        "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
         doc="A scan above this many file bytes is split into several tasks.",
     )
     stream_start: enums.StreamStart | int = option(
@@ -195,7 +195,7 @@ class WriteOptions:
         doc="Of writes: add columns that the table does not have; older rows have null there.",
     )
     write_missing_columns: enums.MissingColumns | None = option(
-        "lookup.write.missing-columns", choice(enums.MissingColumns), None, shown="such an upsert is refused",
+        "lookup.write.missing-columns", choice(enums.MissingColumns), None, default_text="such an upsert is refused",
         doc="Of upserts whose rows lack columns: a row that is there keeps its values (KEEP), or they become null "
             "(NULL).",
     )
@@ -210,7 +210,7 @@ class WriteOptions:
             "(`LookupTable.compact`).",
     )
     write_timeout_s: float = option(
-        "lookup.write.timeout", POSITIVE_DURATION, 86400.0, shown="24 h",
+        "lookup.write.timeout", POSITIVE_DURATION, 86400.0, default_text="24 h",
         doc="Of writes: others may abort a write that has shown no sign of life for so long.",
     )
     # fmt: on

@@ -148,14 +148,14 @@ class DueTrigger(CacheReloadTrigger):
             try:
                 reload = context.trigger_reload()
             except Exception:
-                self._ended(context, last)
+                self._plan_next(context, last)
                 raise
-            reload.add_done_callback(lambda _: self._ended(context, last))
+            reload.add_done_callback(lambda _: self._plan_next(context, last))
         else:
             self._plan(context, last, self._due_after_s(last, now_s))
             context.trigger_reload()
 
-    def _ended(self, context: CacheReloadTrigger.Context, before: LastReload | None) -> None:
+    def _plan_next(self, context: CacheReloadTrigger.Context, before: LastReload | None) -> None:
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
@@ -241,23 +241,23 @@ class TimedCacheReloadTrigger(DueTrigger):
 
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
         if last is None:
-            return min(due_s for due_s, _ in self._around(now_s) if due_s > now_s)
+            return min(due_s for due_s, _ in self._instants_around(now_s) if due_s > now_s)
         return self._after_s(last, now_s)
 
     def _first_s(self, at_s: float) -> float:
         """The first reload time at or after `at_s`."""
-        return min(due_s for due_s, _ in self._around(at_s) if due_s >= at_s)
+        return min(due_s for due_s, _ in self._instants_around(at_s) if due_s >= at_s)
 
     def _after_s(self, last: LastReload, at_s: float) -> float:
         """The first reload time after `at_s` on a day that is a multiple of the interval from the very first one."""
         anchor_s = last.first_started_at_s
-        _, anchor = min(entry for entry in self._around(anchor_s) if entry[0] >= anchor_s)
-        latest = max(day for due_s, day in self._around(at_s) if due_s <= at_s)
+        _, anchor = min(entry for entry in self._instants_around(anchor_s) if entry[0] >= anchor_s)
+        latest = max(day for due_s, day in self._instants_around(at_s) if due_s <= at_s)
         # Negative where the clock was set back to before the first: the same days count there.
         steps = (latest - anchor).days // self.interval_days + 1
         return _instant_s(anchor + steps * self.interval_days * _DAY, self.reload_time, self._zone)
 
-    def _around(self, at_s: float) -> list[tuple[float, datetime.date]]:
+    def _instants_around(self, at_s: float) -> list[tuple[float, datetime.date]]:
         return [(_instant_s(day, self.reload_time, self._zone), day) for day in _days_around(at_s, self._zone)]
 
 

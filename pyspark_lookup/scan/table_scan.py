@@ -94,7 +94,7 @@ class Scan(TableScan):
     ) -> list[ColumnStats | None]:
         values = _partition_values(table, file.piece.file, partitions)
         requested = pa.schema([pa.field(name, pa.null()) for name in names])
-        spelled = find_names(file.piece.file, file.index, requested, _declared(table, [file.piece]))
+        spelled = find_names(file.piece.file, file.index, requested, _declared_schema(table, [file.piece]))
         row: list[ColumnStats | None] = []
         for name in names:
             if name in values:
@@ -149,15 +149,17 @@ class Scan(TableScan):
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """See `TableScan`. Reads what says so, through the cache."""
-        return merge_positions(self._deleted.read_positions(table.url, files), self._equal(table).read_positions(files))
+        return merge_positions(
+            self._deleted.read_positions(table.url, files), self._equality_deleted(table).read_positions(files)
+        )
 
     def deleted_values(
         self, table: Table, deletes: Sequence[Deletes]
     ) -> Iterable[tuple[EqualityColumns, DeletedValues]]:
         """See `TableScan`. Reads delete files, through the cache."""
-        return self._equal(table).values(deletes)
+        return self._equality_deleted(table).values(deletes)
 
-    def _equal(self, table: Table) -> EqualityDeleted:
+    def _equality_deleted(self, table: Table) -> EqualityDeleted:
         if self._by_value is None:
             read = functools.partial(self._read_rows, table)
             self._by_value = EqualityDeleted(read, functools.partial(self._place_rows, table))
@@ -229,7 +231,7 @@ class Scan(TableScan):
     def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
         """Open every file's index, all files at once: one round of requests where a tail suffices."""
         assert table.format is not None
-        declared = _declared(table, pieces)
+        declared = _declared_schema(table, pieces)
         forms = {
             name: open_format(name or table.format, self._block_size, table.csv, declared)
             for name in {piece.file.format for piece in pieces}
@@ -421,7 +423,7 @@ def _scanned_columns(projection: Projection) -> frozenset[str]:
     return frozenset(projection.needed) - frozenset(projection.partitions.names)
 
 
-def _declared(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
+def _declared_schema(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
     """The columns that a table's files are declared to have."""
     if table.declared is None:
         return None

@@ -47,7 +47,7 @@ from pyspark_lookup.spark.lookup_pass import (
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.table_argument import (
-    LookedUp,
+    DimensionTable,
     TableArgument,
     defaults_to_full,
     is_cache_set,
@@ -93,7 +93,7 @@ class _Choice:
     """A strategy, and why. `cached`: the table with the cache that a pass needs. `rows`: the table's, if it is a broadcast that nobody asked for."""
 
     broadcast: bool
-    cached: LookedUp
+    cached: DimensionTable
     why: str
     rows: int | None = None
 
@@ -149,7 +149,7 @@ def lookup_join(
     Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and at
     execution what a lookup raises (see `lookup.on-error`).
     """
-    pairs = None if on is None else _pairs(on)
+    pairs = None if on is None else _parse_on(on)
     kind = _HOW.get(str(how).lower().strip().replace("_", ""))
     if kind is None:
         raise OptionError(f"argument how = {how!r}: a lookup join is 'left', 'inner', 'left_semi' or 'left_anti'")
@@ -184,7 +184,7 @@ def lookup_join(
         chain, broadcasts = Chain(df, "a key lies in a column that an earlier lookup has found"), _Broadcasts(df)
     if not choice.broadcast:
         return _pass(chain, lookup)
-    if choice.rows is not None and (few := _few(broadcasts.base, broadcasts.rows + choice.rows)) is not None:
+    if choice.rows is not None and (few := _explain_pass(broadcasts.base, broadcasts.rows + choice.rows)) is not None:
         # The earlier ones join the pass: it costs little more for them.
         joining = (dataclasses.replace(earlier, why=few) for earlier in (*broadcasts.lookups, lookup))
         return _pass(_get_chain(broadcasts.base), *joining)
@@ -202,7 +202,7 @@ def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
     """A chain with more lookups."""
     longer = dataclasses.replace(chain, lookups=(*chain.lookups, *lookups))
     _explain(longer.name, longer.lookups, longer.apart, len(lookups))
-    joined = longer.joined()
+    joined = longer.to_dataframe()
     vars(joined)[_CHAIN] = longer
     return joined
 
@@ -254,7 +254,7 @@ def _is_persisted(df: DataFrame) -> bool:
     return not in_flow_function(df.sparkSession) and df.storageLevel != StorageLevel.NONE
 
 
-def _few(df: DataFrame, rows: int) -> str | None:
+def _explain_pass(df: DataFrame, rows: int) -> str | None:
     """Why tables of so many rows together are looked up faster than broadcast, if Spark expects that few of the DataFrame."""
     # Of looked-up columns Spark knows no size, from which it would tell the rows.
     expected, enough = estimated_rows(_get_chain(df).base), _PASS_ROWS + rows // 2
@@ -274,7 +274,7 @@ def explain_lookup(df: DataFrame) -> str:
         explanations = [_explained[name] for name in named if name in _explained]
     paragraphs = []
     for lookups, apart in explanations:
-        texts = [lookup.text + _not_kept(df.sparkSession, lookup.full) for lookup in lookups]
+        texts = [lookup.text + _snapshot_line(df.sparkSession, lookup.full) for lookup in lookups]
         if len(texts) > 1:
             texts = [f"{len(texts)} lookups in one pass", *("  " + text.replace("\n", "\n  ") for text in texts)]
         if len(explanations) > 1:
@@ -283,7 +283,7 @@ def explain_lookup(df: DataFrame) -> str:
     return "\n".join(paragraphs) if paragraphs else "no lookup join in this DataFrame"
 
 
-def _not_kept(spark: SparkSession, full: Mapping[str, str] | None) -> str:
+def _snapshot_line(spark: SparkSession, full: Mapping[str, str] | None) -> str:
     """A line that says why a host keeps no snapshot of a table; nothing if it has one, would, or is not to."""
     if full is None or in_flow_function(spark):
         return ""
@@ -294,7 +294,7 @@ def _not_kept(spark: SparkSession, full: Mapping[str, str] | None) -> str:
     return "" if reason is None else f"\n  snapshot: none, the table is read from its files ({reason})"
 
 
-def _pairs(on: Any) -> list[tuple[str, str]]:
+def _parse_on(on: Any) -> list[tuple[str, str]]:
     """(column of the DataFrame, column of the table) for each key."""
     pairs: list[tuple[Any, Any]] = []
     if isinstance(on, str):
@@ -321,7 +321,7 @@ def _known_fields(df: DataFrame) -> list[StructField]:
     return df.schema.fields
 
 
-def _within(fields: Sequence[StructField], name: str) -> list[tuple[StructField, ...]]:
+def _find_fields(fields: Sequence[StructField], name: str) -> list[tuple[StructField, ...]]:
     """The columns of a name, each as the structs that lead to it, itself last: `s.id` is the field `id` of `s`, if no column is called so."""
     matches = [(field,) for field in fields if field.name.lower() == name.lower()]
     if matches:
@@ -330,7 +330,7 @@ def _within(fields: Sequence[StructField], name: str) -> list[tuple[StructField,
         (field, *inner)
         for field in fields
         if isinstance(field.dataType, StructType) and name.lower().startswith(f"{field.name.lower()}.")
-        for inner in _within(field.dataType.fields, name[len(field.name) + 1 :])
+        for inner in _find_fields(field.dataType.fields, name[len(field.name) + 1 :])
     ]
 
 
@@ -339,7 +339,7 @@ def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tup
 
     Where Spark does not tell of it, an `_Unknown` of the type `table_type` of the table, with which tasks will compare it.
     """
-    fields = _within(_known_fields(df), name)
+    fields = _find_fields(_known_fields(df), name)
     if not fields:
         if in_flow_function(df.sparkSession):
             return tuple(_Unknown(part, table_type) for part in name.split("."))
@@ -361,7 +361,7 @@ def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
     return Key(names, table_type if wider else field.dataType, wider)
 
 
-def _key(df: DataFrame, df_column: str, table: LookedUp, table_column: str) -> Key:
+def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str) -> Key:
     """The key column of the DataFrame, in a type that the table's keys can be compared with."""
     table_type = table.column_type(table_column)
     path = _field(df, df_column, "on", table_type)
@@ -378,7 +378,7 @@ def _key(df: DataFrame, df_column: str, table: LookedUp, table_column: str) -> K
     return _widen(path, table_type)
 
 
-def _validity(table: LookedUp) -> tuple[str, str | None]:
+def _validity(table: DimensionTable) -> tuple[str, str | None]:
     """The table's columns that say when a row is valid."""
     start, end = table.parsed.valid_from, table.parsed.valid_to
     if start is None:
@@ -396,7 +396,7 @@ def _validity(table: LookedUp) -> tuple[str, str | None]:
     return start_column, end_column
 
 
-def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str | None]) -> Key:
+def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str, str | None]) -> Key:
     """The column of the DataFrame with the time, in the type of the table's."""
     table_type = table.column_type(validity[0])
     path = _field(df, as_of, "as_of", table_type)
@@ -435,7 +435,7 @@ def _check_key(df_column: str, df_type: DataType, table_column: str, table_type:
         )
 
 
-def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
+def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> None:
     """Raise OptionError if a column of the result would have the name of another."""
     added = [*names, *([ERROR_COLUMN] if table.parsed.on_error is OnError.NULL else [])]
     used_names = {field.name.lower() for field in _known_fields(df)}
@@ -453,7 +453,7 @@ def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
             raise OptionError(f"column {name!r}: that name is used by lookup joins; rename it")
 
 
-def _choose(df: DataFrame, table: LookedUp, strategy: str, as_of: bool) -> _Choice:
+def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) -> _Choice:
     """How a table is joined to a DataFrame."""
     by_null = table.parsed.on_error is OnError.NULL
     if strategy == "broadcast":

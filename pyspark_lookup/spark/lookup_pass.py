@@ -42,7 +42,7 @@ from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import OnError
 from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.reading import Probe, Resolve
-from pyspark_lookup.spark.table_argument import LookedUp, quote
+from pyspark_lookup.spark.table_argument import DimensionTable, quote
 from pyspark_lookup.spark.types import arrow_type
 from pyspark_lookup.table.executions import Build
 
@@ -92,7 +92,7 @@ class ChainedLookup:
     `build`: if it was built in a `foreachBatch` function. `broadcast`: it is no part of a pass. `why`: it is, or is not.
     """
 
-    table: LookedUp
+    table: DimensionTable
     keys: tuple[Key, ...]
     names: tuple[str, ...]
     how: str
@@ -149,7 +149,7 @@ class Chain:
     apart: str
     lookups: tuple[ChainedLookup, ...] = ()
 
-    def joined(self) -> DataFrame:
+    def to_dataframe(self) -> DataFrame:
         """The base with the columns of all lookups, in one pass."""
         relations = relate_versions(self.base, {lookup.version: lookup for lookup in self.lookups})
         versions = {version: (n, m) for n, (tables, _) in enumerate(relations) for m, version in enumerate(tables)}

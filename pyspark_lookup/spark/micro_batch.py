@@ -35,18 +35,18 @@ def read_build(property_of: Callable[[str], str | None]) -> Build | None:
 
 def current_build(spark: SparkSession) -> Build | None:
     """Where something is built now, if that is in a `foreachBatch` function: it reads back what the function has written before."""
-    return _in_connect() if _CONNECT_WORKER in _main_file() else _in_classic(spark)
+    return _connect_build() if _CONNECT_WORKER in _main_file() else _classic_build(spark)
 
 
-def _in_classic(spark: Any) -> Build | None:
+def _classic_build(spark: Any) -> Build | None:
     """The micro-batch of this thread; in a thread of a pool, that of the stream whose session it is."""
     try:
-        return read_build(spark.sparkContext.getLocalProperty) or _of_session(spark._jsparkSession)
+        return read_build(spark.sparkContext.getLocalProperty) or _session_build(spark._jsparkSession)
     except (AttributeError, NotImplementedError, PySparkException, Py4JError):
         return None  # Spark Connect, outside a function; or a Spark that is built otherwise
 
 
-def _of_session(session: Any) -> Build | None:
+def _session_build(session: Any) -> Build | None:
     """The micro-batch of the stream that has this session of the JVM for its own."""
     for query in list(session.sharedState().activeStreamingQueries().values()):
         if query.sparkSessionForStream().equals(session):
@@ -60,7 +60,7 @@ def _main_file() -> str:
     return (getattr(sys.modules.get("__main__"), "__file__", None) or "").replace("\\", "/")
 
 
-def _in_connect() -> Build | None:
+def _connect_build() -> Build | None:
     """The micro-batch in whose function this process is, which Spark Connect has started for that: its main thread runs it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:

@@ -89,7 +89,7 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
 
 def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
     """The options that the catalog is to keep, once there is such a table. Raises what making it raises."""
-    catalog_options = _own_options(options)
+    catalog_options = _catalog_options(options)
     create = catalog_options.pop(_CREATE, "false")
     try:
         if not parse_boolean(create):
@@ -111,7 +111,7 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in catalog_options.items() if key != "lookup.keys"}
 
 
-def _own_options(options: Mapping[str, str]) -> dict[str, str]:
+def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
     """A table's options without what is the catalog's: each of OPTIONS (…) also arrives as `option.<key>`, a property does not."""
     catalog_options = {key: text for key, text in options.items() if f"option.{key}" in options or key == "path"}
     for key in sorted(options.keys() - catalog_options.keys()):
@@ -175,7 +175,7 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
     return schema
 
 
-def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
+def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
     """The options of a write, which say where it goes. Raises OptionError where that would be a guess."""
     write_options = _single_path(write)
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
@@ -194,9 +194,9 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
         same_path = bool(stored) and not _differ(stored.get("path", ""), write_options["path"])
         # An INSERT … WITH (path …) that names its table's own place, or rows of it: what is for writes counts.
         of_table = {key: text for key, text in stored.items() if same_path and key.startswith(_OF_WRITES)}
-        options = {**of_table, **(_for_added(schema) if same_path and named else {}), **write_options}
+        options = {**of_table, **(_added_column_options(schema) if same_path and named else {}), **write_options}
     elif named:
-        options = {**stored, **_for_added(schema), **write_options}
+        options = {**stored, **_added_column_options(schema), **write_options}
     else:
         raise OptionError(
             "which table is written cannot be told: Spark does not pass a catalog table's options to its writer, and "
@@ -214,7 +214,7 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
     return options
 
 
-def _for_added(schema: StructType) -> dict[str, str]:
+def _added_column_options(schema: StructType) -> dict[str, str]:
     return {"lookup.write.merge-schema": "true"} if added_columns(schema) else {}
 
 
@@ -305,7 +305,7 @@ class Planning:
             raise OptionError("option lookup.columns contradicts the given schema: give one of them")
         declared = planned_table is None and not stored and options.view is View.DATA
         if declared and options.provider is None:
-            options = _declaring(options, columns)
+            options = _with_declared_columns(options, columns)
         built = read.get(BUILT)
         build = None if built is None else Build(*json.loads(built))
         collated = [field.name for field in schema if is_collated(field.dataType)]
@@ -343,7 +343,7 @@ class Planning:
             return [(plan, task) for task in planner.plan_tasks(engine.reader, planned_table, plan)]
 
 
-def _declaring(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
+def _with_declared_columns(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
     """The options with the columns of `.schema(…)` as if `lookup.schema` said them."""
     columns = pa.schema([(field.name, spark_type(field.type)) for field in columns])
     if options.schema is not None and options.schema != columns:

@@ -22,7 +22,7 @@ from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, lookup_udf
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_pipeline
 from pyspark_lookup.spark.table_argument import (
-    LookedUp,
+    DimensionTable,
     TableArgument,
     defaults_to_full,
     load_view,
@@ -85,7 +85,7 @@ def register_lookup(
         registered.add(name.lower())
 
 
-def _create(dim_table: LookedUp, whole: LookedUp, name: str, multi: bool) -> None:
+def _create(dim_table: DimensionTable, whole: DimensionTable, name: str, multi: bool) -> None:
     """Both functions, with what they stand on: the view of the version, and a UDF for each."""
     base = f"_lookup_{name.lower()}"
     # Spark adds its own stack frames to an error in a subquery. So the function gets the error in place of the version, and raises it.
@@ -119,7 +119,7 @@ def _udfs(base: str) -> tuple[str, str]:
     return f"{base}_udf", f"{base}_rows_udf"
 
 
-def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
+def _body(table: DimensionTable, base: str, many: bool, as_rows: bool = False) -> str:
     """What follows a function's name where it is created: on top of a UDF, and of the view of the version."""
     names = [field.name for field in table.returned_fields]
     udf = _udfs(base)[as_rows]

@@ -38,7 +38,7 @@ _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
 
 
 @dataclasses.dataclass(frozen=True)
-class LookedUp:
+class DimensionTable:
     """A table as a lookup sees it: its options, all its columns, those it is looked up by, and for, in the answer's order."""
 
     spark: SparkSession
@@ -128,7 +128,7 @@ def look_up(
     options: Mapping[str, Any],
     as_of: bool = False,
     key_argument: str = "on",
-) -> LookedUp:
+) -> DimensionTable:
     """The table that a lookup names, with its columns as Spark sees them now.
 
     `keys`: None for those that its options or its log name; `key_argument`: what the caller calls them. `as_of`: of what is valid at a time. Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
@@ -139,7 +139,7 @@ def look_up(
         raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
     refuse_in_reads(explicit - {"lookup.on-error"}, as_of=as_of)
     stored, schema = _table(spark, table, argument_options)
-    merged = _absolute(merge_options(stored, argument_options))
+    merged = resolve_path(merge_options(stored, argument_options))
     if any(key.lower() == "lookup.changes-from" for key in merged):
         raise OptionError("option lookup.changes-from reads changes, in which nothing can be looked up: leave it out")
     keys_option = {key.lower(): text for key, text in argument_options.items()}.get("lookup.keys")
@@ -177,10 +177,10 @@ def look_up(
             )
     returned_fields = tuple(StructField(name, schema[name].dataType) for name in names)
     final_options = LookupOptions.parse(merged, conf=conf_file_options())
-    floor = _own_floor(final_options)
+    floor = _known_floor(final_options)
     if floor is not None:
         merged.setdefault("lookup.floor", floor)
-    return LookedUp(spark, merged, final_options, schema, spelled, returned_fields)
+    return DimensionTable(spark, merged, final_options, schema, spelled, returned_fields)
 
 
 def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:
@@ -197,7 +197,7 @@ def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[st
     return list(keys)
 
 
-def _own_floor(options: LookupOptions) -> str | None:
+def _known_floor(options: LookupOptions) -> str | None:
     """What this host has committed, for the hosts that answer the lookup from what they know."""
     if options.provider is not None or options.metadata_source is MetadataSource.UFS:
         return None
@@ -281,16 +281,12 @@ def _plain_text(field: StructField) -> StructField:
     return StructField(field.name, StringType()) if isinstance(field.dataType, VarcharType) else field
 
 
-def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
+def resolve_table_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
     """The options of the table that an argument means, with those given besides. Raises OptionError if it means none."""
     argument_options = {key: option_text(value) for key, value in options.items()}
     refuse_in_reads(argument_options)
     stored, _ = _table(spark, table, argument_options)
-    return _absolute(merge_options(stored, argument_options))
-
-
-def _absolute(options: dict[str, str]) -> dict[str, str]:
-    return resolve_path(options)
+    return resolve_path(merge_options(stored, argument_options))
 
 
 def is_cache_set(options: Mapping[str, str]) -> bool:
@@ -298,18 +294,18 @@ def is_cache_set(options: Mapping[str, str]) -> bool:
     return "lookup.cache" in options or "lookup.cache" in conf_file_options()
 
 
-def defaults_to_full(table: LookedUp) -> bool:
+def defaults_to_full(table: DimensionTable) -> bool:
     """Whether a lookup gives the table a full cache if it is small: nobody said which, and none would need a trigger."""
     by_query = table.parsed.metadata_source is MetadataSource.UFS and table.parsed.provider is None
     return by_query and not is_cache_set(table.options)
 
 
-def with_default_cache(table: LookedUp, size: int) -> LookedUp:
+def with_default_cache(table: DimensionTable, size: int) -> DimensionTable:
     """The table with the cache that a lookup gives it. `size`: of its files, in bytes."""
     small = size <= table.parsed.split_size
     return with_cache(table, CacheMode.FULL) if small and defaults_to_full(table) else table
 
 
-def with_cache(table: LookedUp, mode: CacheMode) -> LookedUp:
+def with_cache(table: DimensionTable, mode: CacheMode) -> DimensionTable:
     options = merge_options(table.options, {"lookup.cache": mode.value})
     return dataclasses.replace(table, options=options, parsed=LookupOptions.parse(options, conf=conf_file_options()))

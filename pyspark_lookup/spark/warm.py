@@ -20,7 +20,7 @@ from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.spark.reading import count_for_application, session_options
-from pyspark_lookup.spark.table_argument import TableArgument, own_options
+from pyspark_lookup.spark.table_argument import TableArgument, resolve_table_options
 
 _COLUMNS = "host STRING, cache_dir STRING, version STRING, rows BIGINT, bytes BIGINT, seconds DOUBLE, error STRING"
 
@@ -84,7 +84,7 @@ def warm(
     """
     if tasks < 1:
         raise ValueError(f"tasks = {tasks}: give 1 or more")
-    table_options = {**own_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
+    table_options = {**resolve_table_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
     LookupOptions.parse(table_options, conf=conf_file_options())  # what is wrong is said here, not by tasks
     numbers = spark.range(0, tasks, 1, tasks)
     rows = numbers.mapInArrow(_Warm(json.dumps(table_options), runtime().nonce()), _COLUMNS).collect()

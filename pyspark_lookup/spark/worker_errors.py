@@ -20,7 +20,7 @@ def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that a worker calls, or whose generator it reads: an error of ours that it raises is shown as its message."""
 
     @functools.wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
+    def wrapper(*arguments: Any, **named: Any) -> Any:
         try:
             result = function(*arguments, **named)
         except Exception as problem:
@@ -28,7 +28,7 @@ def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
         return _read(result) if isinstance(result, types.GeneratorType) else result
 
-    return called
+    return wrapper
 
 
 def errors_without_traceback(cls: _Class) -> _Class:

@@ -20,7 +20,7 @@ from pyspark_lookup.managed import Job, batch_directory
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import KeyedWrite, View
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.spark.planning import written_options
+from pyspark_lookup.spark.planning import resolve_write_options
 from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.types import arrow_schema
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
@@ -61,7 +61,9 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
-    parsed = LookupOptions.parse(written_options(options, schema), conf=conf_file_options(), origin="write option")
+    parsed = LookupOptions.parse(
+        resolve_write_options(options, schema), conf=conf_file_options(), origin="write option"
+    )
     wrong = [key for key, value in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if value]
     wrong += ["lookup.columns"] if parsed.columns else []
     wrong += ["lookup.view"] if parsed.view is not View.DATA else []

@@ -170,10 +170,10 @@ class FooterFormat(abc.ABC):
         end = 4 + len(self.magic)
         if len(tail) < self.frame or bytes(tail[-len(self.magic) :]) != self.magic:
             hint = "; Feather version 1 is not supported" if bytes(tail[-4:]) == b"FEA1" else ""
-            raise damaged(file, self.name, f"it does not end with {self.magic.decode()}{hint}")
+            raise damaged_file_error(file, self.name, f"it does not end with {self.magic.decode()}{hint}")
         (footer,) = struct.unpack("<i", tail[-end : -len(self.magic)])
         if not 0 < footer <= file.size - self.frame:
-            raise damaged(file, self.name, f"a footer of {footer} bytes does not fit")
+            raise damaged_file_error(file, self.name, f"a footer of {footer} bytes does not fit")
         whole = (file.size - footer - end, footer + end)
         if whole[1] > len(tail) and whole not in data:
             return [whole]
@@ -194,7 +194,7 @@ def _tail_range(file: FileVersion) -> Range:
     return file.size - length, length
 
 
-def damaged(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
+def damaged_file_error(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
     return DamagedFileError(f"{file.url} is not a readable {kind} file: {problem}")
 
 
@@ -215,7 +215,7 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
         struct.error,
         zlib.error,
     ) as problem:
-        error = damaged(file, kind, problem)
+        error = damaged_file_error(file, kind, problem)
         if isinstance(problem, MemoryError) or "bad_alloc" in str(problem):
             instead = "if the file is not damaged, read fewer columns or write it in smaller parts"
             error = NoMemoryError(f"{str(error).strip()}: there is no memory for what it holds; {instead}")
@@ -226,5 +226,7 @@ def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:
     """The ranges that a file gives for its parts. Raises DamagedFileError if one is not inside the file."""
     for offset, length in ranges:
         if not 0 <= offset <= offset + length <= file.size:
-            raise damaged(file, kind, f"a part of {length} bytes at {offset} is not inside its {file.size} bytes")
+            raise damaged_file_error(
+                file, kind, f"a part of {length} bytes at {offset} is not inside its {file.size} bytes"
+            )
     return ranges

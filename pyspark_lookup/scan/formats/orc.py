@@ -45,7 +45,7 @@ class OrcIndex(FileIndex):
         self._stored = pa.schema(
             [
                 field.with_type(
-                    _timed(
+                    _mark_instants(
                         field.type, spark_types[field.name], by_spark, declared_field.type if declared_field else None
                     )
                 )
@@ -98,13 +98,13 @@ class OrcIndex(FileIndex):
             for number in range(file.nstripes):
                 self._check_room(number, read)
                 try:
-                    batch = file.read_stripe(number, columns=self._unmistakable(read)) if as_it_is else None
+                    batch = file.read_stripe(number, columns=self._select_columns(read)) if as_it_is else None
                 except pa.ArrowInvalid as problem:
                     if _OUT_OF_RANGE not in str(problem):
                         raise
                     batch = None
                 if batch is None:
-                    batch = self._exact(number, read, columns)
+                    batch = self._read_exact_times(number, read, columns)
                 else:
                     batch = convert_columns(batch.select(list(columns)), self._converts)
                 for start in range(0, batch.num_rows, BATCH_ROWS):
@@ -117,13 +117,13 @@ class OrcIndex(FileIndex):
         if size > _LARGE and size > (free := free_bytes()):
             raise MemoryError(f"{rows} rows in one stripe take at least {size} bytes, but only {free} are free")
 
-    def _unmistakable(self, columns: Sequence[str]) -> list[str] | None:
+    def _select_columns(self, columns: Sequence[str]) -> list[str] | None:
         """Columns as the reader is asked for them; None, which are all, where it would take one for a field of a struct."""
         structs = {field.name for field in self._raw if pa.types.is_nested(field.type)}
         mistaken = any(name[:at] in structs for name in columns for at, mark in enumerate(name) if mark == ".")
         return None if mistaken else list(columns)
 
-    def _exact(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
+    def _read_exact_times(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
         """The rows of a stripe with times of any year, and of writers in any time zone."""
         converts = dict(self._converts)
         for name in self._times.intersection(read):
@@ -132,7 +132,7 @@ class OrcIndex(FileIndex):
             converters = iter(self._converts.get(name) or [None] * _leaf_count(raw))
             numbers = iter(self._tail.leaf_columns(name, self._raw))
             converts[name] = list(_exact_leaves(raw, stored, times, numbers, converters))
-        batch = self._with_seconds.read_stripe(number, columns=self._unmistakable(read))
+        batch = self._with_seconds.read_stripe(number, columns=self._select_columns(read))
         return convert_columns(batch.select(list(columns)), converts)
 
     @cached_property
@@ -207,7 +207,7 @@ def _read_spark_type(field: pa.Field) -> Any:
     return None if text is None else text.decode(errors="replace")
 
 
-def _timed(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.DataType | None) -> pa.DataType:
+def _mark_instants(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.DataType | None) -> pa.DataType:
     """`kind` with times as instants where they are. ORC's timestamps have no zone, but Spark's TIMESTAMP is written as such."""
     if pa.types.is_timestamp(kind) and kind.tz is None:
         if spark_type is None:
@@ -225,7 +225,7 @@ def _timed(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.Data
             [spark_type["keyType"], spark_type["valueType"]] if pa.types.is_map(kind) else [spark_type["elementType"]]
         )
     timed = [
-        _timed(part, part_type, by_spark, declared_part)
+        _mark_instants(part, part_type, by_spark, declared_part)
         for part, part_type, declared_part in zip(parts, inner, declared_parts, strict=True)
     ]
     if pa.types.is_struct(kind):

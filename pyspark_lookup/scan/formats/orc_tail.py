@@ -90,15 +90,15 @@ def _parts(message: memoryview, number: int) -> list[memoryview]:
     return [value for field, wire, value in parse_fields(message) if field == number and wire == _BYTES]
 
 
-def _encoded(number: int, wire: int, value: Any) -> bytes:
+def _encode_field(number: int, wire: int, value: Any) -> bytes:
     """A field of a message, as `parse_fields` gives it."""
-    key = _encoded_varint(number << 3 | wire)
+    key = _encode_varint(number << 3 | wire)
     if wire == _VARINT:
-        return key + _encoded_varint(value)
-    return b"".join([key, _encoded_varint(len(value)) if wire == _BYTES else b"", value])
+        return key + _encode_varint(value)
+    return b"".join([key, _encode_varint(len(value)) if wire == _BYTES else b"", value])
 
 
-def _encoded_varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     encoded = bytearray()
     while value > 127:
         encoded.append(value & 127 | 128)
@@ -138,7 +138,7 @@ class OrcTail:
         calendar = _number(self.footer, _CALENDAR)
         if calendar == 0:
             return _number(self.footer, _WRITER, _JAVA) == _JAVA
-        return calendar != _PROLEPTIC and not self._of_iceberg
+        return calendar != _PROLEPTIC and not self._is_of_iceberg
 
     @cached_property
     def rows(self) -> list[int]:
@@ -154,7 +154,7 @@ class OrcTail:
             at = start + index + data
             if at + footer > self.end:
                 raise ValueError(f"a stripe's footer at {at} is not inside the file")
-            stripes.append(Stripe(start, self._plain(self.content[at : at + footer])))
+            stripes.append(Stripe(start, self._decompress_stream(self.content[at : at + footer])))
         return stripes
 
     def leaf_columns(self, name: str, schema: pa.Schema) -> list[int]:
@@ -179,7 +179,7 @@ class OrcTail:
                 encoding = sum(
                     _number(message, 1) for message in _parts(stripe.footer, _ENCODINGS)[column : column + 1]
                 )
-                data = self._plain(self.content[at : at + length], _LONGEST_NUMBER * count + 1024)
+                data = self._decompress_stream(self.content[at : at + length], _LONGEST_NUMBER * count + 1024)
                 packed = unsigned_numbers(data, count, 2 if encoding in _VERSION_2 else 1)
                 # "The low three bits: how many zeros are left out, less one".
                 zeros = packed & 7
@@ -196,31 +196,31 @@ class OrcTail:
         for number, wire, value in parse_fields(self.footer):
             if number == _TYPES and wire == _BYTES:
                 value = b"".join(
-                    _encoded(field, kind, _LONG if (field, kind) == (1, _VARINT) and of in _TIMESTAMPS else of)
+                    _encode_field(field, kind, _LONG if (field, kind) == (1, _VARINT) and of in _TIMESTAMPS else of)
                     for field, kind, of in parse_fields(value)
                 )
-            footer += _encoded(number, wire, value)
+            footer += _encode_field(number, wire, value)
         if self.compression:
             parts = [footer[at : at + _ORIGINAL] for at in range(0, len(footer), _ORIGINAL)]
             footer = b"".join((len(part) << 1 | 1).to_bytes(3, "little") + part for part in parts)
         postscript = b"".join(
-            _encoded(number, wire, len(footer) if (number, wire) == (_FOOTER_LENGTH, _VARINT) else value)
+            _encode_field(number, wire, len(footer) if (number, wire) == (_FOOTER_LENGTH, _VARINT) else value)
             for number, wire, value in parse_fields(self.content[self.end : -1])
         )
         tail = footer + postscript + bytes([len(postscript)])
         start = self.end - _number(self.content[self.end : -1], _FOOTER_LENGTH)
         ranges = {(0, start): self.content[:start], (start, len(tail)): memoryview(tail)}
-        return RangesFile(start + len(tail), ranges, _no_more)
+        return RangesFile(start + len(tail), ranges, _refuse_read)
 
-    def _plain(self, data: memoryview, at_most: int | None = None) -> memoryview:
-        return _plain(data, self.compression, self.block_size, at_most)
+    def _decompress_stream(self, data: memoryview, at_most: int | None = None) -> memoryview:
+        return _decompress_stream(data, self.compression, self.block_size, at_most)
 
     @cached_property
     def _types(self) -> list[memoryview]:
         return _parts(self.footer, _TYPES)
 
     @cached_property
-    def _of_iceberg(self) -> bool:
+    def _is_of_iceberg(self) -> bool:
         attributes = (attribute for kind in self._types for attribute in _parts(kind, _ATTRIBUTES))
         return any(bytes(key) == b"iceberg.id" for attribute in attributes for key in _parts(attribute, 1))
 
@@ -235,14 +235,16 @@ def read_tail(content: bytes) -> OrcTail:
     if not 0 < footer <= end:
         raise ValueError(f"a footer of {footer} bytes does not fit")
     compression, block_size = _number(postscript, _COMPRESSION), _number(postscript, _BLOCK_SIZE, 256 * 1024)
-    return OrcTail(data, end, _plain(data[end - footer : end], compression, block_size), compression, block_size)
+    return OrcTail(
+        data, end, _decompress_stream(data[end - footer : end], compression, block_size), compression, block_size
+    )
 
 
-def _no_more(part: Range) -> Data:
+def _refuse_read(part: Range) -> Data:
     raise ValueError(f"bytes {part} are outside the file")
 
 
-def _plain(data: memoryview, compression: int, block_size: int, at_most: int | None = None) -> memoryview:
+def _decompress_stream(data: memoryview, compression: int, block_size: int, at_most: int | None = None) -> memoryview:
     """A stream of bytes, decompressed: chunks behind "3 bytes: length << 1 | is original". `at_most`: about so many bytes of it."""
     if compression == 0:
         return data

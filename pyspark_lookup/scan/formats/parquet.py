@@ -105,7 +105,7 @@ class ParquetIndex(FileIndex):
         fields = spark_fields(fields, metadata.metadata, file.url)
         self.schema = lenient_schema(pa.schema(fields), file.url)
         flat = {field.name for field in self.schema if not pa.types.is_nested(field.type)}
-        self._flat = {field.name for field in fields if field.name in flat and _bounded(field.type)}
+        self._flat = {field.name for field in fields if field.name in flat and _has_comparable_bounds(field.type)}
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
         self._together: dict[int, list[Range]] = {}  # row groups that are read whole
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
@@ -220,7 +220,7 @@ class ParquetIndex(FileIndex):
                 and batch_rows * chunk.total_uncompressed_size > _BOUND_BYTES
                 and batch_rows * _dictionary_bytes(chunk, source) > _BOUND_BYTES
             ):
-                width = max(width, self._longest(unit, leaf, source))
+                width = max(width, self._longest_text_bytes(unit, leaf, source))
             size = width * chunk.num_values
             decoded += size
             # Lists that take many bytes in the file are many values of many rows; a few bytes may stand for one endless list.
@@ -229,7 +229,7 @@ class ParquetIndex(FileIndex):
                 raise MemoryError(f"{chunk.num_values} list elements in {group.num_rows} rows")
         return max(int(min(rows, _BOUND_BYTES * group.num_rows // max(decoded, 1))), 1)
 
-    def _longest(self, unit: Unit, leaf: int, source: RangesFile) -> int:
+    def _longest_text_bytes(self, unit: Unit, leaf: int, source: RangesFile) -> int:
         """The bytes of the longest text in a column's dictionary; 0 if it has none, or is nested."""
         column = self._metadata.schema.column(leaf)
         if column.physical_type != "BYTE_ARRAY" or column.path != column.name:
@@ -333,10 +333,10 @@ def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
     return pa.timestamp("us", "UTC") if next(int96) else kind
 
 
-def _bounded(kind: pa.DataType) -> bool:
+def _has_comparable_bounds(kind: pa.DataType) -> bool:
     """Whether parquet bounds of this type compare as its values do (nanoseconds lose digits, durations are numbers)."""
     if pa.types.is_dictionary(kind):
-        return _bounded(kind.value_type)
+        return _has_comparable_bounds(kind.value_type)
     if pa.types.is_timestamp(kind):
         return kind.unit in ("ms", "us", "s")
     return not pa.types.is_duration(kind)

@@ -21,12 +21,12 @@ def typed_fields(fields: Sequence[pa.Field], spark_types: Mapping[str, Any], url
 
 def _field(field: pa.Field, spark_type: Any, url: str) -> pa.Field:
     try:
-        return field.with_type(_typed(field.type, spark_type))
+        return field.with_type(_apply_spark_type(field.type, spark_type))
     except NotSupportedError as problem:
         return field.with_type(unreadable_type(f"column {field.name!r} is of {problem} ({url})"))
 
 
-def _typed(kind: pa.DataType, spark_type: Any) -> pa.DataType:
+def _apply_spark_type(kind: pa.DataType, spark_type: Any) -> pa.DataType:
     if isinstance(spark_type, str):
         if spark_type == "variant" or spark_type.startswith(("interval year", "interval month")):
             instead = "to_json(v)" if spark_type == "variant" else "a number of months"
@@ -43,10 +43,10 @@ def _typed(kind: pa.DataType, spark_type: Any) -> pa.DataType:
     inner = spark_type.get("type") if isinstance(spark_type, dict) else None
     if inner == "struct" and pa.types.is_struct(kind):
         types = {field.get("name"): field.get("type") for field in spark_type.get("fields", ())}
-        return pa.struct([field.with_type(_typed(field.type, types.get(field.name))) for field in kind])
+        return pa.struct([field.with_type(_apply_spark_type(field.type, types.get(field.name))) for field in kind])
     if inner == "array" and pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_typed(kind.value_type, spark_type.get("elementType"))))
+        return pa.list_(kind.value_field.with_type(_apply_spark_type(kind.value_type, spark_type.get("elementType"))))
     if inner == "map" and pa.types.is_map(kind):
-        key = _typed(kind.key_type, spark_type.get("keyType"))
-        return pa.map_(key, kind.item_field.with_type(_typed(kind.item_type, spark_type.get("valueType"))))
+        key = _apply_spark_type(kind.key_type, spark_type.get("keyType"))
+        return pa.map_(key, kind.item_field.with_type(_apply_spark_type(kind.item_type, spark_type.get("valueType"))))
     return kind
