@@ -81,7 +81,7 @@ _PASS_ROWS = 500_000
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcasts:
-    """Lookups in a row for which `auto` chose broadcasts: of what DataFrame, of how many rows in all, and each as it is in a pass."""
+    """Consecutive lookups for which `auto` chose broadcasts: their DataFrame, the rows of their tables in all, and each as a pass would have it."""
 
     base: DataFrame
     rows: int = 0
@@ -90,7 +90,7 @@ class _Broadcasts:
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """A strategy, and why. `cached`: the table with the cache that a pass needs. `rows`: the table's, if it is a broadcast that nobody asked for."""
+    """A strategy and the reason for it. `cached`: the table with the cache that a pass needs. `rows`: of the table, if `auto` chose a broadcast."""
 
     broadcast: bool
     cached: DimensionTable
@@ -100,14 +100,14 @@ class _Choice:
 
 @dataclasses.dataclass(frozen=True)
 class _Explanation:
-    """What there is to say of a lookup. `full`: the options of a table whose snapshot hosts are to keep; they say whether they do."""
+    """The text that explains a lookup. `full`: the table's options if hosts are to keep a snapshot of it; they are asked whether they do."""
 
     text: str
     full: Mapping[str, str] | None
 
 
 class _Unknown(StructField):
-    """A column of a DataFrame of which Spark does not tell."""
+    """A column of a DataFrame whose schema Spark does not tell."""
 
 
 # By the name of a pass, or of a broadcast, the newest last; text, so that no session is held. A stream's function may make others for ever.
@@ -199,7 +199,7 @@ def lookup_join(
 
 
 def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
-    """A chain with more lookups."""
+    """A DataFrame of the chain with more lookups added, all in one pass."""
     longer = dataclasses.replace(chain, lookups=(*chain.lookups, *lookups))
     _explain(longer.name, longer.lookups, longer.apart, len(lookups))
     joined = longer.to_dataframe()
@@ -208,7 +208,7 @@ def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
 
 
 def _explain(name: str, lookups: tuple[ChainedLookup, ...], apart: str, new: int = 1) -> None:
-    """Remember what `explain_lookup` says of a step of plans, and log the `new` ones of its lookups."""
+    """Remember what `explain_lookup` says about a step of the plan, and log those of its lookups that are new."""
     for lookup in lookups[-new:]:
         _log.info("lookup join %s: %s (%s)", lookup.name, _strategy_name(lookup), lookup.why)
     explanations = tuple(map(_build_explanation, lookups))
@@ -237,7 +237,7 @@ def _build_explanation(lookup: ChainedLookup) -> _Explanation:
 
 
 def _get_chain(df: DataFrame) -> Chain:
-    """The lookups to which one more of `df` is added."""
+    """The chain of lookups that ends in `df`, to which the next lookup is added."""
     chain: Chain | None = vars(df).get(_CHAIN)
     if chain is None:
         return Chain(df, "its DataFrame is not what lookup_join returned")
@@ -245,7 +245,7 @@ def _get_chain(df: DataFrame) -> Chain:
 
 
 def _get_broadcasts(df: DataFrame) -> _Broadcasts:
-    """The broadcasts that `auto` has chosen for `df`, of which the lookup of one more may make a pass."""
+    """The broadcasts that `auto` chose for `df`; the next lookup may turn them into a pass."""
     broadcasts: _Broadcasts | None = vars(df).get(_BROADCASTS)
     return _Broadcasts(df) if broadcasts is None or _is_persisted(df) else broadcasts
 
@@ -255,7 +255,7 @@ def _is_persisted(df: DataFrame) -> bool:
 
 
 def _explain_pass(df: DataFrame, rows: int) -> str | None:
-    """Why tables of so many rows together are looked up faster than broadcast, if Spark expects that few of the DataFrame."""
+    """Why a pass beats broadcasting tables of so many rows together; None if it does not, or Spark cannot estimate the rows of `df`."""
     # Of looked-up columns Spark knows no size, from which it would tell the rows.
     expected, enough = estimated_rows(_get_chain(df).base), _PASS_ROWS + rows // 2
     return (
@@ -284,7 +284,7 @@ def explain_lookup(df: DataFrame) -> str:
 
 
 def _snapshot_line(spark: SparkSession, full: Mapping[str, str] | None) -> str:
-    """A line that says why a host keeps no snapshot of a table; nothing if it has one, would, or is not to."""
+    """A line that says why a host keeps no snapshot of a table; empty if it has one, would keep one, or need not."""
     if full is None or in_flow_function(spark):
         return ""
     try:
@@ -315,14 +315,14 @@ def _parse_on(on: Any) -> list[tuple[str, str]]:
 
 
 def _known_fields(df: DataFrame) -> list[StructField]:
-    """The columns of the DataFrame; in the function of a pipeline's flow, where Spark does not tell, those of its lookups."""
+    """The columns of the DataFrame. In the function of a pipeline's flow Spark does not tell them: there, those of its lookups."""
     if in_flow_function(df.sparkSession):
         return [field for lookup in _get_chain(df).lookups for field in lookup.fields]
     return df.schema.fields
 
 
 def _find_fields(fields: Sequence[StructField], name: str) -> list[tuple[StructField, ...]]:
-    """The columns of a name, each as the structs that lead to it, itself last: `s.id` is the field `id` of `s`, if no column is called so."""
+    """All columns that a name may mean, each as its path through structs: `s.id` is the field `id` of `s`, unless a column is called `s.id`."""
     matches = [(field,) for field in fields if field.name.lower() == name.lower()]
     if matches:
         return list(matches)
@@ -335,9 +335,9 @@ def _find_fields(fields: Sequence[StructField], name: str) -> list[tuple[StructF
 
 
 def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tuple[StructField, ...]:
-    """The column of the DataFrame that an argument names, after the structs that it is in.
+    """The column of the DataFrame that an argument names, as its path through structs.
 
-    Where Spark does not tell of it, an `_Unknown` of the type `table_type` of the table, with which tasks will compare it.
+    Where Spark does not tell the schema, an `_Unknown` of the type `table_type`, against which tasks check it.
     """
     fields = _find_fields(_known_fields(df), name)
     if not fields:
@@ -352,7 +352,7 @@ def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tup
 
 
 def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
-    """A column of the DataFrame in a type of the table that has all its values, if it is one."""
+    """A column of the DataFrame, cast to the table's type if that holds all of its values."""
     field, names = path[-1], tuple(field.name for field in path)
     if isinstance(field, _Unknown):
         return Key(names, table_type, cast=False, planned=False)
@@ -397,7 +397,7 @@ def _validity(table: DimensionTable) -> tuple[str, str | None]:
 
 
 def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str, str | None]) -> Key:
-    """The column of the DataFrame with the time, in the type of the table's."""
+    """The column of the DataFrame with the time, in the type of the table's validity columns."""
     table_type = table.column_type(validity[0])
     path = _field(df, as_of, "as_of", table_type)
     field = path[-1]
@@ -436,7 +436,7 @@ def _check_key(df_column: str, df_type: DataType, table_column: str, table_type:
 
 
 def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> None:
-    """Raise OptionError if a column of the result would have the name of another."""
+    """Raise OptionError if two columns of the result would have one name."""
     added = [*names, *([ERROR_COLUMN] if table.parsed.on_error is OnError.NULL else [])]
     used_names = {field.name.lower() for field in _known_fields(df)}
     for name in added:
@@ -454,7 +454,7 @@ def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> 
 
 
 def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) -> _Choice:
-    """How a table is joined to a DataFrame."""
+    """The strategy by which a table is joined to a DataFrame, and why."""
     by_null = table.parsed.on_error is OnError.NULL
     if strategy == "broadcast":
         if as_of:

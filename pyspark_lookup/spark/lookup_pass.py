@@ -1,4 +1,4 @@
-"""A chain of lookups as one step of a plan.
+"""Several lookups of one DataFrame as a single step of the plan (a pass).
 
 The versions come from a relation of one row, which is broadcast: Spark resolves it once per execution and micro-batch.
 An Arrow UDF gets them beside the keys of all lookups and returns lists of rows, which `inline_outer` makes rows again
@@ -60,7 +60,7 @@ _WIDTHS = {"string": 20, "binary": 100, "byte": 1, "boolean": 1, "short": 2, "in
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A column of a DataFrame by which a lookup is done, and the type in which it is handed over.
+    """A key column of a DataFrame, and the type in which tasks get it.
 
     `planned`: False for one whose type nobody knows yet: it comes as it is, for a column of the table of that type, and tasks
     compare the two. `path`: its name; of a field of a struct the names that lead to it.
@@ -73,7 +73,7 @@ class Key:
 
     @property
     def column(self) -> str:
-        """The name as messages and plans have it."""
+        """The column's name in messages and plans, e.g. `s.id`."""
         return ".".join(self.path)
 
     @property
@@ -87,7 +87,7 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class ChainedLookup:
-    """A lookup of a chain: `keys` of the DataFrame for those of the table, with `validity` and a time after them.
+    """A lookup of a chain: the DataFrame's `keys` for the table's. With `validity` the last key is the time of the row.
 
     `build`: if it was built in a `foreachBatch` function. `broadcast`: it is no part of a pass. `why`: it is, or is not.
     """
@@ -103,7 +103,7 @@ class ChainedLookup:
 
     @property
     def name(self) -> str:
-        """The name of the lookup in plans: another one for each that `explain_lookup` tells apart."""
+        """The name of the lookup in plans, different for each lookup that `explain_lookup` tells apart."""
         pairs = [(key.column, name) for key, name in itertools.zip_longest(self.keys, self.table.keys)]
         returned_names = [field.name for field in self.table.returned_fields]
         mark = key_of(pairs, returned_names, self.names, self.how, self.validity, self.broadcast, self.why)
@@ -111,7 +111,7 @@ class ChainedLookup:
 
     @property
     def version(self) -> str:
-        """The column with the version that it reads, in any relation that has it."""
+        """The name of the column with the version that the lookup reads, in whichever relation has it."""
         return f"{VERSION_COLUMN}_{key_of(self.options_text, self.build and dataclasses.astuple(self.build))[:16]}"
 
     @property
@@ -120,7 +120,7 @@ class ChainedLookup:
 
     @property
     def fields(self) -> list[StructField]:
-        """The columns that it adds."""
+        """The columns that the lookup adds."""
         fields = [
             StructField(name, field.dataType)
             for name, field in zip(self.names, self.table.returned_fields, strict=True)
@@ -143,7 +143,7 @@ class ChainedLookup:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Lookups one after the other, of a DataFrame that is `base`. `apart`: why those of the base, if any, are not among them."""
+    """Consecutive lookups of the DataFrame `base`. `apart`: why the base's own lookups, if any, are not among them."""
 
     base: DataFrame
     apart: str
@@ -189,7 +189,7 @@ class Chain:
         return f"lookup_{len(names)}_{'_'.join(lookup.table.place for lookup in self.lookups)[:60]}_{marks}"
 
     def _place(self, key: Key, number: int, arguments: dict[tuple[tuple[str, ...], str], Column]) -> Place:
-        """Where the key of a lookup comes from: an earlier one, or the arguments, to which it is added."""
+        """Where a lookup's key comes from: a column of an earlier lookup, or an argument of the UDF, which is added if need be."""
         folded = tuple(name.lower() for name in key.path)
         for earlier, lookup in enumerate(self.lookups[:number]):
             for column, field in enumerate(lookup.fields):
@@ -201,7 +201,7 @@ class Chain:
 
 
 def _compared_by_bytes(name: str, key: Column) -> Column:
-    """A key whose type only Spark's planner will know. It does not tell tasks of collations and CHAR, so that these fail here."""
+    """A key whose type only Spark's planner will know. Tasks do not see collations and CHAR, so such a key is refused in the plan."""
     kind = sf.typeof(key)  # a constant to the optimizer, as is all that is made of it
     message = sf.concat(
         sf.lit(f"key '{name}' is "),
@@ -214,7 +214,7 @@ def _compared_by_bytes(name: str, key: Column) -> Column:
 
 
 def lookup_udf(name: str, spec: PassSpec, fields: Sequence[StructField], versions: int) -> Any:
-    """The UDF (arguments…, columns of versions…) -> a row's results, as a list of structs of these fields, or its result."""
+    """The UDF that looks a row up: its arguments, then columns with versions. Returns a list of structs of `fields`, or one struct."""
     row = StructType(list(fields))
     kind: Any = ArrayType(row) if spec.many else row
     with warnings.catch_warnings():  # type hints cannot say how many arguments there are
@@ -224,7 +224,7 @@ def lookup_udf(name: str, spec: PassSpec, fields: Sequence[StructField], version
 
 
 def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tuple[tuple[str, ...], DataFrame]]:
-    """(tables, a relation of one row and one column: the versions of them that the execution reads), with all these tables.
+    """For all `tables`: (some of them, a relation of one row and one column with the versions that the execution reads of these).
 
     A table that lookups in `df` read comes from their relation, so that all of a query read one version of it. The same DataFrames
     for the same tables: Spark uses the exchange of one again, and refuses two observations of one name unless they are one. The last ones
@@ -260,7 +260,7 @@ def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[
 
 
 class _Relation(NamedTuple):
-    """The versions of some tables: its name in plans, the DataFrame, and the micro-batch in whose function it was made, if in one."""
+    """The versions of some tables: the name in plans, the DataFrame, and the micro-batch in whose function it was made (if in one)."""
 
     name: str
     versions: DataFrame
@@ -268,7 +268,7 @@ class _Relation(NamedTuple):
 
 
 def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | None) -> None:
-    """Make room for a relation: those of a stream's earlier micro-batches have served, and so have the oldest of very many."""
+    """Make room for a relation: drop those of a stream's earlier micro-batches, and the oldest if there are very many."""
     for place, relation in list(relations.items()):
         if build and relation.build and relation.build.stream == build.stream and relation.build.batch != build.batch:
             del relations[place]
@@ -277,7 +277,7 @@ def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | N
 
 
 def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool) -> tuple[str, DataFrame]:
-    """(the name in plans, one value: the versions of tables; their digests in the query's progress if `observed`)."""
+    """(the name in plans, a relation of one row: the versions of `tables`). If `observed`, the query's progress shows their digests."""
     first = next(iter(tables.values())).table
     mark = key_of(*tables)[:6]
     name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
@@ -307,7 +307,7 @@ def _joined_column(tables: Iterable[str]) -> str:
 
 
 def plan_text(df: DataFrame, mode: str = "extended") -> str:
-    """A DataFrame's plans, as Spark shows them. (`explain` prints them, where other threads print as well.)
+    """The text of a DataFrame's plans. `DataFrame.explain` would print it, among the output of other threads.
 
     In a flow's function the plan that it is to have.
     """

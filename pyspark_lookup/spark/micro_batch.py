@@ -1,4 +1,4 @@
-"""Which micro-batch a thread works for: on the driver, in a function that `foreachBatch` calls; in a task, by Spark's properties.
+"""Which micro-batch a thread works for: on the driver in a `foreachBatch` function, in a task by Spark's properties.
 
 Users set job groups, and hand work to threads that lack Spark's properties. So a lookup is told where it is built, and carries it.
 """
@@ -25,21 +25,21 @@ _CONNECT_WORKER = "pyspark/sql/connect/streaming/worker/foreach_batch_worker.py"
 
 
 def read_build(property_of: Callable[[str], str | None]) -> Build | None:
-    """The micro-batch that a thread's properties tell of.
+    """The micro-batch that a thread's properties name; None outside of one.
 
-    A batch that runs again after a restart is another one: it sees what is current then.
+    A batch that runs again after a restart counts as another one: it reads what is current then.
     """
     stream, batch = property_of("sql.streaming.queryId"), property_of("streaming.sql.batchId")
     return Build(stream, f"{batch} in {property_of(ROOT_EXECUTION)}", time.time()) if stream and batch else None
 
 
 def current_build(spark: SparkSession) -> Build | None:
-    """Where something is built now, if that is in a `foreachBatch` function: it reads back what the function has written before."""
+    """The micro-batch whose `foreachBatch` function runs now, if any: lookups built there see what the function has written."""
     return _connect_build() if _CONNECT_WORKER in _main_file() else _classic_build(spark)
 
 
 def _classic_build(spark: Any) -> Build | None:
-    """The micro-batch of this thread; in a thread of a pool, that of the stream whose session it is."""
+    """The micro-batch of this thread; in a pool's thread, that of the stream that owns the session."""
     try:
         return read_build(spark.sparkContext.getLocalProperty) or _session_build(spark._jsparkSession)
     except (AttributeError, NotImplementedError, PySparkException, Py4JError):
@@ -47,7 +47,7 @@ def _classic_build(spark: Any) -> Build | None:
 
 
 def _session_build(session: Any) -> Build | None:
-    """The micro-batch of the stream that has this session of the JVM for its own."""
+    """The micro-batch of the stream whose own session (of the JVM) this is."""
     for query in list(session.sharedState().activeStreamingQueries().values()):
         if query.sparkSessionForStream().equals(session):
             batch = query.getLatestExecutionContext().batchId()
@@ -61,7 +61,7 @@ def _main_file() -> str:
 
 
 def _connect_build() -> Build | None:
-    """The micro-batch in whose function this process is, which Spark Connect has started for that: its main thread runs it."""
+    """The micro-batch of this process, if Spark Connect started it for a `foreachBatch` function: the main thread runs the function."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if frame.f_code.co_name == "process" and "df_id" in frame.f_locals:

@@ -63,7 +63,7 @@ _COMPARE: Mapping[type[spark.Filter], str] = {
 
 
 def plan_schema(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
-    """The schema Spark asked for, and what finding it taught (None for a view of the table).
+    """The schema Spark asked for, and the table as planning found it (None for a view of the table).
 
     For CREATE TABLE it carries the options, and the table is made at its path if they say so.
     """
@@ -88,7 +88,7 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
 
 
 def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that the catalog is to keep, once there is such a table. Raises what making it raises."""
+    """The options that the catalog is to keep; the table is created first if they ask for that. Raises what creating it raises."""
     catalog_options = _catalog_options(options)
     create = catalog_options.pop(_CREATE, "false")
     try:
@@ -112,7 +112,7 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
-    """A table's options without what is the catalog's: each of OPTIONS (…) also arrives as `option.<key>`, a property does not."""
+    """The options given in OPTIONS (…), without the catalog's properties: an option also arrives as `option.<key>`, a property does not."""
     catalog_options = {key: text for key, text in options.items() if f"option.{key}" in options or key == "path"}
     for key in sorted(options.keys() - catalog_options.keys()):
         if key.startswith("lookup."):
@@ -134,7 +134,7 @@ def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _single_path(options: Mapping[str, str]) -> dict[str, str]:
-    """Options of a load(); several paths come as a JSON list."""
+    """The options of a load() with its one path. Raises OptionError for several, which Spark passes as a JSON list."""
     load_options = dict(options)
     paths = load_options.pop("paths", None)
     if paths is not None:
@@ -151,7 +151,7 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _split_explicit(options: Mapping[str, str]) -> tuple[dict[str, str], Collection[str]]:
-    """(The options of a load(), the names of those that somebody has given for it: of a read that is part of a lookup few)."""
+    """(the options of a load(), the names of those given for this read). A read within a lookup names them; its other options are the table's."""
     load_options = _single_path(options)
     load_options.pop(BUILT, None)
     explicit = load_options.pop(EXPLICIT, None)
@@ -176,7 +176,7 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
 
 
 def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options of a write, which say where it goes. Raises OptionError where that would be a guess."""
+    """The options of a write, including where it goes. Raises OptionError if that would be a guess."""
     write_options = _single_path(write)
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
     marks = {read_mark(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
@@ -223,7 +223,7 @@ def _differ(stored_path: str, path: str) -> bool:
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
-    """The options of a stream that is read. Raises OptionError for those of a table that lost its options."""
+    """The options of a streaming read. Raises OptionError for a catalog table that has lost its options."""
     load_options, explicit = _split_explicit(read)
     options = runtime().effective(
         LookupOptions.parse(load_options, _stored_options(load_options, schema), conf_file_options())
@@ -233,7 +233,7 @@ def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions
 
 
 def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """What a catalog table was created with; {} for a read that names its place."""
+    """The options that a catalog table was created with; {} for a read that names its own path or provider."""
     # A read that names its path is no read of the catalog table its schema may have come from.
     if "path" in load_options or "lookup.provider" in load_options:
         return {}
@@ -249,7 +249,7 @@ def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict
 
 
 class Planning:
-    """One read being planned in this process."""
+    """A read that this process is planning."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class Planning:
 
     @classmethod
     def from_options(cls, read: Mapping[str, str], schema: StructType, planned_table: Found | None) -> Planning:
-        """The plan of a read with these options of a table whose schema Spark knows already."""
+        """The planning of a read with these options; Spark knows the schema already."""
         load_options, explicit = _split_explicit(read)
         stored = _stored_options(load_options, schema)
         options = runtime().effective(LookupOptions.parse(load_options, stored, conf_file_options()))
@@ -313,13 +313,13 @@ class Planning:
         return cls(options, columns, planned_table, declared, added, explicit, build, collated)
 
     def push(self, filters: list[spark.Filter]) -> None:
-        """Prune by those filters that mean the same here as in Spark."""
+        """Prune by those of the filters that mean the same here as in Spark."""
         unpushable = {*self._added, *self._collated}
         fields = {field.name: field for field in self.columns if field.name not in unpushable}
         self._pushed = [p for f in filters if (p := to_predicate(f, fields)) is not None]
 
     def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
-        """Each task with the plan it belongs to."""
+        """The tasks of the read, each with its plan."""
         if self.options.view is View.CHANGES:
             engine = runtime().engine(self.options)
             with engine.publish():
@@ -344,7 +344,7 @@ class Planning:
 
 
 def _with_declared_columns(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
-    """The options with the columns of `.schema(…)` as if `lookup.schema` said them."""
+    """The options with the columns of `.schema(…)`, as if `lookup.schema` declared them."""
     columns = pa.schema([(field.name, spark_type(field.type)) for field in columns])
     if options.schema is not None and options.schema != columns:
         raise OptionError(
@@ -370,7 +370,7 @@ def prunes_by_pushed_filters(plan: Planning) -> bool:
 
 
 def to_predicate(pushed: spark.Filter, fields: Mapping[str, pa.Field]) -> Predicate | None:
-    """The predicate a pushed filter means over top-level columns; None if it has no counterpart here."""
+    """The predicate of a filter that Spark pushed down, over top-level columns; None if it has no counterpart here."""
     if isinstance(pushed, spark.Not):
         inner = to_predicate(pushed.child, fields)
         return None if inner is None else negate(inner)

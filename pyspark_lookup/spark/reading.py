@@ -36,7 +36,7 @@ def read(
     built_at_s: float,
     columns: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a task of a DataFrame that was built at a time. Everything is read from the store before the first one.
+    """The batches of one task. All bytes are read from the store before the first batch is yielded.
 
     `columns`: those of the batches; what the plan does not read of them is null.
     """
@@ -65,7 +65,7 @@ def _widen(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
 
 
 def count_for_application() -> None:
-    """Count what this worker does for the application that it is a worker of."""
+    """Count the metrics of this worker under its Spark application."""
     context = TaskContext.get()
     name = context.getLocalProperty("spark.app.id") if context is not None else None
     if name:
@@ -73,7 +73,7 @@ def count_for_application() -> None:
 
 
 def session_options() -> dict[str, str]:
-    """What the session sets as `spark.lookupcache.*` at run time, as option keys."""
+    """The options that the session sets at run time as `spark.lookupcache.*`, by option key."""
     context = TaskContext.get()
     if context is None:
         return {}
@@ -103,7 +103,7 @@ def largest_row() -> int:
 
 
 def current_execution(build: Build | None = None, built_at_s: float | None = None) -> Execution | None:
-    """What this task's rows must agree with: a stream's micro-batch, or a query with all its parts.
+    """The execution of this task, whose tasks all read one version: a stream's micro-batch, or a whole query.
 
     `build`: the micro-batch in whose function the lookup was built, whatever thread runs it; without one, Spark's properties say
     whether there is a micro-batch. `built_at_s`: when a DataFrame was built, of which the driver does not say where. None
@@ -126,7 +126,7 @@ def current_execution(build: Build | None = None, built_at_s: float | None = Non
 
 
 class Resolve:
-    """For `mapInArrow`: one row with the versions that this execution reads of tables, and a last column with all of them.
+    """The function for `mapInArrow` that returns one row: the version of each table that this execution reads, and all of them joined.
 
     `tables`: by the column that its version goes into, the options of each, and where its lookup was built.
     `joined`: the last column.
@@ -155,7 +155,7 @@ class Resolve:
 
 
 class Probe:
-    """For an iterator Arrow UDF: what a pass answers to its arguments, of which the last ones are the versions."""
+    """The iterator Arrow UDF of a pass: looks up the keys among its arguments; the last arguments are the versions."""
 
     def __init__(self, name: str, spec: str, versions: int) -> None:
         self.__name__ = name

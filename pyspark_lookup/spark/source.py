@@ -1,4 +1,4 @@
-"""The `lookupcache` format: what Spark calls, in short-lived planner and reader processes.
+"""The `lookupcache` data source. Spark calls it in short-lived planner and reader processes.
 
 Spark imports this module to list formats, so it stays light: the engine is imported inside the
 methods, the one place in this package where imports are not at the top.
@@ -83,14 +83,14 @@ class DefaultSource(DataSource):
 
 @errors_without_traceback
 class LookupReader(DataSourceReader):
-    """Plans tasks and reads them. Its state is not needed after `partitions()`."""
+    """Plans the tasks of a batch read and reads them. Tasks need nothing of its state: `partitions()` puts all into them."""
 
     def __init__(self, plan: Planning, built_at_s: float) -> None:
         self._plan: Planning | None = plan
         self._built_at_s = built_at_s
 
     def partitions(self) -> list[InputPartition]:
-        """One for each task, with its whole plan: nothing else reaches the reading process."""
+        """The tasks, each with its whole plan, because nothing else reaches the reading process."""
         assert self._plan is not None
         common = self._plan.build, self._built_at_s, self._plan.columns
         return [InputPartition((plan, task, *common)) for plan, task in self._plan.tasks()]
@@ -108,7 +108,7 @@ class LookupReader(DataSourceReader):
 
 @errors_without_traceback
 class PushdownReader(LookupReader):
-    """A reader that prunes by the filters Spark pushes; Spark still applies all of them itself."""
+    """A reader that prunes by the filters that Spark pushes down. Spark applies all of them again itself."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         assert self._plan is not None

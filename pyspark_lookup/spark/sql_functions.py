@@ -86,7 +86,7 @@ def register_lookup(
 
 
 def _create(dim_table: DimensionTable, whole: DimensionTable, name: str, multi: bool) -> None:
-    """Both functions, with what they stand on: the view of the version, and a UDF for each."""
+    """Create both functions, and what they use: the view of the version, and a UDF for each."""
     base = f"_lookup_{name.lower()}"
     # Spark adds its own stack frames to an error in a subquery. So the function gets the error in place of the version, and raises it.
     options = {**dim_table.options, "lookup.on-error": OnError.NULL.value}
@@ -103,7 +103,7 @@ def _drop(spark: SparkSession, name: str) -> None:
 
 
 def _check_name(name: str, registered: set[str]) -> None:
-    """Raise OptionError for a name by which two lookups would have a function of one name."""
+    """Raise OptionError if another lookup of the session has a function of that name."""
     lower_name = name.lower()
     clashes = {f"{lower_name}_rows": f"{lower_name}_rows", lower_name.removesuffix("_rows"): lower_name}
     for clashing, function in clashes.items():
@@ -120,7 +120,7 @@ def _udfs(base: str) -> tuple[str, str]:
 
 
 def _body(table: DimensionTable, base: str, many: bool, as_rows: bool = False) -> str:
-    """What follows a function's name where it is created: on top of a UDF, and of the view of the version."""
+    """The rest of CREATE FUNCTION after the name: arguments, result, and the query that calls the UDF with the version."""
     names = [field.name for field in table.returned_fields]
     udf = _udfs(base)[as_rows]
     keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
@@ -136,7 +136,7 @@ def _body(table: DimensionTable, base: str, many: bool, as_rows: bool = False) -
 
 
 def _ddl(kind: DataType) -> str:
-    """A type as SQL takes it, whatever its fields are named."""
+    """The DDL of a type, with quoted field names."""
     if isinstance(kind, StructType):
         return f"STRUCT<{', '.join(f'{quote(field.name)}: {_ddl(field.dataType)}' for field in kind)}>"
     if isinstance(kind, ArrayType):

@@ -1,4 +1,4 @@
-"""What a lookup is given as its table: a path, a catalog table's name, or a `LookupTable`."""
+"""The table argument of a lookup: a path, a catalog table's name, or a `LookupTable`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
 
 @dataclasses.dataclass(frozen=True)
 class DimensionTable:
-    """A table as a lookup sees it: its options, all its columns, those it is looked up by, and for, in the answer's order."""
+    """The table of a lookup: its options, all its columns (`schema`), the key columns, and the columns to return, in their order."""
 
     spark: SparkSession
     options: Mapping[str, str]
@@ -58,7 +58,7 @@ class DimensionTable:
 
     @property
     def label(self) -> str:
-        """A name for plans, of the table and what it is looked up by."""
+        """A name for plans, from the table's place and a hash of its options."""
         return f"{self.place}_{key_of(*sorted(self.options.items()))[:6]}"
 
     @property
@@ -78,7 +78,7 @@ class DimensionTable:
         return self.schema[name].dataType
 
     def facts(self) -> Row:
-        """The row of the view `summary`: as the driver's host knows it, or over Connect one of the server's."""
+        """The row of the view `summary`, as the driver's host knows the table; over Connect, as one of the server's hosts does."""
         return _facts(self.spark, self.options)
 
 
@@ -94,7 +94,7 @@ def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
 
 
 def plans_here(spark: SparkSession) -> bool:
-    """Whether tables are planned in this process: the driver's, or one to which a Connect server tells nothing.
+    """Whether this process plans tables: the driver does, and a process to which a Connect server tells nothing.
 
     In a driver Spark would start a Python process for it each time.
     """
@@ -109,7 +109,7 @@ def _columns(spark: SparkSession, options: Mapping[str, str], explicit: Iterable
 
 
 def load_view(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
-    """What a view shows of the table with these options."""
+    """A DataFrame of a view (`lookup.view`) of the table with these options."""
     view_options = {key: text for key, text in options.items() if key not in ("lookup.where", "lookup.columns")}
     return _load(spark, {**view_options, "lookup.view": view.value})
 
@@ -184,7 +184,7 @@ def look_up(
 
 
 def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:
-    """The key columns that a table's options name, or else its log."""
+    """The key columns that a table's options name, or else those in its log."""
     text = {key.lower(): value for key, value in options.items()}.get("lookup.keys")
     if text is not None:
         return parse_names(text)
@@ -198,7 +198,7 @@ def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[st
 
 
 def _known_floor(options: LookupOptions) -> str | None:
-    """What this host has committed, for the hosts that answer the lookup from what they know."""
+    """The last commit that this host made to the table: hosts that answer from cached metadata must not go behind it."""
     if options.provider is not None or options.metadata_source is MetadataSource.UFS:
         return None
     engine = runtime().engine(options)
@@ -207,7 +207,7 @@ def _known_floor(options: LookupOptions) -> str | None:
 
 
 def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
-    """What tells a table's columns."""
+    """The options that decide a table's columns, without its cache: to learn the columns needs none."""
     schema_options = {key: text for key, text in options.items() if key not in _OF_READS}
     if "lookup.provider" in schema_options:
         return schema_options
@@ -233,12 +233,12 @@ def _resolve(columns: Sequence[str], schema: StructType, argument: str) -> list[
 
 
 def quote(name: str) -> str:
-    """A column's name as SQL takes it, whatever is in it."""
+    """A column's name in backquotes, as SQL takes any name."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys in the order that the table's own option has them, if it has these: caches are per order."""
+    """The keys in the order of the table's own `lookup.keys`, if these are the same: each order has a cache of its own."""
     text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
     if text is None:
         return keys

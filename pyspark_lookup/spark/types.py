@@ -46,7 +46,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def struct_type(schema: pa.Schema) -> StructType:
-    """Spark's types of Arrow columns, with their collations; a timestamp without a zone has none there either."""
+    """Spark's schema of Arrow columns, with their collations. A timestamp without a zone becomes TIMESTAMP_NTZ."""
     struct = types.from_arrow_schema(schema, prefer_timestamp_ntz=True)  # 4.1 has another default
     for field, column in zip(struct, schema, strict=True):
         collated = collated_field(column)
@@ -62,7 +62,7 @@ def struct_type(schema: pa.Schema) -> StructType:
 
 
 def is_collated(kind: DataType) -> bool:
-    """Whether texts of a type, or in it, are equal by rules of a collation."""
+    """Whether a type, or one nested in it, is a STRING with a collation (equal by other rules than bytes)."""
     return "__COLLATIONS" in StructType([StructField("c", kind)]).json()
 
 

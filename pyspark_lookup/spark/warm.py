@@ -27,7 +27,7 @@ _COLUMNS = "host STRING, cache_dir STRING, version STRING, rows BIGINT, bytes BI
 
 @dataclasses.dataclass(frozen=True)
 class Warmed:
-    """An executor's cache directory that was reached: the version it has now, with its rows and bytes; else why not (`error`)."""
+    """A cache directory that `warm` reached: the version it has now with its rows and bytes, or the `error` that prevented it."""
 
     host: str
     cache_dir: str
@@ -76,7 +76,7 @@ def _warm(table: LookupTable) -> dict[str, Any]:
 def warm(
     spark: SparkSession, table: TableArgument, tasks: int = 32, options: Mapping[str, Any] | None = None
 ) -> list[Warmed]:
-    """Load a table's current version into the full cache of as many executors as can be reached; which they were.
+    """Load a table's current version into the full cache of as many executors as can be reached; returns one entry for each.
 
     `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: of the Spark job that looks for executors; best
     several times as many as there are. `options`: as {"lookup.keys": "id"}. An executor that fails is told of with its

@@ -29,7 +29,7 @@ from pyspark_lookup.table.log import Batch, DataFile, WriteMode
 
 @dataclasses.dataclass
 class Written(WriterCommitMessage):
-    """What a task has put: its files, and of a stream the query and the directory they lie in."""
+    """A task's commit message: the files it wrote and, in a stream, the query and the job whose directory they lie in."""
 
     files: tuple[DataFile, ...]
     query: str | None = None
@@ -37,7 +37,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """The writer of one batch write, which has begun: it has its write id. Raises what beginning raises."""
+    """The writer of a batch write, with its write id: the write has begun. Raises what beginning it raises."""
     parsed = _parse(options, schema)
     batch = parsed.write_batch
     name = None if batch is None else batch_directory(batch, runtime().nonce())
@@ -45,7 +45,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of a streaming query, whose micro-batches begin at their commit. Raises what beginning raises."""
+    """The writer of a streaming query; each micro-batch begins when it commits. Raises what beginning a write raises."""
     if "path" not in {key.lower() for key in options}:
         raise OptionError(
             "option path is missing: a stream is written by df.writeStream.format('lookupcache').start(path); "
@@ -86,7 +86,7 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
 
 
 def _write_files(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
-    """The files of one attempt of a task."""
+    """Write the rows of one attempt of a task; returns its files."""
     context = TaskContext.get()
     task_options = options.on_host(session_options())
     engine = runtime().engine(task_options)
@@ -100,7 +100,7 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
 
 
 def _find_batch(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job, str]]:
-    """The job and the query of a micro-batch; [] of one that no task has written for."""
+    """The job and query of a micro-batch; [] if no task wrote anything."""
     jobs = [
         (message.job, message.query)
         for message in messages
@@ -131,7 +131,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 @errors_without_traceback
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A streaming query's micro-batches. Spark makes another one for each commit: what that needs is in the messages."""
+    """Commits a streaming query's micro-batches. Spark makes a new one for each commit, so all a commit needs is in the messages."""
 
     def __init__(self, options: LookupOptions, job: Job) -> None:
         self._options = options
