@@ -1,4 +1,4 @@
-"""Credentials in texts: which names have one as their value, how they are spelled, and the text without them."""
+"""Credentials in texts: which names mark one, how they look, and the text without them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def without_url_credentials(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A text of any origin without the credentials in it; what looks like one, but is none, may be hidden, too."""
+    """A text of any origin with its credentials hidden; a harmless text that looks like one may be hidden, too."""
     if not _MAY_HOLD.search(text):
         return text
     text = _without_parts(_PEM.sub(_HIDDEN, text))
@@ -127,7 +127,7 @@ def _without_user(match: re.Match[str]) -> str:
 
 
 def _without_last(match: re.Match[str]) -> str:
-    """What comes before the credential, and its quotes."""
+    """The match with the credential at its end hidden; its quotes stay."""
     quote = match.groupdict().get("q") or ""
     before = match[1] if quote else next(filter(None, match.groups()), "")
     return match[0] if _HIDDEN[:-1] in match[0][len(before) :] else f"{before}{quote}{_HIDDEN}{quote}"

@@ -17,7 +17,7 @@ _LONGEST = 100_000  # characters of a text of others that are looked at: nobody 
 
 
 def foreign_text(text: str) -> str:
-    """A text of others as it stands in one of ours: without credentials, and nothing that a terminal obeys. What is very long is cut."""
+    """Somebody else's text made safe for our messages: credentials hidden, control characters escaped, cut if very long."""
     more = f"… ({len(text)} characters)" if len(text) > _LONGEST else ""
     return printable(without_credentials(text[:_LONGEST]), lines=True) + more
 
@@ -31,11 +31,11 @@ def foreign_repr(value: object) -> str:
 
 
 class _RedactedError(Exception):
-    """Stands in a traceback for a foreign error that would tell a credential there."""
+    """Stands in a traceback for a foreign error that would show a credential."""
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """A foreign error as the cause of one of ours; what it says without credentials, if a traceback with it would tell some."""
+    """A foreign error to be the cause of one of ours: itself, or a stand-in if a traceback would show credentials."""
     pending: list[BaseException | None] = [error]
     seen_ids: set[int] = set()
     while pending:

@@ -1,4 +1,4 @@
-"""`log_event`: one line per thing that an operator wants to know of, the same in all logs, for people and for programs.
+"""`log_event`: one line for each event that an operator should know of, in one format for people and programs.
 
     lookupcache reload table=s3://bucket/dim version=3f… seconds=1.2 rows=10000
 

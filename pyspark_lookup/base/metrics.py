@@ -173,7 +173,7 @@ class CacheMetricGroup:
 
 
 class MetricsOfCache(CacheMetricGroup):
-    """A group as a cache of somebody's own gets it: the same numbers, but for hits and misses, which lookups count in `live`."""
+    """The metric group that a user's own cache gets: the same numbers, except hits and misses, which lookups count in `live`."""
 
     def __init__(self, live: CacheMetricGroup) -> None:
         self._lock, self._values = live._lock, live._values

@@ -1,4 +1,4 @@
-"""Several threads that work for one caller, which gets what they make in order."""
+"""Threads that work for one caller, who gets their results in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class _Workers(Generic[T, R]):
-    """Threads that make something of what they are given. Those of a caller that has left them end with the process."""
+    """Threads that call `do` for submitted items. If the caller goes away without ending them, they end with the process."""
 
     def __init__(self, do: Callable[[T], R], at_most: int) -> None:
         self._do = do
@@ -51,7 +51,7 @@ class _Workers(Generic[T, R]):
             del submitted, future, item
 
     def end(self) -> None:
-        """Begin nothing any more, and have the threads end."""
+        """Begin no more items, and tell the threads to end."""
         self._ending = True
         for _ in self._threads:
             self._submitted.put(None)
@@ -63,7 +63,7 @@ class _Workers(Generic[T, R]):
 
 
 def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller. 0: by the caller."""
+    """The results of `do` for each item, in order, from `threads` threads that run only a little ahead of the caller. 0: in the caller itself."""
     workers = _Workers(do, threads)
     ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
     try:

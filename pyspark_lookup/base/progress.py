@@ -68,5 +68,5 @@ def show(
 
 
 def _is_interactive() -> bool:
-    """Whether somebody watches: a terminal, or a notebook's kernel."""
+    """Whether somebody watches the output: it is a terminal, or a notebook's."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -1,4 +1,4 @@
-"""`Timer`: what is to be done in a process from time to time, on one thread."""
+"""`Timer`: runs the periodic tasks of a process on one thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONG_S = 10.0
 
 
 class Timer:
-    """Runs tasks one after the other, each when it has said. The thread lives as long as there are tasks.
+    """Runs tasks one after the other, each at the time that it asked for. The thread lives as long as there are tasks.
 
     `start`: begins a thread with a name and a function. Not for use after a fork.
     """
@@ -40,7 +40,7 @@ class Timer:
         ends_with_process(self)
 
     def run_soon(self, task: Task) -> None:
-        """Run a task as soon as can be, if it runs just now once more. RuntimeError if there can be no thread."""
+        """Run a task as soon as possible; if it is running now, once more. Raises RuntimeError if there can be no thread."""
         with self._changed:
             if self._ended:
                 raise RuntimeError("the process ends")
@@ -60,21 +60,21 @@ class Timer:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a task that is to run soon will, if the current thread waits for that."""
+        """Whether the current thread may wait for a task to run: the timer has a thread, and it is another one."""
         return self._thread is not None and self._thread is not threading.current_thread() and not self._ended
 
     def has_room(self) -> bool:
-        """Whether a task may begin something beside the timer: few such works run at once, of which those that take long do not count."""
+        """Whether a task may start background work: only a few run at once; those that take long do not count."""
         since_s = time.monotonic() - _LONG_S
         self._running_work = [(at_s, work) for at_s, work in self._running_work if at_s > since_s and not work.done()]
         return len(self._running_work) < _AT_ONCE
 
     def begun(self, work: concurrent.futures.Future[None]) -> None:
-        """Count a work that a task has begun."""
+        """Count background work that a task has started."""
         self._running_work.append((time.monotonic(), work))
 
     def end(self) -> None:
-        """Run nothing any more."""
+        """Run no more tasks."""
         with self._changed:
             self._ended = True
             self._changed.notify()

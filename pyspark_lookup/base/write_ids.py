@@ -134,7 +134,7 @@ class ValidWriteIdList:
         return RangeResponse.ALL if count == high - low + 1 else RangeResponse.SOME
 
     def covers(self, other: ValidWriteIdList) -> bool:
-        """Whether every write that `other` lets through is let through here as well.
+        """Whether every write that is visible in `other` is visible here, too.
 
         Raises ValueError for the list of another table, about which there is nothing to say.
         """
@@ -147,7 +147,7 @@ class ValidWriteIdList:
         return all(id_ in other_exceptions for id_ in exceptions if id_ <= other.high_watermark)
 
     def equivalent(self, other: ValidWriteIdList) -> bool:
-        """Whether the two let the same writes through, whatever they know of others (`t:12:8:8:12` and `t:11:8:8:` do)."""
+        """Whether the same writes are visible in both, whatever they know of others (`t:12:8:8:12` and `t:11:8:8:` are equivalent)."""
         return self.covers(other) and other.covers(self)
 
     # --- new values -------------------------------------------------------------------------------

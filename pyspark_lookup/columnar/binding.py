@@ -41,7 +41,7 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
 
 
 def refuse_collated(field: pa.Field) -> None:
-    """Raise PredicateError for a column whose texts Spark compares by other rules than bytes."""
+    """Raise PredicateError for a column with a collation: Spark does not compare its texts by their bytes."""
     if collated_field(field) is not None:
         raise PredicateError(
             f"column {field.name!r} has a collation, by whose rules Spark compares its texts, and lookup.where compares bytes: filter it "
@@ -104,7 +104,7 @@ def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) ->
 
 
 def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) -> None:
-    """Raise PredicateError if a decimal type for column and values needs more than Spark's 38 digits: it rounds then."""
+    """Raise PredicateError if column and values need a decimal type of more than 38 digits: Spark would round."""
     kind = field.type
     whole, fraction = kind.precision - scale if pa.types.is_decimal(kind) else _SPARK_DIGITS[kind], scale
     if len(values) == 1 and abs(values[0]) > decimal.Decimal(10) ** whole:
@@ -120,7 +120,7 @@ def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) ->
 
 
 def count_digits(value: decimal.Decimal) -> tuple[int, int]:
-    """The digits before and after the point that a finite number needs."""
+    """How many digits a finite number needs before and after the point."""
     with decimal.localcontext(decimal.Context(prec=400)):
         exponent = value.normalize().as_tuple().exponent
     assert isinstance(exponent, int)

@@ -13,7 +13,7 @@ _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
 
 def bucket_numbers(values: pa.Array, count: int) -> Numbers | None:
-    """The bucket of each value (none may be null), of `count`; None for a type that is not divided into buckets."""
+    """The bucket of each value (none may be null) among `count` buckets; None for a type without bucket hashes."""
     hashes = bucket_hashes(values)
     if hashes is None:
         return None
@@ -36,13 +36,13 @@ def bucket_hashes(values: pa.Array) -> Numbers | None:
 
 
 def _hash_longs(numbers: Numbers) -> Numbers:
-    """Of 8 bytes each, the lowest first."""
+    """The hashes of 64-bit integers, hashed as 8 bytes, the lowest first."""
     words = np.ascontiguousarray(numbers, "<i8").view("<u4").reshape(-1, 2)
     return _hash_words(words, np.full(len(words), 8, np.uint32), np.zeros(len(words), np.uint32))
 
 
 def _hash_bytes(texts: list[bytes]) -> Numbers:
-    """Of bytes of any lengths: those of one number of words together."""
+    """The hashes of byte strings of any lengths, computed together for those with the same number of words."""
     lengths = np.fromiter(map(len, texts), np.uint32, len(texts))
     hashes = np.zeros(len(texts), np.uint32)
     for words in np.unique(lengths >> 2).tolist():
@@ -54,7 +54,7 @@ def _hash_bytes(texts: list[bytes]) -> Numbers:
 
 
 def _hash_words(words: Numbers, lengths: Numbers, tail: Numbers) -> Numbers:
-    """Of rows of whole words, and up to three bytes after them in `tail`."""
+    """The hashes of rows of whole words, with up to three bytes after them in `tail`."""
     hashes = np.zeros(len(words), np.uint32)
     for column in range(words.shape[1]):
         hashes ^= _mix_word(words[:, column])
@@ -78,7 +78,7 @@ def _rotate_left(numbers: Numbers, bits: int) -> Numbers:
 
 
 def bucket_number(value: Any, kind: pa.DataType, count: int) -> int | None:
-    """The bucket of one value; None for what has none."""
+    """The bucket of one value among `count` buckets; None if it has none."""
     try:
         numbers = bucket_numbers(pa.array([value], kind), count)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):

@@ -47,7 +47,7 @@ class ColumnSizes:
             sizes.add(child)
 
     def as_codes(self, codes: pa.DataType) -> ColumnSizes:
-        """The sizes of the same rows as codes."""
+        """The sizes of the same rows as codes of a dictionary."""
         sizes = ColumnSizes(self.name, codes)
         sizes.rows, sizes.nulls = self.rows, self.nulls
         return sizes
@@ -200,7 +200,7 @@ def _last_offset(offsets: memoryview, width: type[np.signedinteger[Any]]) -> int
 
 
 def without_hidden_values(array: pa.Array) -> pa.Array:
-    """The same values, nulls having neither bytes nor elements: what `take` makes of them, so that sizes do not depend on it.
+    """The same values, with no bytes or elements behind nulls, as `take` returns them: then sizes do not depend on who took them.
 
     Arrow lets the slot of a null be of any length, and a fixed-size binary null has its full length.
     """

@@ -100,7 +100,7 @@ def gregorian_days(days: Numbers) -> Numbers:
 
 
 class ZoneHistory:
-    """What a zone's local time was before 1900: to `java.util` (`standard`, seconds) and to others (`offsets`, from local times `starts`)."""
+    """A zone's offsets from UTC before 1900, in seconds: for `java.util` always `standard`, for others `offsets` from local times `starts` on."""
 
     def __init__(self, standard: int, starts: Sequence[int], offsets: Sequence[int]) -> None:
         self._standard = standard
@@ -139,7 +139,7 @@ class ZoneHistory:
 
 
 def fixed_offset(name: str) -> int | None:
-    """The offset of a time zone that always has the same, in seconds; None: of any other."""
+    """The offset of a fixed-offset time zone, in seconds; None for any other zone."""
     if _UTC.fullmatch(name):
         return 0
     fixed = _OFFSET.fullmatch(name)
@@ -162,7 +162,7 @@ def _utc_offset(zone: zoneinfo.ZoneInfo, second: int) -> int:
 
 
 def _history(zone: zoneinfo.ZoneInfo) -> tuple[list[int], list[int]]:
-    """(from which local times, which offsets) until 1900. A local time that there was twice is the later one, as Spark takes it."""
+    """(local times, the offsets that begin there) until 1900. A local time that occurred twice is the later one, as in Spark."""
     starts: list[int] = []
     offsets = [_utc_offset(zone, _FIRST_ZONES)]
     for at in range(_FIRST_ZONES, LOCAL_MEAN_TIME_END, _STEP):
@@ -199,20 +199,20 @@ def gregorian_instants(column: pa.Array, zone: str) -> pa.Array:
 
 
 def view_numbers(column: pa.Array, kind: Any) -> npt.NDArray[Any]:
-    """The numbers behind a column of fixed width, whatever they are where it is null."""
+    """The numbers behind a column of fixed width, without a copy; where it is null they mean nothing."""
     if not len(column):
         return np.zeros(0, kind)
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
 
 
 def build_array(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """A column of a type with such numbers, null where `column` is."""
+    """A column of type `kind` over these numbers, null where `column` is."""
     validity = column.is_valid().buffers()[1] if column.null_count else None
     return pa.Array.from_buffers(kind, len(column), [validity, pa.py_buffer(numbers)])
 
 
 def convert_bounds(column: pa.Array) -> tuple[Any, Any]:
-    """Bounds of converted values, of the least and the greatest of them before; (None, None) for such as Python lacks."""
+    """Bounds of converted values, from their converted least and greatest; (None, None) if Python lacks such a time."""
     with contextlib.suppress(OverflowError, ValueError):
         low, high = column.to_pylist()
         return widened(low, high) if pa.types.is_timestamp(column.type) else (low, high)
@@ -220,7 +220,7 @@ def convert_bounds(column: pa.Array) -> tuple[Any, Any]:
 
 
 def widened(low: Any, high: Any) -> tuple[Any, Any]:
-    """Bounds of dates or times that hold whether they were taken before or after a conversion, and whatever the time zone.
+    """Bounds wide enough for dates or times before and after their conversion, in any time zone.
 
     A Gregorian day is at most 11 days from the one with its name, from the year 1 on. Instants change their order where a leap day is no more.
     """
@@ -237,7 +237,7 @@ def _shift(end: Any, by: datetime.timedelta) -> Any:
 
 
 def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Convert | None]]) -> pa.RecordBatch:
-    """A batch in which some columns are converted, for each flat part of a column by one of `converts`."""
+    """A batch with some columns converted; `converts` has one function (or None) for each flat part of a column."""
     if not converts or converts.keys().isdisjoint(batch.schema.names):
         return batch
     arrays, fields = [], []
@@ -249,7 +249,7 @@ def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Conve
 
 
 def convert_leaves(column: pa.Array, converts: Iterator[Convert | None]) -> pa.Array:
-    """A column of which each flat part, in the order of their columns in a file, is converted; fields keep their metadata."""
+    """A column with each flat part converted, in the order of a file's flat columns; fields keep their metadata."""
     kind = column.type
     shape, _ = parts_of(kind)
     if shape is None:

@@ -38,7 +38,7 @@ _EXPECTED = "columns and their types as in CREATE TABLE, such as 'id INT, name S
 
 
 def parse_columns(text: str) -> pa.Schema:
-    """The columns that a text names, in Spark's SQL. Raises ValueError for anything else, and for a column named twice."""
+    """The columns of a text such as `id INT, name STRING`. Raises ValueError for anything else, and for a column named twice."""
     try:
         (statement,) = sqlglot.parse(f"CREATE TABLE t ({text}\n)", dialect="spark")
     except (SqlglotError, *UNREADABLE):

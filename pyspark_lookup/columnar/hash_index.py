@@ -58,7 +58,7 @@ class Order:
 
 
 def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Order:
-    """The hash order of the valid rows of `keys`: rows of one key together, in the order of `rows` (None: that they have)."""
+    """The hash order of the valid rows of `keys`; rows of one key stay in the order of `rows` (None: in their own)."""
     if rows is None:
         rows = np.arange(keys.rows)
     if keys.valid is not None:
@@ -141,7 +141,7 @@ class IndexBuilder:
         self.fullest_bucket = 0  # keys in it, so far
 
     def add(self, order: Order, keys: Keys) -> None:
-        """The next rows: `order` of `keys`, whose hashes are above all before."""
+        """Add the next rows: the `order` of `keys`, whose hashes are greater than all before."""
         count = len(order.first)
         if not count:
             return
@@ -171,7 +171,7 @@ class IndexBuilder:
         self.rows += len(order.rows)
 
     def arrays(self, strict: bool = True) -> dict[str, Numbers]:
-        """The index by the names in the head of this module.
+        """The arrays of the index, by the names at the top of this module.
 
         Raises SkewedError if a bucket is too full and `strict`; else it is slower to probe, and as right.
         """
@@ -194,7 +194,7 @@ class IndexBuilder:
 
 
 def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> None:
-    """Raise ValueError unless arrays by the names in the head of this module are an index over so many rows with a key.
+    """Raise ValueError unless the arrays (named as at the top of this module) are an index over that many rows with a key.
 
     Of what is in them only the ends are looked at.
     """
@@ -229,17 +229,17 @@ class KeyIndex:
 
     @property
     def unique(self) -> bool:
-        """Whether no two rows have one key."""
+        """Whether no two rows have the same key."""
         return self._first is None
 
     def numbers_of(self, rows: Numbers) -> Numbers:
-        """The number of the key of each row; rows have one."""
+        """The number of the key of each row; every row has one."""
         if self._first is None:
             return rows
         return np.asarray(np.searchsorted(self._first, rows, "right") - 1)
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
-        """All rows of all keys. `hashes` are the keys' under the seed of the build."""
+        """The rows that hold each of `keys`. `hashes`: of the keys, under the seed of the build."""
         numbers = self._probe_slots(keys) if self._slots is not None else self._probe_buckets(keys, hashes)
         hits = np.flatnonzero(numbers >= 0)
         key_numbers = numbers if len(hits) == len(numbers) else numbers[hits]
@@ -253,7 +253,7 @@ class KeyIndex:
         return Matches(np.repeat(hits, counts), rows)
 
     def rows_of(self, key: OneKey, hashed: int) -> range:
-        """All rows of one key of one column; `hashed` under the seed of the build."""
+        """The rows that hold a key of one column. `hashed`: the hash of the key under the seed of the build."""
         number = self._find_number(key, hashed)
         if number is None:
             return range(0)
@@ -312,7 +312,7 @@ class KeyIndex:
         return numbers
 
     def _matching(self, candidates: Numbers, keys: Keys, rows: Numbers, hashes: Numbers) -> Numbers:
-        """Whether each candidate, a number of a key, is the key beside it."""
+        """Whether each candidate (a key number) is the key of the row beside it."""
         if self._hashes is None:
             return self._stored.equal(self._first_rows(candidates), keys, rows)
         matching: Numbers = self._hashes[candidates] == hashes[rows]

@@ -1,4 +1,4 @@
-"""Tables of rows by key: which key each row belongs to stands in the column `KEY_INDEX`."""
+"""Tables of rows with a column `KEY_INDEX`, the number of the key that each row belongs to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 
 
 def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
-    """(a row of each different valid key; for each row the place of its key among them, -1 if it has a null)."""
+    """(one row of each distinct valid key, the place of its key among them for each row: -1 for a key with a null)."""
     order = order_rows(keys, hashes)
     places = np.full(keys.rows, -1, np.int64)
     places[order.rows] = np.repeat(np.arange(len(order.first)), np.diff([*order.first, len(order.rows)]))
@@ -26,12 +26,12 @@ def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def match_rows(rows: pa.Table, names: Sequence[str], keys: Keys) -> Matches:
-    """Which rows have which of the keys: (place of the key, row), by key, rows of one key in their order."""
+    """The matches of keys and rows: (place of the key, row), by key; rows of one key in their order."""
     return RowIndex(rows, names).match(keys)
 
 
 class RowIndex:
-    """Some rows by their key columns `names`."""
+    """A hash index over rows by their key columns `names`."""
 
     def __init__(self, rows: pa.Table, names: Sequence[str]) -> None:
         stored = [one_array(rows.column(name)) for name in names]
@@ -79,7 +79,7 @@ def renumber(rows: pa.Table, numbers: Numbers) -> pa.Table:
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """A table of rows that has none. `schema`: of the columns beside `KEY_INDEX`."""
+    """A table without rows. `schema`: of the columns beside `KEY_INDEX`."""
     return schema.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
 

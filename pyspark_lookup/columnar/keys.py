@@ -71,7 +71,7 @@ OneKey = int | bytes
 
 
 def one_key(key: object, kind: pa.DataType) -> OneKey | None:
-    """A value of Python as a key of a column of that type; None if it takes more than that, or is none."""
+    """A Python value as a key of a column of that type; None if it is no such key, or takes a conversion (see `cast_keys`)."""
     if type(key) is int and pa.types.is_integer(kind):
         low, high = _bounds(kind)
         return key if low <= key <= high else None
@@ -138,7 +138,7 @@ class KeyColumn:
         return int(self.values[row]) == key
 
     def equal(self, rows: Numbers, other: KeyColumn, other_rows: Numbers) -> Numbers:
-        """Whether each of these rows holds the value of the other's row beside it."""
+        """Whether each of `rows` holds the same value as the row of `other` beside it."""
         if self.values is None or other.values is None:
             values, other_values = _take(self.array, rows), _take(other.array, other_rows)
             if other_values.type != values.type:
@@ -173,7 +173,7 @@ class Keys:
         return hashes
 
     def equal(self, rows: Numbers, other: Keys, other_rows: Numbers) -> Numbers:
-        """Whether each of these rows has the key of the other's row beside it. Rows are valid ones."""
+        """Whether each of `rows` has the same key as the row of `other` beside it. All rows are valid ones."""
         is_equal = self.columns[0].equal(rows, other.columns[0], other_rows)
         for column, other_column in zip(self.columns[1:], other.columns[1:], strict=True):
             equal_rows = np.flatnonzero(is_equal)
@@ -195,7 +195,7 @@ def check_key_types(fields: Sequence[pa.Field]) -> None:
 
 
 def comparable(kind: pa.DataType, other_kind: pa.DataType) -> bool:
-    """Whether keys of the two types are compared without a loss, so that one can be looked up among the other."""
+    """Whether keys of the two types compare without a loss, so that keys of one can be looked up among the other."""
     return not pa.types.is_nested(kind) and _family(kind) == _family(other_kind)
 
 
@@ -205,7 +205,7 @@ def accepts(column: pa.DataType, keys: pa.DataType) -> bool:
 
 
 def looked_up_in(field: pa.Field, keys: pa.Array) -> pa.Array:
-    """Keys as they are looked up in a column: in its type if that has all of their values. Raises SchemaError if it accepts none of theirs."""
+    """Keys to look up in a column, cast to its type if that holds all values of theirs. Raises SchemaError if the column does not accept their type."""
     if keys.type == field.type:
         return keys
     if not accepts(field.type, keys.type):
@@ -274,7 +274,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Exact numbers as `kind`, null where they have more digits. One by one, for Arrow's cast wraps around unsaid."""
+    """Exact numbers as `kind`, null where they have more digits. One by one, because Arrow's cast wraps around silently."""
     encoded = array.dictionary_encode()
     with decimal.localcontext(decimal.Context(prec=200)):
         limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
@@ -285,7 +285,7 @@ def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast_fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`array` as `kind`, null where a value would change; cut in halves until the odd ones are alone."""
+    """`array` as `kind`, null where a value would change; halved until the values that do not fit stand alone."""
     try:
         return array.cast(kind)
     except pa.ArrowInvalid:
@@ -303,7 +303,7 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
 
 
 def _family(kind: pa.DataType) -> str:
-    """Types whose values are compared with each other without a loss."""
+    """The name of a type's family: types of one family compare with each other without a loss."""
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return "exact number"
     if pa.types.is_floating(kind):
@@ -321,7 +321,7 @@ def _family(kind: pa.DataType) -> str:
 
 
 def bits_of(array: pa.BooleanArray) -> Numbers:
-    """A boolean array without nulls as numpy's."""
+    """A boolean array without nulls as a numpy array."""
     raw = np.frombuffer(array.buffers()[1], np.uint8)
     bits = np.unpackbits(raw, bitorder="little", count=array.offset + len(array))
     return bits[array.offset :].view(np.bool_)

@@ -38,7 +38,7 @@ class ColumnStats:
 
     @classmethod
     def from_constant(cls, value: Any) -> ColumnStats:
-        """Of rows that all have one value, which may be None."""
+        """The bounds of rows that all have one value, which may be None."""
         return cls(value, value, int(value is None), 1)
 
     @property
@@ -327,7 +327,7 @@ def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bo
 
 
 def _equals(bounds: ColumnStats, value: Any) -> bool:
-    """Whether a value can be `value`."""
+    """Whether a value within the bounds can equal `value`."""
     if bounds.bucket is not None and type(value) in _BUCKETED:
         count, bucket = bounds.bucket
         if bucket_number(value, _BUCKETED[type(value)], count) not in (None, bucket):

@@ -49,7 +49,7 @@ _SUPPORTED = (
 
 
 def parse_where(text: str, schema: pa.Schema) -> Predicate:
-    """The predicate a text means over columns of `schema`.
+    """The predicate of a SQL text, over columns of `schema`.
 
     Raises PredicateError showing the part that is not understood or not supported.
     """
@@ -208,7 +208,7 @@ class _Binder:
         raise self._unsupported(node)
 
     def _check_plain(self, node: exp.Expression, supported_args: frozenset[str]) -> None:
-        """Refuse what this module does not look at, such as BETWEEN's SYMMETRIC: it would be dropped silently."""
+        """Refuse arguments of a node that this module does not read, such as BETWEEN's SYMMETRIC: they would be dropped silently."""
         if any(value for name, value in node.args.items() if name not in supported_args):
             raise self._unsupported(node)
 
@@ -243,7 +243,7 @@ def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
 
 
 def _number(text: str) -> int | float | decimal.Decimal | None:
-    """As Spark types it: an integer, a DECIMAL with a point, a DOUBLE with an exponent. None: Spark refuses it."""
+    """A number as Spark types it: an integer, a DECIMAL if it has a point, a DOUBLE if it has an exponent. None: Spark refuses it."""
     if "e" in text.lower():
         double = float(text)
         return double if math.isfinite(double) else None

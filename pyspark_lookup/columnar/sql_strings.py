@@ -1,4 +1,4 @@
-"""String literals of Spark SQL: what each means."""
+"""String literals of Spark SQL, and the texts that they stand for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTROLS = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a",
 
 
 def take_strings(sql: str) -> tuple[str, list[str]]:
-    """A statement whose string literals are their numbers, each after `NUMBERED`; and what they mean, as Spark 4 reads them.
+    """(the statement with each string literal replaced by `NUMBERED` and its number, the literals' texts as Spark 4 reads them).
 
     A quote is doubled or escaped; adjacent literals are one.
     """

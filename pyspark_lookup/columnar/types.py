@@ -49,7 +49,7 @@ _COLLATED = b"spark.field"  # in the metadata of a column with collations: its f
 
 
 def with_collations(field: pa.Field, in_spark: Mapping[str, Any]) -> pa.Field:
-    """A column, with Spark's field of it if texts in it are equal by rules of a collation: in this package texts are bytes."""
+    """A column, with Spark's field of it in its metadata if it has a collation: this package compares texts by their bytes."""
     try:
         text = json.dumps(dict(in_spark))
     except RecursionError:
@@ -60,7 +60,7 @@ def with_collations(field: pa.Field, in_spark: Mapping[str, Any]) -> pa.Field:
 
 
 def collated_field(field: pa.Field) -> dict[str, Any] | None:
-    """Spark's field of a column with collations, as its JSON has it; None for others."""
+    """Spark's field (JSON) of a column with collations; None for other columns."""
     text = (field.metadata or {}).get(_COLLATED)
     return None if text is None else json.loads(text)
 
@@ -111,7 +111,7 @@ def _spark_type(kind: pa.DataType, nothing: pa.DataType) -> pa.DataType:
 
 
 def is_deeper(kind: pa.DataType, depth: int) -> bool:
-    """Whether a type is nested deeper than that."""
+    """Whether a type is nested deeper than `depth` levels."""
     level = [kind]
     while level and depth >= 0:
         level = [kind.field(number).type for kind in level for number in range(kind.num_fields)]
@@ -120,7 +120,7 @@ def is_deeper(kind: pa.DataType, depth: int) -> bool:
 
 
 def unreadable_type(reason: str) -> pa.DataType:
-    """The type that stands for one that cannot be read. `reason`: why, as `type time64[us] has no counterpart in Spark`."""
+    """A placeholder for a type that cannot be read. `reason`: e.g. `type time64[us] has no counterpart in Spark`."""
     return pa.opaque(pa.null(), reason, __name__)
 
 
@@ -154,18 +154,18 @@ def check_all_readable(schema: pa.Schema) -> None:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values are texts, however they are laid out."""
+    """Whether a type is text, in any of its layouts."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether values are bytes, however they are laid out."""
+    """Whether a type is binary, in any of its layouts."""
     tests = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     return bool(pa.types.is_binary(kind) or any(test(kind) for test in tests))
 
 
 def parts_of(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
-    """(how a type is nested, the same for those nested alike; the types of its parts). (None, []) for a flat one."""
+    """(the shape of a nested type, equal for types nested alike; the types of its parts). (None, []) for a flat type."""
     if pa.types.is_map(kind):
         return "map", [kind.key_type, kind.item_type]
     if pa.types.is_struct(kind):
@@ -176,7 +176,7 @@ def parts_of(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
 
 
 def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
-    """A type nested as `kind`, of other parts, which may be null."""
+    """A type nested as `kind` is, with other types of its parts, all of them nullable."""
     if pa.types.is_map(kind):
         return pa.map_(parts[0], pa.field("value", parts[1]))
     if pa.types.is_struct(kind):
@@ -203,7 +203,7 @@ def lenient_schema(schema: pa.Schema, url: str = "") -> pa.Schema:
 
 
 def _schema(schema: pa.Schema, instead: Callable[[str], pa.DataType]) -> pa.Schema:
-    """`instead` gives the type of a column that cannot be read, or raises."""
+    """The columns of `spark_schema`; `instead` returns the type of a column that cannot be read, or raises."""
     fields: dict[str, pa.Field] = {}
     spellings: dict[str, str] = {}
     for field in schema:
@@ -305,7 +305,7 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def _collations(field: pa.Field) -> dict[bytes, bytes] | None:
-    """What there is to keep of a field's metadata."""
+    """The metadata of a field to keep: that of collations."""
     text = (field.metadata or {}).get(_COLLATED)
     return None if text is None else {_COLLATED: text}
 
@@ -395,7 +395,7 @@ def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schem
 
 
 def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A flat column as `kind`. Raises ArrowInvalid if a value would change, ArrowNotImplementedError for types that have none in common."""
+    """A flat column as `kind`. Raises ArrowInvalid if a value would change, ArrowNotImplementedError for types without a conversion."""
     if column.type == kind:
         return column
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
@@ -411,7 +411,7 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def decimal_of_text(text: str, kind: pa.DataType) -> decimal.Decimal:
-    """The number that a text is, with the digits of a decimal type. Raises ValueError for one that the type does not hold as it is."""
+    """The decimal of a text, with the scale of `kind`. Raises ValueError if the type would change it."""
     if _NUMBER.fullmatch(text) is None:
         raise ValueError(f"{text[:80]!r} is no {kind}")
     try:
@@ -462,7 +462,7 @@ def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) ->
 
 
 def list_of_entries(column: pa.MapArray) -> pa.ListArray:
-    """A map as a list of its entries, of the same bytes: no kernel takes a map."""
+    """A map as a list of its entries, over the same buffers: Arrow's kernels take no maps."""
     entries, buffers = column.values, column.buffers()[:2]  # view() miscounts items that are all null
     return pa.ListArray.from_buffers(
         pa.list_(entries.type), len(column), buffers, column.null_count, column.offset, children=[entries]

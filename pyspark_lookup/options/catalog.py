@@ -1,4 +1,4 @@
-"""A catalog table's own options, which the metadata of its columns carries, and what ALTER TABLE has done to it.
+"""A catalog table's own options, which the metadata of its columns carries, and the effects of ALTER TABLE.
 
 Nothing here needs Spark to be installed: a session and its types come as arguments.
 """
@@ -25,7 +25,7 @@ MARK_METADATA = "lookupcache.mark"
 
 
 def added_columns(schema: StructType) -> list[str]:
-    """The columns of a catalog table that only ALTER TABLE … ADD COLUMN knows of, and the first INSERT."""
+    """The columns that ALTER TABLE … ADD COLUMN added to a catalog table; its files have them from the first INSERT on."""
     return [field.name for field in schema if not read_mark(field)[0]] if table_options(schema) else []
 
 
@@ -99,7 +99,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
 
 
 def _is_whole_table(view: Any) -> bool:
-    """Whether a view has all of a table, by no options of its own. Connect does not tell by which a view reads."""
+    """Whether a view shows all of a table, without options of its own. Connect does not tell the options by which a view reads."""
     planned = getattr(view, "_jdf", None)
     if planned is None:
         return False
@@ -108,7 +108,7 @@ def _is_whole_table(view: Any) -> bool:
 
 
 def _location(spark: SparkSession, name: str) -> str | None:
-    """Where the catalog says that a table is; None if it says nothing."""
+    """The location of a table in the catalog; None if it has none."""
     database, _, table = name.rpartition(".")
     within = f" IN {database}" if database else ""
     pattern = table.strip("`").replace("'", "\\'")
@@ -132,7 +132,7 @@ def _is_same_place(place: str, path: str, warehouse: str) -> bool:
 
 
 def absolute_path(path: str) -> str:
-    """A path that other directories, as those of workers, understand."""
+    """A path that means the same in any working directory, such as that of a worker."""
     try:
         path = parse_path(path)
     except ValueError as problem:
@@ -141,7 +141,7 @@ def absolute_path(path: str) -> str:
 
 
 def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
-    """Options with a path that other directories, as those of workers, understand; or a name, of which Spark makes a path."""
+    """Options whose path means the same in any working directory. Of an Iceberg table's name Spark has made a path: it becomes a name again."""
     resolved = dict(options)
     if "path" in resolved:
         named = "lookup.catalog" in {key.lower() for key in resolved}
@@ -150,5 +150,5 @@ def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def comparable_path(path: str) -> str:
-    """A path as one can compare it: `file:/x`, `file:///x` and `/x` are one."""
+    """A path in one spelling, to compare: `file:/x`, `file:///x` and `/x` are the same."""
     return "/" + path.removeprefix("file:").strip("/") if is_local(path) else path.rstrip("/")

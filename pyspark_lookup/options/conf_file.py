@@ -1,4 +1,4 @@
-"""Defaults from the conf file, and what of any option must not be told: credentials."""
+"""Defaults from the conf file, and the hiding of credentials in the values of options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _looks_secret(key: str) -> bool:
 
 
 def tells_secret(key: str, value: object) -> bool:
-    """Whether an option is or holds a credential, one in a URL among them."""
+    """Whether an option is a credential or contains one, e.g. in a URL."""
     return _without_secrets(key, value) != str(value)
 
 
@@ -90,7 +90,7 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
-    """Read the lines of a conf file; what is wrong with them, if anything is."""
+    """Read the lines of a conf file; returns what is wrong with them, if anything."""
     try:
         parser.read_string("[conf]\n" + lines)
     except configparser.DuplicateOptionError as problem:

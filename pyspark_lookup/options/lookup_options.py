@@ -305,7 +305,7 @@ _OF_PEERS = {
 
 
 def _suggest_options(key: str) -> list[str]:
-    """The options that an unknown one may stand for: those that end like it, its equals in peers, or those spelled nearly so."""
+    """The options that an unknown key may mean: those that end with it, its counterpart from other projects, or those spelled similarly."""
     plain = re.sub(r"[^a-z0-9]", "", key)
     names_by_plain = {re.sub(r"[^a-z0-9]", "", name): name for name in _FIELDS if not name.endswith("*")}
     if (match := names_by_plain.get(plain) or names_by_plain.get("lookup" + plain)) is not None:
@@ -328,7 +328,7 @@ def is_local(path: str) -> bool:
 
 
 def _retract(layer: Mapping[str, str]) -> set[str]:
-    """Options of lower layers that lose their meaning by what this layer chooses, such as an interval by UFS."""
+    """Options of lower layers that this layer's choices make meaningless, such as an interval by UFS."""
     values = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
     cache, source = values.get("lookup.cache"), values.get("lookup.metadata.source")
     meaningless: set[str] = set()
@@ -344,7 +344,7 @@ def _retract(layer: Mapping[str, str]) -> set[str]:
 
 
 def merge_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str, str]:
-    """The options of a table under those of a read, as one layer: what the read makes meaningless is left out."""
+    """The options of a table, overridden by those of a read. Options of the table that the read makes meaningless are dropped."""
     overridden = _retract(read) | {key.lower() for key in read}
     table_options = {key.lower(): text for key, text in table.items() if key.lower() not in overridden}
     return {**table_options, **{key.lower(): text for key, text in read.items()}}

@@ -131,7 +131,7 @@ _OF_FORMAT = re.compile(r"(\w+)\.`(.+)`", re.DOTALL)
 
 
 def parse_path(text: str) -> str:
-    """A path or URL; its scheme may be in capitals. Raises ValueError for what another program takes for one."""
+    """A path or URL; its scheme may be in capitals. Raises ValueError for paths that only other programs understand."""
     path = parse_text(text)
     if "\0" in path or not _is_encodable(path):
         raise ValueError(
@@ -200,7 +200,7 @@ def parse_factory(text: str) -> str:
 
 
 def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
-    """What the factory `name` makes of `argument`. Raises OptionError if it cannot be imported or called, or makes no `kind`."""
+    """The object that the factory `name` returns for `argument`. Raises OptionError if it cannot be imported or called, or returns no `kind`."""
     module, _, path = name.partition(":")
     try:
         factory: Any = importlib.import_module(module)
@@ -240,7 +240,7 @@ def parse_commit(text: str) -> str:
 
 
 def parse_instant(text: str) -> datetime.datetime:
-    """A time, in UTC; without a zone it is one of UTC."""
+    """A time, in UTC; without a zone it counts as UTC."""
     try:
         # Python 3.10 knows no Z.
         at = datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
@@ -250,7 +250,7 @@ def parse_instant(text: str) -> datetime.datetime:
 
 
 def parse_batch(text: str) -> tuple[str, int]:
-    """A batch of somebody's: their name, and a number that grows."""
+    """A batch of a writer: the writer's name, and a number that grows."""
     query, _, number = text.strip().rpartition(":")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", query) or not re.fullmatch(r"[0-9]{1,12}", number):
         raise ValueError("a name (letters, digits, ., _, -) and the number of a batch, such as orders-by-city:17")
@@ -273,7 +273,7 @@ def parse_stream_start(text: str) -> StreamStart | int:
 
 
 def parse_reload_strategy(text: str) -> ReloadStrategy | str:
-    """PERIODIC, TIMED, or who makes a trigger."""
+    """PERIODIC, TIMED, or the factory of a trigger (`module:factory`)."""
     if ":" in text:
         try:
             return parse_factory(text)
@@ -284,7 +284,7 @@ def parse_reload_strategy(text: str) -> ReloadStrategy | str:
 
 
 class Kind(NamedTuple):
-    """What an option's text may be: what users are told, and what makes a value of it or raises ValueError."""
+    """What an option's text may be: the label for users, and the parser, which returns a value or raises ValueError."""
 
     label: str
     parse: Callable[[str], Any]
@@ -340,7 +340,7 @@ def option(key: str, kind: Kind, default: Any, *, doc: str, default_text: str = 
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one; True and False are none."""
+    """Whether a value is a number; True and False are none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""Options of a table of another system."""
+"""Options of a provider's table, which lies in another system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of a read, what it shows of a table, and of which version; and of writes of managed tables."""
+"""Options of a read (which columns, rows and version), and of writes to managed tables."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class ReadOptions:
 
     @property
     def stream_limits(self) -> tuple[int | None, int | None, int | None]:
-        """At most so many rows, files and bytes in a micro-batch."""
+        """The most rows, files and bytes of a micro-batch; None: no limit."""
         return self.stream_max_rows, self.stream_max_files, self.stream_max_bytes
 
 
@@ -227,7 +227,7 @@ IDLE_IN_GETS = OF_AS_OF | {
 def refuse_in_reads(
     explicit: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
 ) -> None:
-    """Raise OptionError for an option that somebody has given for a read, in which it does nothing.
+    """Raise OptionError for an option that was given for a read in which it has no effect.
 
     What is stored with a table is not given for a read: it is for all that is done with the table. `stream`: it is, or may be, a
     stream of changes; `as_of`: a lookup of what is valid at a time.
@@ -248,7 +248,7 @@ def refuse_in_reads(
 
 
 def refuse_block_size(explicit: Iterable[str], form: enums.FileFormatName | None, path: str) -> None:
-    """Raise OptionError for a block size that somebody has given for a read of files whose own blocks are kept."""
+    """Raise OptionError for a block size that was given for a read of files cached by their own blocks."""
     if form in (enums.FileFormatName.PARQUET, enums.FileFormatName.ARROW):
         for key in explicit:
             if key.lower() == "lookup.block.size":

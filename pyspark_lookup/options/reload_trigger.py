@@ -93,7 +93,7 @@ class CacheReloadTrigger(abc.ABC):
 
 
 def _cancel_nothing() -> None:
-    """What cancels where nothing is planned."""
+    """Cancels nothing, where no reload is planned."""
 
 
 class DueTrigger(CacheReloadTrigger):
@@ -114,7 +114,7 @@ class DueTrigger(CacheReloadTrigger):
 
     @abc.abstractmethod
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
-        """When, after `now_s`, the next is due if one asked for at `now_s` does not show in `last`."""
+        """When the next reload is due after `now_s`, if the one requested at `now_s` does not show in `last`."""
 
     def open(self, context: CacheReloadTrigger.Context) -> None:
         self.close()
@@ -307,7 +307,7 @@ def _instant_s(day: datetime.date, time: datetime.time, zone: datetime.tzinfo | 
 
 
 def _days_around(at_s: float, zone: datetime.tzinfo | None) -> list[datetime.date]:
-    """The local day of an instant, with those before and after it that could matter where a whole day was skipped."""
+    """The local day of an instant and the days around it that could matter, as some zones once skipped a whole day."""
     today = datetime.datetime.fromtimestamp(at_s, zone).date()
     return [today + days * _DAY for days in range(-2, 2)]
 

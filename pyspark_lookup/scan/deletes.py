@@ -24,7 +24,7 @@ def drop_deleted(deleted: Numbers | None, first: int, batch: pa.RecordBatch) -> 
 
 
 def live_mask(deleted: Numbers | None, first: int, rows: int) -> Numbers | None:
-    """Which of the `rows` rows of a file from position `first` on are not deleted; None: all. `deleted`: positions, ascending."""
+    """A mask of `rows` rows from position `first` of a file: True for those not deleted; None if none is. `deleted`: positions, ascending."""
     if deleted is None:
         return None
     low, high = np.searchsorted(deleted, [first, first + rows])
@@ -36,7 +36,7 @@ def live_mask(deleted: Numbers | None, first: int, rows: int) -> Numbers | None:
 
 
 class DeletedRows:
-    """What deletes by position say, decoded once in this process."""
+    """The positions of deleted rows in each file; each delete file is decoded once per process."""
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
@@ -47,7 +47,7 @@ class DeletedRows:
         self._groups: dict[tuple[str, ...], int] = {}  # numbers of those that files have together
 
     def read_positions(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
-        """For each of the files that has deleted rows, by URL, their positions, ascending. `root`: the table's URL."""
+        """The positions of deleted rows, ascending, by the URL of each file that has some. `root`: the table's URL."""
         files = [file for file in files if any(delete.equality is None for delete in file.deletes)]
         # All files of a managed table's version have the same ones.
         several = {
@@ -78,7 +78,7 @@ class DeletedRows:
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
     def _read(self, deletes: Sequence[Deletes]) -> dict[str, Mapping[str, Numbers]]:
-        """path -> positions, for each of the deletes by name."""
+        """The positions by path of data file, for each of the deletes by its name."""
         with self._lock:
             by_name = {
                 delete.name: self._positions_by_name[delete.name]

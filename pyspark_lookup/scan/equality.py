@@ -28,11 +28,11 @@ _FILES_KEPT = 4 * 1024 * 1024  # positions in all
 ReadRows = Callable[[FileVersion, pa.Schema], pa.Table]
 """All rows of a file with such columns, whatever is deleted of it."""
 PlaceRows = Callable[[FileVersion, pa.Schema, Predicate | None], Iterator[tuple[Numbers, pa.RecordBatch]]]
-"""(positions, such columns) of the rows of a file of which a predicate may be true, whatever is deleted of it."""
+"""(positions, columns of that schema) of the rows of a file for which a predicate may be true, deleted rows included."""
 
 
 def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Columns of which rows are equal where those of `columns` are, without nulls and floats; structs by their only field."""
+    """Columns whose rows are equal exactly where those of `columns` are, but without nulls and floats, and with structs as their only field."""
     values: list[pa.Array] = []
     for column in columns:
         while pa.types.is_struct(column.type):
@@ -47,7 +47,7 @@ def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
 
 
 def _blank(kind: pa.DataType) -> pa.Scalar:
-    """Some value of a type."""
+    """Any value of a type, to stand where there is a null."""
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return pa.scalar("" if pa.types.is_string(kind) else b"", kind)
     if pa.types.is_boolean(kind):
@@ -65,7 +65,7 @@ class DeletedValues:
         self._index = RowIndex(pa.Table.from_arrays(columns, names=names), names)
 
     def mark(self, columns: Sequence[pa.Array]) -> Numbers:
-        """For each row of `columns` whether it has the values of one of these (bool)."""
+        """A bool for each row of `columns`: whether its values are among the deleted ones."""
         keys = Keys(comparable_values(columns))
         marked = np.zeros(keys.rows, np.bool_)
         marked[self._index.match(keys).keys] = True
@@ -73,7 +73,7 @@ class DeletedValues:
 
     @property
     def predicate(self) -> Predicate | None:
-        """What may be true of a row that has such values; None: it may be any."""
+        """A predicate that every row with deleted values satisfies; None: any row may have them."""
         parts: list[Predicate] = []
         for field, column in zip(self.schema, self.rows.columns, strict=True):
             if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type) or column.null_count):
@@ -82,7 +82,7 @@ class DeletedValues:
 
 
 class EqualityDeleted:
-    """What equality deletes say, decoded once in this process; and the positions of the rows that they delete."""
+    """The positions of the rows that equality deletes delete; each delete file is decoded once per process."""
 
     def __init__(self, read: ReadRows, place: PlaceRows) -> None:
         self._read = read
@@ -92,7 +92,7 @@ class EqualityDeleted:
         self._positions = Latest[Numbers](_FILES_KEPT)
 
     def read_positions(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
-        """The positions, ascending, of the rows that equality deletes delete, by the URL of each file that has such deletes."""
+        """The positions of deleted rows, ascending, by the URL of each file that has equality deletes."""
         files = [file for file in files if any(delete.equality is not None for delete in file.deletes)]
         for deletes in {id(file.deletes): file.deletes for file in files}.values():
             collections.deque(self.values(deletes), 0)  # once, before several threads ask for them
@@ -116,7 +116,7 @@ class EqualityDeleted:
         return positions
 
     def values(self, deletes: Sequence[Deletes]) -> Iterator[tuple[EqualityColumns, DeletedValues]]:
-        """The values that deletes name, together for those with the same columns."""
+        """The deleted values; deletes with the same columns are taken together."""
         groups: dict[tuple[object, ...], list[EqualityColumns]] = {}
         for delete in deletes:
             columns = delete.equality
@@ -134,7 +134,7 @@ class EqualityDeleted:
             yield group[0], deleted_values
 
     def _read_rows(self, columns: EqualityColumns) -> pa.Table:
-        """The rows of a delete file. Each commit makes other groups of files, of which most were read before."""
+        """The rows of a delete file, kept by file: each commit makes other groups of files, most of which were read before."""
         key = (columns.file.url, columns.file.columns, columns.schema)
         rows = self._rows.get(key)
         if rows is None:
@@ -151,7 +151,7 @@ class EqualityDeleted:
 
 
 def merge_positions(by_position: Mapping[str, Numbers], by_value: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """The deleted rows of files, by URL, of whichever kinds of deletes."""
+    """The positions of deleted rows by URL, from position deletes and equality deletes together."""
     merged = dict(by_position)
     for url, positions in by_value.items():
         if len(positions):

@@ -1,4 +1,4 @@
-"""Files of which the index is open: what tells their rows' bounds, and how their rows are decoded.
+"""Files whose index (footer) is open, and how their rows are decoded.
 
 What was learned of files that never change stays in this process: their indexes, and of small ones which values a
 column has, so that a lookup over many small files looks into those few that have its key.
@@ -74,7 +74,7 @@ _Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Rang
 
 @dataclasses.dataclass
 class OpenFile:
-    """A file of which the index is open."""
+    """A file whose index (footer) is open."""
 
     piece: Slice
     blocks: BlockCache
@@ -90,7 +90,7 @@ class OpenFile:
     starts: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def first_row(self, unit: Unit) -> int:
-        """The place in the file of a unit's first row, in a format that says how many rows its units have."""
+        """The position in the file of a unit's first row, in a format that tells how many rows its units have."""
         if not self.starts:
             first = 0
             for index_unit in self.index.units:
@@ -104,11 +104,11 @@ class OpenFile:
 
     @cached_property
     def location(self) -> BlocksAndLocations:
-        """Where its bytes are, asked when some are needed."""
+        """Where the file's blocks are, looked up when the first bytes are needed."""
         return self.blocks.get_blocks_and_locations(self.piece.file.url, self.piece.file)
 
     def bring_again(self) -> None:
-        """Begin anew with what the store gives now, of which nothing is kept on this host. Raises DamagedFileError or UfsError."""
+        """Read the index and the data again from the store, bypassing the cache. Raises DamagedFileError or UfsError."""
         self.index, self.head = self.reopen(self.piece.file, self.location)
         self.data, self.read_from = {}, ()
         self.blocks = self.blocks.read_only()
@@ -125,7 +125,7 @@ class OpenFile:
 
 
 class Latest(Generic[T]):
-    """What was used last, up to a total weight, and in the last so many `rounds`."""
+    """An LRU cache of values up to a total weight; values not used in the last `rounds` rounds are dropped, too."""
 
     def __init__(self, at_most: int, rounds: float = math.inf) -> None:
         self._at_most = at_most
@@ -137,7 +137,7 @@ class Latest(Generic[T]):
         self._lock = threading.Lock()
 
     def begin_round(self) -> None:
-        """Forget what was not used for long: of a table that changes, files that have gone."""
+        """Begin a round and drop values not used for long, such as those of files that the table no longer has."""
         with self._lock:
             self._round += 1
             while self._entries and self._round - next(iter(self._entries.values()))[2] > self._rounds:
@@ -166,14 +166,14 @@ class Latest(Generic[T]):
 
 
 class KnownFiles:
-    """What this process knows of files that never change, and that were looked at in the last `reads_kept` reads."""
+    """Indexes and values of immutable files that this process read in the last `reads_kept` reads."""
 
     def __init__(self, reads_kept: int) -> None:
         self._indexes = Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES, reads_kept)
         self._values = Latest[Numbers](_VALUES, reads_kept)
 
     def begin_read(self) -> None:
-        """Forget files that no read of late has looked at."""
+        """Begin a read and forget files that none of the last reads looked at."""
         self._indexes.begin_round()
         self._values.begin_round()
 
@@ -186,11 +186,11 @@ class KnownFiles:
             self._indexes.put(_place(file), (index, tuple(read_from)), index.memory_bytes)
 
     def forget(self, file: FileVersion) -> None:
-        """Forget an index, of which it is not sure that it is the file's."""
+        """Forget an index that may not be the file's."""
         self._indexes.remove(_place(file))
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
-        """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
+        """Whether a unit may have one of the values that the predicate asks for; True if its values were not learned."""
         for among in _cached_conditions(file, projection.predicate):
             hashes = _hash_values(among)
             values = self._values.get(_key(file, unit, among, projection)) if hashes is not None else None
@@ -202,7 +202,7 @@ class KnownFiles:
         return True
 
     def learn(self, file: OpenFile, projection: Projection) -> None:
-        """Keep which values a small file's units have that were brought into memory."""
+        """Remember the values in the units of a small file that are in memory, for `may_have`."""
         for among in _cached_conditions(file, projection.predicate):
             if _hash_values(among) is None:
                 continue
@@ -228,7 +228,7 @@ def _key(file: OpenFile, unit: Unit, among: Among, projection: Projection) -> tu
 
 
 def _cached_conditions(file: OpenFile, predicate: Predicate | None) -> list[Among]:
-    """What a predicate asks for of columns whose values are kept: those in a small file."""
+    """The conditions of a predicate on columns whose values are kept, which are those of small files."""
     return [among for among in _value_conditions(predicate) if among.column in file.names] if _is_small(file) else []
 
 
@@ -267,7 +267,7 @@ def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proje
 
 
 def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The named columns of a unit. What cannot be decoded is brought once more: it may have been damaged on its way here."""
+    """The batches of a unit with the `stored` columns. Bytes that cannot be decoded are fetched once more: the cached ones may be damaged."""
     yielded_rows = 0
     try:
         for batch in file.index.batches(unit, stored, file.source(unit, stored)):
@@ -286,7 +286,7 @@ def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.R
 
 
 def to_read(part: Range, file: OpenFile) -> Range:
-    """The range to read for a missing one: what the index was read from, if that has it, is more likely to be here."""
+    """The range to read for a missing one: the range that the index was read from, if it includes this one, is more likely to be cached."""
     offset, length = part
     around = (r for r in file.read_from if r[0] <= offset and offset + length <= r[0] + r[1])
     return next(around, part)

@@ -1,4 +1,4 @@
-"""`HostSchemas`: the columns of a table's versions, which a process and its host keep by digest, for a version's never change."""
+"""`HostSchemas`: the columns of a table's versions, cached by digest in the process and on the host, because a version never changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_MOST = 8  # in a process
 
 
 class HostSchemas:
-    """What `scan` says of the columns of versions."""
+    """The columns of versions, read by `scan` and cached."""
 
     def __init__(self, scan: TableScan, context: HostContext) -> None:
         self._scan = scan

@@ -39,7 +39,7 @@ _HYPHENS = (8, 13, 18, 23)
 def find_names(
     file: FileVersion, index: FileIndex, planned: pa.Schema, declared: pa.Schema | None = None
 ) -> dict[str, str]:
-    """Planned column -> what a file calls it, for those it has. `declared`: all columns that the files are declared to have, in order.
+    """The name in a file of each planned column that the file has. `declared`: all columns that the files are declared to have, in order.
 
     Raises SchemaError for a file of columns without names that has more than are declared.
     """
@@ -105,13 +105,13 @@ def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
 
 
 def may_lack(file: FileVersion, name: str) -> bool:
-    """Whether a file that lacks a column has something else than null for it."""
+    """Whether a file that lacks a column may have a value other than null for it (a default, or that of its partition)."""
     default = None if file.columns is None else _column(file.columns, name).default
     return default is not None or name in dict(file.partition or ())
 
 
 def missing_column(file: FileVersion, name: str, planned: pa.DataType, rows: int) -> pa.Array:
-    """A column of rows of a file that lacks it: see `missing_value`."""
+    """A column that a file lacks, for its rows: see `missing_value`."""
     return _repeat(missing_value(file, name, planned), planned, rows)
 
 
@@ -133,14 +133,14 @@ def _default(column: StoredColumn, kind: pa.DataType) -> object:
 
 
 def _parse_value(text: str, kind: pa.DataType) -> object:
-    """What a text stands for: bytes are in hexadecimal digits."""
+    """The value of a text in the metadata: bytes are written in hexadecimal digits."""
     if pa.types.is_floating(kind):
         return float(text)
     return bytes.fromhex(text) if pa.types.is_binary(kind) else partition_value(text, kind)
 
 
 def _column(columns: Sequence[StoredColumn], name: str) -> StoredColumn:
-    """The column of that name; one of which nothing is said has it in files, too."""
+    """The stored column of that name; without an entry it has the same name in files."""
     if len(columns) <= _FEW:
         return next((column for column in columns if column.name == name), StoredColumn(name, name, None))
     entry = _wide.get(id(columns))
@@ -157,7 +157,7 @@ def _get_field_id(field: pa.Field) -> bytes | None:
 
 
 class _Fields:
-    """The fields of a file, or of a struct there, by what tells them apart."""
+    """The fields of a file, or of a struct in it, by field id and by name."""
 
     def __init__(self, fields: Iterable[pa.Field]) -> None:
         self.all = list(fields)
@@ -165,7 +165,7 @@ class _Fields:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """The first of each name."""
+        """The position of the first field of each name."""
         return {field.name: place for place, field in reversed(list(enumerate(self.all)))}
 
     @cached_property
@@ -173,7 +173,7 @@ class _Fields:
         return {_get_field_id(field): place for place, field in reversed(list(enumerate(self.all)))}
 
     def find(self, column: StoredColumn, by_place: bool = False) -> int | None:
-        """The place of a column; None: it is not there. `by_place`: of such as nothing else is said of."""
+        """The position of a column; None if it is not there. `by_place`: a column without names is taken by its position."""
         if column.field_id is None:
             return self._folded.get(column.stored.lower())
         if any(field_id is not None for field_id in self._by_id):

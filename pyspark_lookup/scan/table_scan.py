@@ -43,7 +43,7 @@ _READS_KEPT = 200  # after so many in which a file was not looked at, its index 
 
 
 class Scan(TableScan):
-    """Reads of one table through one block cache. `again`: most of the next reads are of the same files."""
+    """Reads of one table through one block cache. `rereads`: most of the next reads are of the same files."""
 
     def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int, rereads: bool = True) -> None:
         self._blocks = blocks
@@ -82,7 +82,7 @@ class Scan(TableScan):
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]:
-        """See `TableScan`. Reads what tells each file's statistics, through the cache."""
+        """See `TableScan`. Reads each file's statistics through the cache."""
         described = {file.url: _described_bounds(table, file, partitions, names) for file in files}
         unknown = [file for file in files if described[file.url] is None]
         read = zip(unknown, self._open(table, slices_of(unknown), None), strict=True)
@@ -136,7 +136,7 @@ class Scan(TableScan):
         return sum(known_counts) - deleted if len(known_counts) == len(counts) else None
 
     def decoded_bytes(self, table: Table, files: Sequence[FileVersion], names: Sequence[str]) -> int | None:
-        """See `TableScan`. Reads footers, through the cache, of formats that have some."""
+        """See `TableScan`. Reads footers through the cache, for formats that have them."""
         if not self.splittable(table):
             return None
         requested = pa.schema([pa.field(name, pa.null()) for name in names])
@@ -148,7 +148,7 @@ class Scan(TableScan):
         return sum(known_sizes) if len(known_sizes) == len(sizes) else None
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
-        """See `TableScan`. Reads what says so, through the cache."""
+        """See `TableScan`. Reads delete files through the cache."""
         return merge_positions(
             self._deleted.read_positions(table.url, files), self._equality_deleted(table).read_positions(files)
         )
@@ -278,7 +278,7 @@ class Scan(TableScan):
     def _open_anew(
         self, form: FileFormat, planned: pa.Schema | None, file: FileVersion, location: BlocksAndLocations
     ) -> tuple[FileIndex, dict[Range, Data]]:
-        """A file's index, and what it was read from, of bytes that the store gives now. Raises DamagedFileError or UfsError."""
+        """A file's index and the ranges it was read from, read from the store and not from the cache. Raises DamagedFileError or UfsError."""
         self._known_files.forget(file)
         data: dict[Range, Data] = {}
         requested = form.first_ranges(file)
@@ -332,7 +332,7 @@ class Scan(TableScan):
         return may_match(projection.predicate, stats)
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
-        """Bring the bytes of all units into memory, those that no matching row needs left out if it pays."""
+        """Read the bytes of all units into memory; if it pays, only those of units with matching rows."""
         tested = columns_of(projection.predicate)
         units = sum(len(file.units) for file in opened)
         deferred_bytes = sum(
@@ -392,7 +392,7 @@ class Prepared:
                 yield PreparedUnit(file.piece.file, unit.middle, size, rows, batches)
 
     def place(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
-        """(file, places in it, the live rows) of all units that may hold rows of which the predicate is true."""
+        """(file, positions in it, the live rows there) of all units that may hold rows for which the predicate is true."""
         for file, unit, batches in self._decode(self._projection.columns.names):
             first = file.first_row(unit)
             for batch in batches:
@@ -432,7 +432,7 @@ def _declared_schema(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
 
 
 def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.Schema]]:
-    """The columns of each file; those of text with the types of the values in all files."""
+    """The schema of each file; columns of text files have the type of their values in all files."""
     inferred_by_name: dict[str, Inferred] = {}
     for file in opened:
         for name, inferred in (file.index.inferred or {}).items():
@@ -453,7 +453,7 @@ def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.S
 def _described_bounds(
     table: Table, file: FileVersion, partitions: pa.Schema, names: Sequence[str]
 ) -> list[ColumnStats | None] | None:
-    """What the table's metadata says of the bounds of a file's columns; None if it does not say all."""
+    """The bounds of a file's columns as the table's metadata has them; None if some are missing there."""
     values = _partition_values(table, file, partitions)
     bounds = {} if file.statistics is None else file.statistics.bounds
     stats: dict[str, ColumnStats] = {

@@ -1,4 +1,4 @@
-"""CSV files as columns of texts, and these as columns of types."""
+"""CSV files as columns of text, and these as columns of types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLANKS = bytes(range(33))
 
 
 class CsvFile:
-    """A CSV file's columns: what their values are inferred to be, and the values by type. Raises ArrowInvalid for one that is none.
+    """A CSV file's columns: the types inferred from their values, and the values in a type. Raises ArrowInvalid for a file that is no CSV.
 
     `declared`: the names of the columns of a file without a header, if somebody has said them.
     """
@@ -93,7 +93,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
 
 
 def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
-    """Raise OptionError for a file that cannot double the quotes in its quoted text: there is one behind a backslash."""
+    """Raise OptionError if quotes in quoted text are not doubled, because one stands behind a backslash."""
     quote, sep = (re.escape(text.encode()) for text in (options.quote, options.sep))
     # One that is neither doubled nor the end of the text.
     if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
@@ -130,7 +130,7 @@ class _Quoting:
         return bool(pc.match_substring_regex(text, self._plain)[0].as_py())
 
     def texts(self, content: bytes) -> Iterator[tuple[int, int, int]]:
-        """Of each value that begins with a quote: the positions of that quote, of the closing quote and of the value's end."""
+        """For each value that begins with a quote: the positions of that quote, of the closing quote and of the value's end."""
         end = 0
         while (begin := self._begin.search(content, end)) is not None:
             close = begin.end()
@@ -189,7 +189,7 @@ def _show_text(text: bytes) -> str:
 
 
 def _first_row(content: bytes, options: CsvOptions) -> bytes:
-    """The first row, for nobody looks into the rest for names; all of the file where it is not clear where it ends."""
+    """The first row, in which the names of columns are looked for; the whole file if it is unclear where that row ends."""
     quote = re.escape(options.quote.encode())
     row = rb"(?:[^\r\n" + quote + rb"]+|" + quote + rb"[^" + quote + rb"]*" + quote + rb")*" if quote else rb"[^\r\n]*"
     match = re.match(row + rb"\r?\n?", content)

@@ -1,4 +1,4 @@
-"""Which types the values of text files have, and their values as such types.
+"""The types that the values of text files have, and the values in these types.
 
 Nothing is lost: a column stays text if one of its values would not be written back as it was read, whether in one
 file or in several (`join_inferred`). Integers beyond int64 are decimals, and times with an offset are instants.
@@ -119,7 +119,7 @@ _SPECIAL_NUMBER = Number(0, (0, MANY_DIGITS), integers=False, fractions=True, fi
 
 
 def join_inferred(first: Inferred, second: Inferred) -> Inferred:
-    """The type of a column that has values of both."""
+    """The type of a column that has values of both types."""
     if first.kind != second.kind:
         for tells_least in (NOTHING, _EMPTY):
             if tells_least in (first, second):
@@ -141,7 +141,7 @@ def join_inferred(first: Inferred, second: Inferred) -> Inferred:
 
 
 def fits(inferred: Inferred, kind: pa.DataType) -> bool:
-    """Whether values of which that is known can be read as a type, and nothing of them is lost."""
+    """Whether the values of which `inferred` is known can be read as a type without a loss."""
     inferred_type = inferred.type()
     if inferred_type == kind or pa.types.is_string(kind) or widens(inferred_type, kind):
         return True
@@ -193,7 +193,7 @@ def infer_times(texts: pa.Array) -> Inferred:
 
 
 def infer_numbers(texts: pa.Array) -> Number | None:
-    """What is known of texts (none null) as numbers; None if one is none, or is not written as a number is."""
+    """What is known of the numbers that texts (none null) are; None if a text is no number, or not written like one."""
     if _matches(texts, _SHORT_INTEGER):
         return Number(pc.max(pc.utf8_length(pc.utf8_ltrim(texts, "-"))).as_py(), (0, 0), True, False, True, True)
     integers = pc.match_substring_regex(texts, _INTEGER)
@@ -225,13 +225,13 @@ def _exact_integers(texts: pa.Array, fits64: bool) -> bool:
 
 
 def _exact_fractions(texts: pa.Array) -> bool:
-    """Whether a double's shortest text is that text, give or take how large and small ones are written."""
+    """Whether each text is the shortest one of its double, apart from how exponents are written."""
     long = texts.filter(pc.greater(pc.utf8_length(texts), _SURE_DIGITS + 1))
     return all(is_exact(text) for text in long.to_pylist())
 
 
 def is_exact(text: str) -> bool:
-    """Whether a number's text is of a double, and no longer than it takes to tell it from others."""
+    """Whether a number's text is a double's, with no more digits than it takes to tell it from other doubles."""
     return f"{float(text)!r}" == text or _plain(repr(float(text))) == _plain(text)
 
 
@@ -275,7 +275,7 @@ def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as decimals. Arrow's own cast of one that does not fit gives another number, or ends the process."""
+    """Texts as decimals. Arrow's own cast of a text that does not fit returns another number, or ends the process."""
     digits = rf"\d{{1,{kind.precision - kind.scale}}}" if kind.precision > kind.scale else "0"
     plain = pc.match_substring_regex(texts, rf"^[+-]?0*{digits}(\.\d{{0,{kind.scale}}})?$")
     if _all(plain):

@@ -45,7 +45,7 @@ _PART = 1024 * 1024  # bytes
 
 
 class JsonFile:
-    """A JSON file's columns: what their values are inferred to be, and the values by type. Raises ValueError for what is no JSON."""
+    """A JSON file's columns: the types inferred from their values, and the values in a type. Raises ValueError for a file that is no JSON."""
 
     def __init__(self, content: bytes) -> None:
         _check_depth(content)
@@ -181,7 +181,7 @@ def _shape(kind: pa.DataType) -> Inferred:
 
 
 def _times(texts: pa.Array) -> Inferred:
-    """JSON has types of its own, so texts are texts, but for instants."""
+    """The type of texts: TEXT, because JSON has types of its own, or instants."""
     texts = texts.drop_null()
     inferred = infer_times(texts) if len(texts) else NOTHING
     return TEXT if inferred.kind == "local" else inferred
@@ -285,7 +285,7 @@ def _check(values: list[Any], python_type: type | tuple[type, ...], kind: pa.Dat
 
 
 def _offsets(values: list[Any]) -> pa.Array:
-    """Where each list begins, null for one that is none."""
+    """Where each list begins; null where there is no list."""
     at, offsets = 0, []
     for value in values:
         offsets.append(None if value is None else at)

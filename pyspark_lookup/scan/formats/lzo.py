@@ -1,10 +1,10 @@
-"""LZO1X, in which some writers of ORC compress; pyarrow has no codec for it of its own."""
+"""LZO1X, with which some writers of ORC compress; pyarrow has no codec for it."""
 
 from __future__ import annotations
 
 
 def decompress_lzo(data: memoryview, at_most: int) -> bytes:
-    """The bytes that a block holds. Raises ValueError for what is none, or holds more than `at_most`."""
+    """The decompressed bytes of a block. Raises ValueError for a damaged block, or one of more than `at_most` bytes."""
     try:
         return _decompress(data, at_most)
     except IndexError:
@@ -70,7 +70,7 @@ def _decompress(data: memoryview, at_most: int) -> bytes:
 
 
 def _repeat(output: bytearray, distance: int, length: int) -> None:
-    """Append `length` bytes of those that begin so far back, again and again if they are fewer."""
+    """Append `length` bytes copied from `distance` bytes back, repeating them if there are fewer."""
     start = len(output) - distance
     pattern = output[start : start + length]
     output += (pattern * (length // len(pattern) + 1))[:length]

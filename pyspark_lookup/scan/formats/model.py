@@ -128,11 +128,11 @@ class FileIndex(abc.ABC):
         return None
 
     def rows(self, unit: Unit) -> int | None:
-        """How many there are; None: not known without reading them."""
+        """How many rows a unit has; None: not known without reading them."""
         return None
 
     def decoded_bytes(self, unit: Unit, columns: Sequence[str]) -> int | None:
-        """About what the rows take in a snapshot, with its index; None: not known without reading them."""
+        """About how many bytes the rows take in a snapshot, with its index; None: not known without reading them."""
         return None
 
     @abc.abstractmethod
@@ -153,7 +153,7 @@ class FileFormat(Protocol):
 
 
 class FooterFormat(abc.ABC):
-    """Files that begin and end with a magic word, the latter behind a footer and its length. `frame`: bytes of all but these parts."""
+    """Files that begin with a magic word and end with a footer, its length and the magic word. `frame`: the bytes of all but the footer."""
 
     splittable = True
     name: str
@@ -182,7 +182,7 @@ class FooterFormat(abc.ABC):
 
     @abc.abstractmethod
     def _index(self, file: FileVersion, source: RangesFile, start: int, length: int) -> FileIndex:
-        """The index in a footer of that place and length."""
+        """The index in the footer that begins at that offset and has that length."""
 
 
 def _no_fetch(part: Range) -> Data:
@@ -200,7 +200,7 @@ def damaged_file_error(file: FileVersion, kind: str, problem: object) -> Damaged
 
 @contextlib.contextmanager
 def reading(file: FileVersion, kind: str) -> Iterator[None]:
-    """Raise DamagedFileError for bytes that are no such file."""
+    """A context that raises DamagedFileError for whatever a decoder raises on bad bytes."""
     try:
         yield
     except PysparkLookupError:
@@ -223,7 +223,7 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
 
 
 def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:
-    """The ranges that a file gives for its parts. Raises DamagedFileError if one is not inside the file."""
+    """The ranges that a file names for its parts, checked: raises DamagedFileError if one is not inside the file."""
     for offset, length in ranges:
         if not 0 <= offset <= offset + length <= file.size:
             raise damaged_file_error(

@@ -27,7 +27,7 @@ _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
 class OrcIndex(FileIndex):
-    """`declared`: the columns that somebody has said; which of them are instants, files of Hive do not say."""
+    """The index of an ORC file. `declared`: the columns that the table declares; Hive's files do not say which times are instants."""
 
     def __init__(
         self, file: FileVersion, content: bytes, ranges: list[Range], declared: pa.Schema | None = None
@@ -118,7 +118,7 @@ class OrcIndex(FileIndex):
             raise MemoryError(f"{rows} rows in one stripe take at least {size} bytes, but only {free} are free")
 
     def _select_columns(self, columns: Sequence[str]) -> list[str] | None:
-        """Columns as the reader is asked for them; None, which are all, where it would take one for a field of a struct."""
+        """The columns to ask the reader for; None (all) if it would take a name with a dot for a field of a struct."""
         structs = {field.name for field in self._raw if pa.types.is_nested(field.type)}
         mistaken = any(name[:at] in structs for name in columns for at, mark in enumerate(name) if mark == ".")
         return None if mistaken else list(columns)
@@ -165,7 +165,7 @@ def _exact_leaves(
 
 
 def _least_bytes(kind: pa.DataType) -> int:
-    """The bytes that a value of that type takes at least."""
+    """The least bytes that a value of that type takes."""
     try:
         return int(kind.bit_width + 7) // 8
     except ValueError:  # of texts and nested types
@@ -191,7 +191,7 @@ def _by_name(names: Sequence[str], declared: pa.Schema | None) -> list[pa.Field 
 
 
 def _read_spark_type(field: pa.Field) -> Any:
-    """The type that Spark says of a field, as in its JSON; None where it says none."""
+    """The type that Spark has noted for a field, as in its JSON; None without such a note."""
     kind = field.type
     if pa.types.is_struct(kind):
         return {"type": "struct", "fields": [{"name": part.name, "type": _read_spark_type(part)} for part in kind]}

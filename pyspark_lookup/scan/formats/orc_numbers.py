@@ -42,7 +42,7 @@ def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def _to_signed(value: int) -> int:
-    """A number of 64 bits as a signed one: Arrow's writer has negative fractions before 1970."""
+    """A 64-bit number as a signed one: Arrow's writer stores negative fractions before 1970."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 

@@ -1,4 +1,4 @@
-"""What the end of an ORC file says that pyarrow reads but does not show: the calendar, types by column, time zones, where streams lie."""
+"""Parts of an ORC footer that pyarrow reads but does not show: the calendar, types by column, time zones, where streams lie."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def parse_fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """(number, wire type, value) of each field of a Protocol Buffers message. Raises ValueError for what is none."""
+    """(number, wire type, value) of each field of a Protocol Buffers message. Raises ValueError for bytes that are none."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -115,7 +115,7 @@ class Stripe:
 
     @cached_property
     def time_zone(self) -> str:
-        """The writer's, of its times without a zone; empty if it does not say."""
+        """The writer's time zone, for its times without a zone; empty if the file does not say."""
         return "".join(bytes(part).decode(errors="replace") for part in _parts(self.footer, _TIME_ZONE)[-1:])
 
 
@@ -147,7 +147,7 @@ class OrcTail:
 
     @cached_property
     def stripes(self) -> list[Stripe]:
-        """What each stripe says of itself. Raises ValueError for what makes no sense."""
+        """The stripes of the file. Raises ValueError if one is not inside the file."""
         stripes = []
         for stripe in _parts(self.footer, _STRIPES):
             start, index, data, footer = (_number(stripe, field) for field in (1, 2, 3, 4))

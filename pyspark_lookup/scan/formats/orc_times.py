@@ -1,4 +1,4 @@
-"""Times of ORC files from the seconds and fractions that they have them as: of any year, and of writers in any time zone."""
+"""Times of ORC files, computed from stored seconds and fractions: of any year, and of writers in any time zone."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _gregorian(seconds: Numbers, zone: str, hybrid: bool) -> Numbers:
 
 @functools.lru_cache(maxsize=64)
 def _base(zone: str) -> int:
-    """When 2015 began in a time zone."""
+    """The Unix second at which 2015 began in a time zone."""
     at = _BASE
     for _ in range(2):  # the first guess may have another offset
         at += _BASE - int(_to_local(np.array([at], np.int64), zone)[0])

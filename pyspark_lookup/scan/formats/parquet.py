@@ -73,7 +73,7 @@ class ParquetFormat(FooterFormat):
 
 
 class ParquetIndex(FileIndex):
-    """`wide`: by column, the type of integers that are too wide for pyarrow."""
+    """The index of a Parquet file. `wide`: by column, the type of integers that are too wide for pyarrow."""
 
     def __init__(
         self, file: FileVersion, metadata: pq.FileMetaData, wide: Mapping[str, str] = MappingProxyType({})
@@ -254,7 +254,7 @@ class HybridTimes:
 
     @classmethod
     def from_footer(cls, footer: Mapping[bytes, bytes] | None) -> HybridTimes | None:
-        """What a footer says; None: all times are Gregorian."""
+        """The hybrid times that a footer tells of; None: all times are Gregorian."""
         version = re.match(rb"(\d+)\.(\d+)", (footer or {}).get(_SPARK + b"version", b""))
         if footer is None or version is None:
             return None
@@ -318,7 +318,7 @@ def _has_variant_parts(kind: pa.DataType) -> bool:
 
 
 def _leaf_count(kind: pa.DataType) -> int:
-    """Parquet columns behind an Arrow column."""
+    """How many Parquet columns an Arrow column consists of."""
     if isinstance(kind, pa.BaseExtensionType):
         return _leaf_count(kind.storage_type)
     shape, parts = parts_of(kind)
@@ -349,7 +349,7 @@ def _comparable(value: Any) -> Any:
 
 
 def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, url: str) -> list[pa.Field]:
-    """The fields of a Parquet file in the types that Spark has written them as; those it says nothing of stay as they are.
+    """The fields of a Parquet file in the types that Spark noted when it wrote them; the others stay as they are.
 
     A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. A VARIANT or a year-month interval
     is an `unreadable_type`: a Python source cannot hand it to Spark.
@@ -362,7 +362,7 @@ def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, u
 
 
 def _read_spark_fields(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
-    """Spark's fields by column; none where it has written nothing, or nothing that is known."""
+    """The fields that Spark noted in a footer, by column; {} without such a note, or with one that is not understood."""
     text = (footer or {}).get(_SPARK_SCHEMA, b"")
     if not any(word in text for word in (b"interval", b"variant", b"__COLLATIONS")):
         return {}

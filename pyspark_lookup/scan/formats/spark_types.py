@@ -1,4 +1,4 @@
-"""Columns in the types that Spark has written them as, which it says beside a format's own types."""
+"""Columns in the types that Spark noted when it wrote them, beside a format's own types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark_lookup.columnar.types import unreadable_type
 
 
 def typed_fields(fields: Sequence[pa.Field], spark_types: Mapping[str, Any], url: str) -> list[pa.Field]:
-    """Fields in the types that `spark_types` has by their names, as in Spark's own JSON; those it has none for stay as they are.
+    """Fields in the types that `spark_types` has for their names, in Spark's JSON; the other fields stay as they are.
 
     A VARIANT, a TIME or a year-month interval is an `unreadable_type`: a Python source cannot hand it to Spark.
     """

@@ -74,7 +74,7 @@ class WholeFileFormat:
 
 
 class _TextIndex(FileIndex):
-    """Columns with the planned types that their values have; others, and those not planned, with the types of their values.
+    """The index of a text file: columns in the planned types if their values have them, else in the types inferred from their values.
 
     `parsed`: whether the planned types were declared, so that a text is parsed to them, whatever else it may be.
     """
