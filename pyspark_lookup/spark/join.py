@@ -149,7 +149,7 @@ def lookup_join(
     Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and at
     execution what a lookup raises (see `lookup.on-error`).
     """
-    pairs = None if on is None else _parse_on(on)
+    pairs = None if on is None else _parse_join_keys(on)
     kind = _HOW.get(str(how).lower().strip().replace("_", ""))
     if kind is None:
         raise OptionError(f"argument how = {how!r}: a lookup join is 'left', 'inner', 'left_semi' or 'left_anti'")
@@ -294,7 +294,7 @@ def _snapshot_line(spark: SparkSession, full: Mapping[str, str] | None) -> str:
     return "" if reason is None else f"\n  snapshot: none, the table is read from its files ({reason})"
 
 
-def _parse_on(on: Any) -> list[tuple[str, str]]:
+def _parse_join_keys(on: Any) -> list[tuple[str, str]]:
     """(column of the DataFrame, column of the table) for each key."""
     pairs: list[tuple[Any, Any]] = []
     if isinstance(on, str):
