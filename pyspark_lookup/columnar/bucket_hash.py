@@ -48,8 +48,8 @@ def _hash_bytes(texts: list[bytes]) -> Numbers:
     for words in np.unique(lengths >> 2).tolist():
         places = np.flatnonzero(lengths >> 2 == words)
         padded = b"".join(texts[place].ljust(4 * words + 4, b"\0") for place in places.tolist())
-        every = np.frombuffer(padded, "<u4").reshape(len(places), words + 1)
-        hashes[places] = _hash_words(every[:, :words], lengths[places], every[:, words])
+        padded_words = np.frombuffer(padded, "<u4").reshape(len(places), words + 1)
+        hashes[places] = _hash_words(padded_words[:, :words], lengths[places], padded_words[:, words])
     return hashes
 
 

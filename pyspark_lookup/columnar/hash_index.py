@@ -307,8 +307,8 @@ class KeyIndex:
             matching = self._matching(candidates, keys, remaining, hashes)
             numbers[remaining[matching]] = candidates[matching]
             candidates += 1
-            on = np.flatnonzero(~matching & (candidates < ends))
-            remaining, candidates, ends = remaining[on], candidates[on], ends[on]
+            still_open = np.flatnonzero(~matching & (candidates < ends))
+            remaining, candidates, ends = remaining[still_open], candidates[still_open], ends[still_open]
         return numbers
 
     def _matching(self, candidates: Numbers, keys: Keys, rows: Numbers, hashes: Numbers) -> Numbers:

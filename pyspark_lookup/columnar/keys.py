@@ -421,8 +421,8 @@ def _hash_ragged(starts: Numbers, lengths: Numbers, data: Numbers, hashes: Numbe
     words = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded, 0, (1,))
     rows = np.flatnonzero(lengths > 0)
     at, remaining = starts[rows] - low, lengths[rows]
-    every = len(rows) == len(hashes)
-    folded = hashes if every else hashes[rows]
+    all_rows = len(rows) == len(hashes)
+    folded = hashes if all_rows else hashes[rows]
     while len(rows):
         word = words[at]
         short = remaining < 8
@@ -431,7 +431,7 @@ def _hash_ragged(starts: Numbers, lengths: Numbers, data: Numbers, hashes: Numbe
         folded ^= word
         _mix(folded, seed)
         hashes[rows] = folded
-        more = np.flatnonzero(remaining > 8)
-        rows, at, remaining = rows[more], at[more] + 8, remaining[more] - 8
+        longer = np.flatnonzero(remaining > 8)
+        rows, at, remaining = rows[longer], at[longer] + 8, remaining[longer] - 8
         folded = hashes[rows]
     return hashes

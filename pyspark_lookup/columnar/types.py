@@ -289,13 +289,13 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
             if unreadable(merged.type) is not None or unreadable(field.type) is not None:
                 merged.type = field.type if unreadable(merged.type) is None else merged.type
                 continue
-            united = _unite(merged.type, field.type)
-            if united is None:
-                united = unreadable_type(
+            united_type = _unite(merged.type, field.type)
+            if united_type is None:
+                united_type = unreadable_type(
                     f"column {field.name!r} is {merged.type} in {merged.origin} but {field.type} in {origin}"
                 )
-            if united != merged.type:
-                merged.type, merged.origin = united, origin
+            if united_type != merged.type:
+                merged.type, merged.origin = united_type, origin
     return pa.schema(
         [
             pa.field(c.name, c.type if unreadable(c.type) is not None else spark_type(c.type), metadata=c.metadata)
@@ -319,8 +319,8 @@ def _unite(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
     (shape, parts), (other_shape, other_parts) = parts_of(kind), parts_of(other_kind)
     if shape is None or shape != other_shape:
         return None
-    united = list(map(_unite, parts, other_parts))
-    return None if None in united else with_parts(kind, united)
+    part_types = list(map(_unite, parts, other_parts))
+    return None if None in part_types else with_parts(kind, part_types)
 
 
 def check_readable(

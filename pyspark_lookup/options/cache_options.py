@@ -179,18 +179,20 @@ def check_full_cache(options: LookupOptions) -> None:
             )
         return
     strategy = options.reload_strategy
-    named = strategy if isinstance(strategy, str) else strategy.value
+    strategy_name = strategy if isinstance(strategy, str) else strategy.value
     for prefix, required in ((FULL + "periodic-reload.", "PERIODIC"), (FULL + "timed-reload.", "TIMED")):
-        wrong = [key for key in explicit_keys if key.startswith(prefix)] if named != required else []
-        if wrong:
-            raise OptionError(f"option {wrong[0]}: {FULL}reload-strategy is {named!r} and should be {required!r}")
+        misplaced = [key for key in explicit_keys if key.startswith(prefix)] if strategy_name != required else []
+        if misplaced:
+            raise OptionError(
+                f"option {misplaced[0]}: {FULL}reload-strategy is {strategy_name!r} and should be {required!r}"
+            )
     cached = options.metadata_source is MetadataSource.CACHE
-    if named == "TIMED" and options.reload_iso_time is None:
+    if strategy_name == "TIMED" and options.reload_iso_time is None:
         raise OptionError(f"Missing '{FULL}timed-reload.iso-time': a time such as '10:15' or '10:15Z'")
     # A provider may bring a trigger of its own.
     wants = cached and options.provider is None
     wants |= any("reload-strategy" in key or "periodic-reload" in key for key in explicit_keys)
-    if named == "PERIODIC" and options.reload_interval_s is None and wants:
+    if strategy_name == "PERIODIC" and options.reload_interval_s is None and wants:
         why = (
             "because lookup.cache = 'FULL' reloads by a schedule with lookup.metadata.source = 'CACHE', a"
             if cached

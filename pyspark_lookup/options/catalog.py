@@ -144,8 +144,8 @@ def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
     """Options whose path means the same in any working directory. Of an Iceberg table's name Spark has made a path: it becomes a name again."""
     resolved = dict(options)
     if "path" in resolved:
-        named = "lookup.catalog" in {key.lower() for key in resolved}
-        resolved["path"] = resolved["path"].rpartition("/")[2] if named else absolute_path(resolved["path"])
+        is_table_name = "lookup.catalog" in {key.lower() for key in resolved}
+        resolved["path"] = resolved["path"].rpartition("/")[2] if is_table_name else absolute_path(resolved["path"])
     return resolved
 
 

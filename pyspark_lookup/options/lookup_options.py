@@ -80,7 +80,7 @@ class LookupOptions(
         explicit: set[str] = set()
         everything = {key.lower(): text for layer, _ in layers for key, text in layer.items()}
         local = "lookup.catalog" not in everything and is_local(everything.get("path", ""))
-        for layer, named_so in layers:
+        for layer, layer_name in layers:
             for key in _retract(layer):
                 values.pop(_FIELDS[key].name, None)
                 explicit.discard(key)
@@ -99,7 +99,7 @@ class LookupOptions(
                     continue
                 # A conf file may hold credentials, also under a key that is misspelled.
                 field = _get_field(key, "…" if layer is conf else text)
-                values[field.name] = _parse(field, text, f"option {key}", f" ({named_so})")
+                values[field.name] = _parse(field, text, f"option {key}", f" ({layer_name})")
                 if layer is not conf:
                     explicit.add(key)
         if values.get("changes_from") is not None:
@@ -313,13 +313,13 @@ def _suggest_options(key: str) -> list[str]:
     if (peer := _OF_PEERS.get(plain) or _OF_PEERS.get(plain.removeprefix("lookup"))) is not None:
         return [peer]
     ends = re.sub(r"[^a-z0-9]", "", key.removeprefix("lookup."))
-    named = [name for folded, name in names_by_plain.items() if len(ends) > 2 and folded.endswith(ends)]
-    if 0 < len(named) <= 3:
-        return named
+    ending_alike = [name for folded, name in names_by_plain.items() if len(ends) > 2 and folded.endswith(ends)]
+    if 0 < len(ending_alike) <= 3:
+        return ending_alike
     close_names = difflib.get_close_matches(key, _FIELDS, 1, 0.6) or difflib.get_close_matches(
         f"lookup.{key}", _FIELDS, 1, 0.75
     )
-    return close_names or named[:3]
+    return close_names or ending_alike[:3]
 
 
 def is_local(path: str) -> bool:

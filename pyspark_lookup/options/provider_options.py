@@ -67,6 +67,6 @@ def check_provider(options: LookupOptions) -> None:
     of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle", "lookup.block.size"}
     of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", "lookup.schema"}
     of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
-    wrong = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage]
-    if wrong:
-        raise OptionError(f"option {min(wrong)} is for tables of files: with lookup.provider it has no meaning")
+    file_options = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage]
+    if file_options:
+        raise OptionError(f"option {min(file_options)} is for tables of files: with lookup.provider it has no meaning")

@@ -50,10 +50,10 @@ class DeletedRows:
         """The positions of deleted rows, ascending, by the URL of each file that has some. `root`: the table's URL."""
         files = [file for file in files if any(delete.equality is None for delete in file.deletes)]
         # All files of a managed table's version have the same ones.
-        several = {
+        position_deletes = {
             id(file.deletes): tuple(delete for delete in file.deletes if delete.equality is None) for file in files
         }
-        deletes = {delete.name: delete for group in several.values() for delete in group}
+        deletes = {delete.name: delete for group in position_deletes.values() for delete in group}
         if not deletes:
             return {}
         with self._lock:
@@ -63,7 +63,7 @@ class DeletedRows:
                 self._merged, self._groups = (tuple(deletes), merged), {}
             groups = {
                 key: self._groups.setdefault(tuple(delete.name for delete in group), len(self._groups))
-                for key, group in several.items()
+                for key, group in position_deletes.items()
             }
         places = {file.url: (file.url, groups[id(file.deletes)]) for file in files}
         new = {file.url: file for file in files if places[file.url] not in merged}
@@ -72,7 +72,9 @@ class DeletedRows:
             for url, file in new.items():
                 path = url.removeprefix(root + "/")
                 parts = [
-                    by_name[delete.name][path] for delete in several[id(file.deletes)] if path in by_name[delete.name]
+                    by_name[delete.name][path]
+                    for delete in position_deletes[id(file.deletes)]
+                    if path in by_name[delete.name]
                 ]
                 merged[places[url]] = None if not parts else np.unique(np.concatenate(parts))
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}

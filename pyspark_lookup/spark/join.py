@@ -269,9 +269,9 @@ def explain_lookup(df: DataFrame) -> str:
     Where a full cache is wanted one host is asked, by a job, whether it has room for a snapshot. Of lookups that this process
     has joined, the last 500 of them; there is none in what was built elsewhere.
     """
-    named = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan_text(df)))
+    pass_names = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan_text(df)))
     with _explained_lock:
-        explanations = [_explained[name] for name in named if name in _explained]
+        explanations = [_explained[name] for name in pass_names if name in _explained]
     paragraphs = []
     for lookups, apart in explanations:
         texts = [lookup.text + _snapshot_line(df.sparkSession, lookup.full) for lookup in lookups]

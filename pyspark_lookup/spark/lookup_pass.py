@@ -253,7 +253,7 @@ def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[
             place = tuple(missing), observed
             if place not in relations:
                 _forget(relations, build)
-                relations[place] = _Relation(*_resolved(spark, missing, observed), build)
+                relations[place] = _Relation(*_resolve_versions(spark, missing, observed), build)
             relations.move_to_end(place)
             pairs.append((place[0], relations[place].versions))
         return pairs
@@ -276,7 +276,9 @@ def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | N
         relations.popitem(last=False)
 
 
-def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool) -> tuple[str, DataFrame]:
+def _resolve_versions(
+    spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool
+) -> tuple[str, DataFrame]:
     """(the name in plans, a relation of one row: the versions of `tables`). If `observed`, the query's progress shows their digests."""
     first = next(iter(tables.values())).table
     mark = key_of(*tables)[:6]
@@ -311,12 +313,12 @@ def plan_text(df: DataFrame, mode: str = "extended") -> str:
 
     In a flow's function the plan that it is to have.
     """
-    of: Any = df
+    frame: Any = df
     if in_flow_function(df.sparkSession):
-        return str(of._plan.to_proto(of.sparkSession.client))
+        return str(frame._plan.to_proto(frame.sparkSession.client))
     if isinstance(df, ClassicFrame):
-        return str(of.sparkSession._jvm.PythonSQLUtils.explainString(of._jdf.queryExecution(), mode))
-    return str(of._explain_string(extended=mode))
+        return str(frame.sparkSession._jvm.PythonSQLUtils.explainString(frame._jdf.queryExecution(), mode))
+    return str(frame._explain_string(extended=mode))
 
 
 def estimated_rows(df: DataFrame) -> int | None:

@@ -63,7 +63,7 @@ _COMPARE: Mapping[type[spark.Filter], str] = {
 
 
 def plan_schema(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
-    """The schema Spark asked for, and the table as planning found it (None for a view of the table).
+    """The schema Spark asked for, and the table as planning resolved it (None for a view of the table).
 
     For CREATE TABLE it carries the options, and the table is made at its path if they say so.
     """
@@ -80,11 +80,11 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
         return _with_options(view_schema(parsed.view), source_options if creating else None), None
     engine = runtime().engine(parsed)
     with engine.publish():
-        planned_table = planner.find(engine.reader, parsed)
-        refuse_block_size(explicit, planned_table.table.format, redact("path", parsed.path))
-        columns = planner.table_columns(planned_table, parsed)
+        resolved_table = planner.find(engine.reader, parsed)
+        refuse_block_size(explicit, resolved_table.table.format, redact("path", parsed.path))
+        columns = planner.table_columns(resolved_table, parsed)
         columns = change_columns(columns) if parsed.view is View.CHANGES else columns
-    return _with_options(columns, source_options if creating else None), planned_table
+    return _with_options(columns, source_options if creating else None), resolved_table
 
 
 def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
@@ -139,14 +139,14 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
     paths = load_options.pop("paths", None)
     if paths is not None:
         try:
-            several = texts_of(json.loads(paths))
+            path_list = texts_of(json.loads(paths))
         except UNREADABLE:
             raise OptionError("option paths: expected a list of paths, as Spark writes it for load()") from None
-        if len(several) != 1:
+        if len(path_list) != 1:
             raise OptionError(
-                f"option path: {len(several)} paths given; give one file, directory or glob, e.g. '{{a,b}}/*.parquet'"
+                f"option path: {len(path_list)} paths given; give one file, directory or glob, e.g. '{{a,b}}/*.parquet'"
             )
-        load_options.setdefault("path", several[0])
+        load_options.setdefault("path", path_list[0])
     return load_options
 
 
@@ -181,22 +181,26 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
     marks = {read_mark(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
     # Not one of its subclasses: those are of columns that nobody has aliased.
-    text = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
-    named = text and not any(_VARCHAR in (field.metadata or {}) for field in schema)
-    stored = {} if carrier is None else table_options(schema)
+    carries_options = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
+    is_catalog_table = carries_options and not any(_VARCHAR in (field.metadata or {}) for field in schema)
+    catalog_options = {} if carrier is None else table_options(schema)
     if "path" in write_options:
-        if stored and not named and _differ(stored.get("path", ""), write_options["path"]):
+        if catalog_options and not is_catalog_table and _differ(catalog_options.get("path", ""), write_options["path"]):
             raise OptionError(
                 f"option path = {redact('path', write_options['path'])!r}: the rows carry the options of the catalog table at "
-                f"{redact('path', stored.get('path', ''))}, which a catalog table that is made of them would take for its own. Read "
+                f"{redact('path', catalog_options.get('path', ''))}, which a catalog table that is made of them would take for its own. Read "
                 "them with spark.read.format('lookupcache').load(path), or select their columns by expressions"
             )
-        same_path = bool(stored) and not _differ(stored.get("path", ""), write_options["path"])
+        same_path = bool(catalog_options) and not _differ(catalog_options.get("path", ""), write_options["path"])
         # An INSERT … WITH (path …) that names its table's own place, or rows of it: what is for writes counts.
-        of_table = {key: text for key, text in stored.items() if same_path and key.startswith(_OF_WRITES)}
-        options = {**of_table, **(_added_column_options(schema) if same_path and named else {}), **write_options}
-    elif named:
-        options = {**stored, **_added_column_options(schema), **write_options}
+        of_table = {key: text for key, text in catalog_options.items() if same_path and key.startswith(_OF_WRITES)}
+        options = {
+            **of_table,
+            **(_added_column_options(schema) if same_path and is_catalog_table else {}),
+            **write_options,
+        }
+    elif is_catalog_table:
+        options = {**catalog_options, **_added_column_options(schema), **write_options}
     else:
         raise OptionError(
             "which table is written cannot be told: Spark does not pass a catalog table's options to its writer, and "
@@ -205,7 +209,7 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
             ".save('s3://bucket/dim'). In place of CREATE TABLE dim … AS SELECT: CREATE TABLE dim USING lookupcache OPTIONS "
             f"(path '…', 'lookup.schema' 'id INT, …', '{_CREATE}' 'true'), then INSERT INTO dim SELECT …"
         )
-    if named and any(key.lower() == "lookup.write.missing-columns" for key in options):
+    if is_catalog_table and any(key.lower() == "lookup.write.missing-columns" for key in options):
         raise OptionError(
             "option lookup.write.missing-columns says nothing about rows that are inserted into a catalog table: Spark fills the "
             "columns that an INSERT does not name, with null. Select the values that are to stay, or write the rows with "
@@ -255,7 +259,7 @@ class Planning:
         self,
         options: LookupOptions,
         columns: pa.Schema,
-        planned_table: Found | None,
+        resolved_table: Found | None,
         declared: bool,
         added: Sequence[str],
         explicit: Collection[str],
@@ -269,11 +273,11 @@ class Planning:
         self.columns = columns
         self._declared = declared
         self._added = added
-        self._planned_table = planned_table
+        self._resolved_table = resolved_table
         self._pushed: list[Predicate] = []
 
     @classmethod
-    def from_options(cls, read: Mapping[str, str], schema: StructType, planned_table: Found | None) -> Planning:
+    def from_options(cls, read: Mapping[str, str], schema: StructType, resolved_table: Found | None) -> Planning:
         """The planning of a read with these options; Spark knows the schema already."""
         load_options, explicit = _split_explicit(read)
         stored = _stored_options(load_options, schema)
@@ -299,18 +303,18 @@ class Planning:
         if (
             options.columns is not None
             and list(options.columns) != columns.names
-            and planned_table is None
+            and resolved_table is None
             and not stored
         ):
             raise OptionError("option lookup.columns contradicts the given schema: give one of them")
-        declared = planned_table is None and not stored and options.view is View.DATA
+        declared = resolved_table is None and not stored and options.view is View.DATA
         if declared and options.provider is None:
             options = _with_declared_columns(options, columns)
         built = read.get(BUILT)
         build = None if built is None else Build(*json.loads(built))
         collated = [field.name for field in schema if is_collated(field.dataType)]
         added = added_columns(schema) if stored else ()
-        return cls(options, columns, planned_table, declared, added, explicit, build, collated)
+        return cls(options, columns, resolved_table, declared, added, explicit, build, collated)
 
     def push(self, filters: list[spark.Filter]) -> None:
         """Prune by those of the filters that mean the same here as in Spark."""
@@ -329,18 +333,18 @@ class Planning:
             return [(self.options, task) for task in view_tasks(self.options, runtime().nonce())]
         engine = runtime().engine(self.options)
         with engine.publish():
-            planned_table = self._planned_table or planner.find(engine.reader, self.options)
-            refuse_block_size(self._explicit, planned_table.table.format, redact("path", self.options.path))
+            resolved_table = self._resolved_table or planner.find(engine.reader, self.options)
+            refuse_block_size(self._explicit, resolved_table.table.format, redact("path", self.options.path))
             options = engine.reader.resolver.host.with_floor(
-                planned_table.table, planner.with_table_keys(self.options, planned_table)
+                resolved_table.table, planner.with_table_keys(self.options, resolved_table)
             )
-            planner.table_columns(planned_table, options)
-            current_names = {name.lower() for name in planned_table.columns.names}
+            planner.table_columns(resolved_table, options)
+            current_names = {name.lower() for name in resolved_table.columns.names}
             columns = pa.schema(
                 [c for c in self.columns if c.name not in self._added or c.name.lower() in current_names]
             )
-            plan = planner.plan_read(planned_table, options, columns, runtime().clock, self._pushed, self._declared)
-            return [(plan, task) for task in planner.plan_tasks(engine.reader, planned_table, plan)]
+            plan = planner.plan_read(resolved_table, options, columns, runtime().clock, self._pushed, self._declared)
+            return [(plan, task) for task in planner.plan_tasks(engine.reader, resolved_table, plan)]
 
 
 def _with_declared_columns(options: LookupOptions, columns: pa.Schema) -> LookupOptions:

@@ -148,8 +148,8 @@ class Resolve:
         def resolve(request: tuple[str, Execution | None]) -> bytes:
             return issue_token(runtime().effective(parse_options(request[0]).on_host(session)), request[1])
 
-        several = len(self._tables) if len(self._tables) > 1 else 0
-        tokens = list(run_in_order(resolve, requests, several))
+        threads = len(self._tables) if len(self._tables) > 1 else 0
+        tokens = list(run_in_order(resolve, requests, threads))
         columns = [pa.array([value], pa.binary()) for value in (*tokens, join_tokens(tokens))]
         yield pa.RecordBatch.from_arrays(columns, names=[*self._tables, self._joined])
 

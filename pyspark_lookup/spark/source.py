@@ -41,7 +41,7 @@ class DefaultSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = dict(options)
         self._built_at_s = time.time()
-        self._planned_table: Found | None = None
+        self._resolved_table: Found | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -51,13 +51,13 @@ class DefaultSource(DataSource):
         """The table's columns now; for CREATE TABLE also its options, as metadata of the first one."""
         from pyspark_lookup.spark import planning
 
-        schema, self._planned_table = planning.plan_schema(self.options)
+        schema, self._resolved_table = planning.plan_schema(self.options)
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_lookup.spark import planning
 
-        plan = planning.Planning.from_options(self.options, schema, self._planned_table)
+        plan = planning.Planning.from_options(self.options, schema, self._resolved_table)
         # Spark refuses a reader with pushFilters unless it is about to call it.
         reader = PushdownReader if planning.prunes_by_pushed_filters(plan) else LookupReader
         return reader(plan, self._built_at_s)

@@ -139,48 +139,48 @@ def look_up(
         raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
     refuse_in_reads(explicit - {"lookup.on-error"}, as_of=as_of)
     stored, schema = _table(spark, table, argument_options)
-    merged = resolve_path(merge_options(stored, argument_options))
-    if any(key.lower() == "lookup.changes-from" for key in merged):
+    merged_options = resolve_path(merge_options(stored, argument_options))
+    if any(key.lower() == "lookup.changes-from" for key in merged_options):
         raise OptionError("option lookup.changes-from reads changes, in which nothing can be looked up: leave it out")
     keys_option = {key.lower(): text for key, text in argument_options.items()}.get("lookup.keys")
     if keys is None:
-        keys = _stored_keys(spark, merged)
+        keys = _stored_keys(spark, merged_options)
     elif keys_option is not None and {key.lower() for key in parse_names(keys_option)} != {key.lower() for key in keys}:
         raise OptionError(
             f"option lookup.keys = {keys_option!r} is not what the argument `on` (or `key`) says, {', '.join(keys)}: a lookup is by all of "
             "its keys; leave one of the two out"
         )
-    merged["lookup.keys"] = ",".join(map(quote, keys))
-    columns_option = merged.get("lookup.columns")
-    parsed = LookupOptions.parse(merged, conf=conf_file_options())
+    merged_options["lookup.keys"] = ",".join(map(quote, keys))
+    columns_option = merged_options.get("lookup.columns")
+    parsed = LookupOptions.parse(merged_options, conf=conf_file_options())
     of_files = explicit & {"lookup.block.size"}
     if schema is None or of_files:
-        table_schema = _columns(spark, _without_cache(merged), of_files)
+        table_schema = _columns(spark, _without_cache(merged_options), of_files)
         schema = schema or table_schema
-    spelled = tuple(_resolve(keys, schema, key_argument))
-    merged["lookup.keys"] = ",".join(map(quote, _order(spelled, {**stored, **argument_options})))
+    key_names = tuple(_resolve(keys, schema, key_argument))
+    merged_options["lookup.keys"] = ",".join(map(quote, _order(key_names, {**stored, **argument_options})))
     if columns is None:
         shown_names = (
             schema.names if columns_option is None else resolve_names(parsed.columns or (), schema, "lookup.columns")
         )
-        columns = [name for name in shown_names if name not in spelled]
+        columns = [name for name in shown_names if name not in key_names]
     names = _resolve(columns, schema, "columns")
     if KEY_INDEX in names:
         raise SchemaError(
             f"column {KEY_INDEX!r} of the table has the name by which answers say whose a row is: leave it out by columns=[…], or rename it"
         )
-    for name in (*spelled, *names):
+    for name in (*key_names, *names):
         if is_collated(schema[name].dataType):
             raise SchemaError(
                 f"column {name!r} of the table is {schema[name].dataType.simpleString()}, and a lookup compares and returns plain text: leave it "
                 f"out by columns=[…], or declare it by options={{'lookup.schema': '{name} STRING, …'}}"
             )
     returned_fields = tuple(StructField(name, schema[name].dataType) for name in names)
-    final_options = LookupOptions.parse(merged, conf=conf_file_options())
+    final_options = LookupOptions.parse(merged_options, conf=conf_file_options())
     floor = _known_floor(final_options)
     if floor is not None:
-        merged.setdefault("lookup.floor", floor)
-    return DimensionTable(spark, merged, final_options, schema, spelled, returned_fields)
+        merged_options.setdefault("lookup.floor", floor)
+    return DimensionTable(spark, merged_options, final_options, schema, key_names, returned_fields)
 
 
 def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:

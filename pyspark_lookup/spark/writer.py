@@ -64,12 +64,14 @@ def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
     parsed = LookupOptions.parse(
         resolve_write_options(options, schema), conf=conf_file_options(), origin="write option"
     )
-    wrong = [key for key, value in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if value]
-    wrong += ["lookup.columns"] if parsed.columns else []
-    wrong += ["lookup.view"] if parsed.view is not View.DATA else []
-    wrong += parsed.pins
-    if wrong:
-        raise OptionError(f"option {wrong[0]} is for reads: a write takes none, remove it")
+    read_options = [
+        key for key, value in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if value
+    ]
+    read_options += ["lookup.columns"] if parsed.columns else []
+    read_options += ["lookup.view"] if parsed.view is not View.DATA else []
+    read_options += parsed.pins
+    if read_options:
+        raise OptionError(f"option {read_options[0]} is for reads: a write takes none, remove it")
     return parsed
 
 

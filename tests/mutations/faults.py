@@ -357,8 +357,8 @@ FAULTS = [
         "the-index-misses-the-last-of-a-bucket",
         "The last key of each bucket of the hash index is not compared.",
         "columnar/hash_index.py",
-        "on = np.flatnonzero(~matching & (candidates < ends))",
-        "on = np.flatnonzero(~matching & (candidates + 1 < ends))",
+        "still_open = np.flatnonzero(~matching & (candidates < ends))",
+        "still_open = np.flatnonzero(~matching & (candidates + 1 < ends))",
         ("tests/test_index.py::test_probing",),
     ),
     Fault(

@@ -196,8 +196,10 @@ class OrcTail:
         for number, wire, value in parse_fields(self.footer):
             if number == _TYPES and wire == _BYTES:
                 value = b"".join(
-                    _encode_field(field, kind, _LONG if (field, kind) == (1, _VARINT) and of in _TIMESTAMPS else of)
-                    for field, kind, of in parse_fields(value)
+                    _encode_field(
+                        field, kind, _LONG if (field, kind) == (1, _VARINT) and content in _TIMESTAMPS else content
+                    )
+                    for field, kind, content in parse_fields(value)
                 )
             footer += _encode_field(number, wire, value)
         if self.compression:

@@ -40,10 +40,10 @@ _LONGEST = 2**63 // _MICROS
 
 
 class StoredTimes:
-    """The times of one stripe. `of`: the column, as errors name it."""
+    """The times of one stripe. `column_label`: the column, as errors name it."""
 
-    def __init__(self, tail: OrcTail, stripe: Stripe, of: str) -> None:
-        self._tail, self._stripe, self._of = tail, stripe, of
+    def __init__(self, tail: OrcTail, stripe: Stripe, column_label: str) -> None:
+        self._tail, self._stripe, self._column_label = tail, stripe, column_label
 
     def zoned(self, column: pa.Array, number: int) -> pa.Array:
         """Instants, which are in UTC whatever the writer's time zone."""
@@ -77,7 +77,7 @@ class StoredTimes:
         fractions[valid] = self._tail.fractions(self._stripe, number, int(valid.sum()))
         seconds = np.where(valid, view_numbers(column, np.int64), 0)
         if (np.abs(seconds) > _LONGEST - _BASE).any():
-            raise SchemaError(f"{self._of} has a time that is too far away for microseconds in 64 bits")
+            raise SchemaError(f"{self._column_label} has a time that is too far away for microseconds in 64 bits")
         seconds += np.where(valid, base, 0)
         # Java's writers round the seconds before 1970 towards it.
         seconds -= (seconds < 0) & (fractions > 999_999)
@@ -85,7 +85,7 @@ class StoredTimes:
 
     def _array(self, column: pa.Array, seconds: Numbers, fractions: Numbers, zone: str | None) -> pa.Array:
         if (fractions % 1000).any():
-            raise SchemaError(f"{self._of} has nanoseconds and cannot be read as {pa.timestamp('us', zone)}")
+            raise SchemaError(f"{self._column_label} has nanoseconds and cannot be read as {pa.timestamp('us', zone)}")
         return build_array(column, seconds * _MICROS + fractions // 1000, pa.timestamp("us", zone))
 
 
