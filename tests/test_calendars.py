@@ -72,15 +72,15 @@ def test_hybrid_days_keep_their_fields() -> None:
 )
 def test_hybrid_instants(zone: str, seconds: int, difference: int) -> None:
     """What Spark's own tables say of zones with a local mean time, of some that have changed their standard time, and of offsets."""
-    assert ZoneHistory.of(zone).gregorian_seconds(np.array([seconds])).tolist() == [seconds + difference]
+    assert ZoneHistory.from_zone(zone).gregorian_seconds(np.array([seconds])).tolist() == [seconds + difference]
 
 
 def test_an_unknown_zone_is_named() -> None:
     """It is of no use to guess where old times were written."""
     with pytest.raises(SchemaError, match=r"zone 'Middle/Earth', .* install tzdata"):
-        ZoneHistory.of("Middle/Earth")
+        ZoneHistory.from_zone("Middle/Earth")
     with pytest.raises(SchemaError, match=r"zone '\.\./etc/passwd'"):
-        ZoneHistory.of("../etc/passwd")
+        ZoneHistory.from_zone("../etc/passwd")
 
 
 def test_nested_columns_are_converted_where_they_are_dates() -> None:

@@ -1,1 +1,1 @@
-"""What every other package needs and no other project has: errors, clocks, metrics, checks of what was decoded."""
+"""What all other packages use: errors, clocks, metrics, threads, and checks of decoded values."""

@@ -1,4 +1,4 @@
-"""`HostClock`: the times a host tells, as one argument.
+"""`HostClock`: a host's clocks, passed as one argument.
 
 `wall_s` is Unix time, for comparing with the times of files. `steady_s` counts from the host's start
 and is never stepped; its values compare between processes of the same `boot`, and only there.

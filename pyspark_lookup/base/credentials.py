@@ -1,4 +1,4 @@
-"""Credentials in texts: which names have one as their value, how they are spelled, and the text without them."""
+"""Credentials in texts: which names mark one, how they look, and the text without them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _MAY_HOLD = re.compile(
 _SECRET_OPTION = re.compile(
     rf"(?i)secret|passw|pass[._-]?phrase|pwd|token|credential|signature|(^|[._-])(key|sas|auth|pass)$|(?:{_OF_KEYS})[_-]?key(?!ring)|(?:access|account|api|private|secret|shared)[.]key|connection_string"
 )
-_OWN = re.compile(r"lookup\.[\w.-]*$")
+_OWN_OPTION = re.compile(r"lookup\.[\w.-]*$")
 
 
 def names_secret(name: str) -> bool:
@@ -101,7 +101,7 @@ def without_url_credentials(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A text of any origin without the credentials in it; what looks like one, but is none, may be hidden, too."""
+    """A text of any origin with its credentials hidden; a harmless text that looks like one may be hidden, too."""
     if not _MAY_HOLD.search(text):
         return text
     text = _without_parts(_PEM.sub(_HIDDEN, text))
@@ -118,26 +118,26 @@ def _without_parts(url: str) -> str:
     return _PARAMETER.sub(rf"\1{_HIDDEN}", _ORACLE.sub(rf"\1{_HIDDEN}@", url))
 
 
-def _without_user(found: re.Match[str]) -> str:
-    scheme, user = found[1], found[2]
+def _without_user(match: re.Match[str]) -> str:
+    scheme, user = match[1], match[2]
     # Before the @ stands a container.
     if scheme.lower() in ("abfs://", "abfss://", "wasb://", "wasbs://") and ":" not in user:
-        return found[0]
+        return match[0]
     return f"{scheme}{_HIDDEN}@"
 
 
-def _without_last(found: re.Match[str]) -> str:
-    """What comes before the credential, and its quotes."""
-    quote = found.groupdict().get("q") or ""
-    before = found[1] if quote else next(filter(None, found.groups()), "")
-    return found[0] if _HIDDEN[:-1] in found[0][len(before) :] else f"{before}{quote}{_HIDDEN}{quote}"
+def _without_last(match: re.Match[str]) -> str:
+    """The match with the credential at its end hidden; its quotes stay."""
+    quote = match.groupdict().get("q") or ""
+    before = match[1] if quote else next(filter(None, match.groups()), "")
+    return match[0] if _HIDDEN[:-1] in match[0][len(before) :] else f"{before}{quote}{_HIDDEN}{quote}"
 
 
-def _without_value(found: re.Match[str]) -> str:
-    kept = found["name"] + found["sep"]
-    said = found[0][len(kept) :]
+def _without_value(match: re.Match[str]) -> str:
+    prefix = match["name"] + match["sep"]
+    secret = match[0][len(prefix) :]
     # `option lookup.storage.token: …` is a sentence of ours.
-    if _HIDDEN in said or (found["sep"].startswith(":") and _OWN.search(found.string, 0, found.start())):
-        return found[0]
-    quote = found["q"] or ""
-    return f"{kept}{quote}{_HIDDEN}{quote}"
+    if _HIDDEN in secret or (match["sep"].startswith(":") and _OWN_OPTION.search(match.string, 0, match.start())):
+        return match[0]
+    quote = match["q"] or ""
+    return f"{prefix}{quote}{_HIDDEN}{quote}"

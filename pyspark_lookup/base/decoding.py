@@ -1,4 +1,4 @@
-"""Values that were read from JSON as what they have to be: TypeError or ValueError for anything else.
+"""Checks of values that were read from JSON: `text_of(value)` returns a str, or raises TypeError or ValueError.
 
 What lies on a disk or in a store may have been damaged, or written by another version of this package.
 """
@@ -21,7 +21,7 @@ _EXPONENT_AT_MOST = 400  # more than any double's, and than any decimal of a tab
 
 
 def show(value: Any) -> str:
-    """A value as a message shows it, whatever it is: some of it, if it is long or deep."""
+    """The repr of any value for a message, shortened if it is long or deep."""
     return _short.repr(value)
 
 
@@ -36,7 +36,7 @@ def texts_of(value: Any) -> tuple[str, ...]:
 
 
 def name_of(value: Any) -> str:
-    """The name of a file in a directory that is known: it leads nowhere else."""
+    """A file name that stays within its directory: no separators, not `.` or `..`."""
     name = text_of(value)
     if name in ("", ".", "..") or "/" in name or not is_encodable(name):
         raise ValueError(f"{show(name)} is no name of a file")
@@ -44,7 +44,7 @@ def name_of(value: Any) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a system takes it in the name of a file."""
+    """Whether the system can have the text in the name of a file."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -52,7 +52,7 @@ def is_encodable(text: str) -> bool:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether it is text as stores and Arrow have it: JSON may hold half of a pair of UTF-16."""
+    """Whether a text can be UTF-8, as stores and Arrow need it: JSON may hold one half of a UTF-16 pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -69,9 +69,9 @@ def count_of(value: Any) -> int:
 
 def positive_of(value: Any) -> int:
     """A count from 1 on."""
-    if not (found := count_of(value)):
+    if not (count := count_of(value)):
         raise TypeError("0 is too small")
-    return found
+    return count
 
 
 def counts_of(value: Any) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ _LONGEST = 100_000  # characters of a text of others that are looked at: nobody 
 
 
 def foreign_text(text: str) -> str:
-    """A text of others as it stands in one of ours: without credentials, and nothing that a terminal obeys. What is very long is cut."""
+    """Somebody else's text made safe for our messages: credentials hidden, control characters escaped, cut if very long."""
     more = f"… ({len(text)} characters)" if len(text) > _LONGEST else ""
     return printable(without_credentials(text[:_LONGEST]), lines=True) + more
 
@@ -31,23 +31,23 @@ def foreign_repr(value: object) -> str:
 
 
 class _RedactedError(Exception):
-    """Stands in a traceback for a foreign error that would tell a credential there."""
+    """Stands in a traceback for a foreign error that would show a credential."""
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """A foreign error as the cause of one of ours; what it says without credentials, if a traceback with it would tell some."""
+    """A foreign error to be the cause of one of ours: itself, or a stand-in if a traceback would show credentials."""
     pending: list[BaseException | None] = [error]
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     while pending:
-        one = pending.pop()
-        if one is None or id(one) in seen:
+        link = pending.pop()
+        if link is None or id(link) in seen_ids:
             continue
-        seen.add(id(one))
-        text = _all_of(one)
+        seen_ids.add(id(link))
+        text = _full_text(link)
         # Tabs do no harm, and servers and the JVM write them: such a cause keeps its type and its traceback.
         if text is None or foreign_text(plain := text.replace("\t", " ")) != plain:
-            return _RedactedError(foreign_text(f"{type(error).__name__}: {_text_of(error)}"))
-        pending += [one.__cause__, one.__context__, *_members(one)]
+            return _RedactedError(foreign_text(f"{type(error).__name__}: {_error_text(error)}"))
+        pending += [link.__cause__, link.__context__, *_members(link)]
     return error
 
 
@@ -58,10 +58,10 @@ def _members(error: BaseException) -> Iterator[BaseException]:
     except Exception:
         return
     if isinstance(members, (tuple, list)):
-        yield from (one for one in members if isinstance(one, BaseException))
+        yield from (member for member in members if isinstance(member, BaseException))
 
 
-def _all_of(error: BaseException) -> str | None:
+def _full_text(error: BaseException) -> str | None:
     """All that a traceback or a log may show of an error: its text, its notes and its repr; None if that fails."""
     try:
         return "".join(traceback.format_exception_only(type(error), error)) + repr(error)
@@ -69,28 +69,28 @@ def _all_of(error: BaseException) -> str | None:
         return None
 
 
-def _text_of(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
         return "it has no text"
 
 
-def raise_ours(ours: BaseException, foreign: BaseException | None) -> NoReturn:
+def raise_ours(own_error: BaseException, foreign: BaseException | None) -> NoReturn:
     """Raise an error of ours for a foreign one, which becomes its cause (None: no cause) and appears nowhere else."""
     try:
-        if foreign is ours:
-            raise ours
-        raise ours from None if foreign is None else cause_of(foreign)
+        if foreign is own_error:
+            raise own_error
+        raise own_error from None if foreign is None else cause_of(foreign)
     finally:
-        ours.__context__ = None  # of those who go through chains by hand
+        own_error.__context__ = None  # of those who go through chains by hand
 
 
 class PysparkLookupError(Exception):
     """Base of every error this package raises on purpose."""
 
-    def __init__(self, *said: Any) -> None:
-        super().__init__(*(foreign_text(one) if isinstance(one, str) else one for one in said))
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(foreign_text(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class OptionError(PysparkLookupError, ValueError):

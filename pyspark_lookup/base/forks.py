@@ -1,4 +1,4 @@
-"""What a child of a fork takes over from its parent: no lock that a thread held there, and nothing that was half done under one.
+"""What a forked child takes over from its parent: no lock that a thread held there, and no state that was half changed under one.
 
 Only the thread that forks goes on in the child. A lock that another one held stays locked for ever, so locks lie in what is
 made anew in each process (`engine.runtime`), or are made here. `functools.cached_property` has a lock per class before
@@ -22,7 +22,7 @@ _LOCKED_PROPERTIES_IN = ("fsspec", "pyiceberg")  # packages of others that we ca
 
 
 class Inherited(Protocol):
-    """What a child begins anew: `reset_in_child` is called there before anything else runs."""
+    """An object that a forked child resets: `reset_in_child` is called there before anything else runs."""
 
     def reset_in_child(self) -> None: ...
 
@@ -31,7 +31,7 @@ _inherited: weakref.WeakValueDictionary[int, Inherited] = weakref.WeakValueDicti
 
 
 def resets_in_child(owner: Inherited) -> None:
-    """Have it reset in each child that this process forks, for as long as it lives."""
+    """Register an object to be reset in each child that this process forks, for as long as the object lives."""
     _inherited[id(owner)] = owner
 
 

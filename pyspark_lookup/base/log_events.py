@@ -1,4 +1,4 @@
-"""`log_event`: one line per thing that an operator wants to know of, the same in all logs, for people and for programs.
+"""`log_event`: one line for each event that an operator should know of, in one format for people and programs.
 
     lookupcache reload table=s3://bucket/dim version=3f… seconds=1.2 rows=10000
 
@@ -20,8 +20,8 @@ def log_event(log: logging.Logger, level: int, event: str, **fields: Any) -> Non
     """Log an event with its fields as `key=value`, in logfmt: texts with spaces, quotes or `=` are quoted as in JSON."""
     if log.isEnabledFor(level):
         fields = {name: foreign_text(value) if isinstance(value, str) else value for name, value in fields.items()}
-        shown = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
-        log.log(level, "lookupcache %s %s", event, shown, extra={"lookup_event": event, "lookup_fields": fields})
+        text = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+        log.log(level, "lookupcache %s %s", event, text, extra={"lookup_event": event, "lookup_fields": fields})
 
 
 def _text(value: Any) -> str:

@@ -16,26 +16,28 @@ _LARGE = 64 * 1024 * 1024  # bytes; less is not checked
 
 def free_bytes() -> int:
     """About how many bytes of memory this process may still take."""
-    return min(_free(), default=sys.maxsize)
+    return min(_read_free(), default=sys.maxsize)
 
 
-def check_room(size: int, what: str) -> None:
-    """Raise NotSupportedError if fewer than `size` bytes of memory are free. `what`: the data that needs them, in the plural."""
+def check_room(size: int, purpose: str) -> None:
+    """Raise NotSupportedError if fewer than `size` bytes of memory are free. `purpose`: the data that needs them, in the plural."""
     if size > _LARGE and size > (free := free_bytes()):
         raise NotSupportedError(
-            f"{what} need about {size} bytes of memory, but only {free} are free: give this process more memory, or restore the file if it is damaged"
+            f"{purpose} need about {size} bytes of memory, but only {free} are free: give this process more memory, or restore the file if it is damaged"
         )
 
 
-def _free() -> Iterator[int]:
+def _read_free() -> Iterator[int]:
     """The bytes that the host, the container and the process's own limit leave, each where it is known."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         yield _numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     with contextlib.suppress(OSError, ValueError, KeyError):
         statistics = _numbers(_GROUP / "memory.stat")
         # The group's sum includes the page cache, mapped snapshots too, which the kernel drops when memory runs short.
-        used = int((_GROUP / "memory.current").read_text()) - statistics["inactive_file"] - statistics["active_file"]
-        yield int((_GROUP / "memory.max").read_text()) - max(used, 0)  # without a limit it says `max`, and int() fails
+        current_bytes = int((_GROUP / "memory.current").read_text())
+        used_bytes = max(current_bytes - statistics["inactive_file"] - statistics["active_file"], 0)
+        # Without a limit the file says `max`, and int() fails.
+        yield int((_GROUP / "memory.max").read_text()) - used_bytes
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         with contextlib.suppress(OSError):

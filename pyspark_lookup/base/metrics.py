@@ -30,7 +30,7 @@ TIMES: Mapping[str, str] = {
 
 def bucket_names(name: str) -> list[str]:
     """The counters of a time's buckets, by their bounds."""
-    return [f"{name}UpTo{bound:g}" for bound in BOUNDS_MS]
+    return [f"{name}UpTo{bound_ms:g}" for bound_ms in BOUNDS_MS]
 
 
 def up_to(values: Mapping[str, int], name: str) -> list[int]:
@@ -38,15 +38,16 @@ def up_to(values: Mapping[str, int], name: str) -> list[int]:
     return list(itertools.accumulate(values[bucket] for bucket in bucket_names(name)))
 
 
-def _of_times() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, what in TIMES.items():
-        found |= {f"{name}Count": what, f"{name}Micros": f"microseconds that these took together: {what}"}
+def _describe_times() -> dict[str, str]:
+    descriptions: dict[str, str] = {}
+    for name, meaning in TIMES.items():
+        descriptions |= {f"{name}Count": meaning, f"{name}Micros": f"microseconds that these took together: {meaning}"}
         buckets = zip(bucket_names(name), BOUNDS_MS, strict=True)
-        found |= {
-            bucket: f"... that took at most {bound:g} ms, and more than the bound before" for bucket, bound in buckets
+        descriptions |= {
+            bucket: f"... that took at most {bound_ms:g} ms, and more than the bound before"
+            for bucket, bound_ms in buckets
         }
-    return found
+    return descriptions
 
 
 COUNTERS: Mapping[str, str] = {
@@ -100,7 +101,7 @@ COUNTERS: Mapping[str, str] = {
     "rowGroupsPrunedCount": "row groups skipped by statistics",
     "filesPrunedCount": "files skipped by partition value",
     "rowsReadCount": "rows handed out",
-    **_of_times(),
+    **_describe_times(),
 }
 
 GAUGES: Mapping[str, str] = {
@@ -172,7 +173,7 @@ class CacheMetricGroup:
 
 
 class MetricsOfCache(CacheMetricGroup):
-    """A group as a cache of somebody's own gets it: the same numbers, but for hits and misses, which lookups count in `live`."""
+    """The metric group that a user's own cache gets: the same numbers, except hits and misses, which lookups count in `live`."""
 
     def __init__(self, live: CacheMetricGroup) -> None:
         self._lock, self._values = live._lock, live._values

@@ -1,4 +1,4 @@
-"""Several threads that work for one caller, which gets what they make in order."""
+"""Threads that work for one caller, who gets their results in order."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ R = TypeVar("R")
 
 
 class _Workers(Generic[T, R]):
-    """Threads that make something of what they are given. Those of a caller that has left them end with the process."""
+    """Threads that call `do` for submitted items. If the caller goes away without ending them, they end with the process."""
 
     def __init__(self, do: Callable[[T], R], at_most: int) -> None:
         self._do = do
-        self._given: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
+        self._submitted: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._ending = False
         process_threads.ends_with_process(self)
@@ -33,14 +33,14 @@ class _Workers(Generic[T, R]):
     def count(self) -> int:
         return len(self._threads)
 
-    def give(self, item: T) -> concurrent.futures.Future[R]:
+    def submit(self, item: T) -> concurrent.futures.Future[R]:
         future: concurrent.futures.Future[R] = concurrent.futures.Future()
-        self._given.put((future, item))
+        self._submitted.put((future, item))
         return future
 
     def _work(self) -> None:
-        while (one := self._given.get()) is not None:
-            future, item = one
+        while (submitted := self._submitted.get()) is not None:
+            future, item = submitted
             if self._ending:
                 future.cancel()
             elif future.set_running_or_notify_cancel():
@@ -48,13 +48,13 @@ class _Workers(Generic[T, R]):
                     future.set_result(self._do(item))
                 except BaseException as problem:
                     future.set_exception(problem)
-            del one, future, item
+            del submitted, future, item
 
     def end(self) -> None:
-        """Begin nothing any more, and have the threads end."""
+        """Begin no more items, and tell the threads to end."""
         self._ending = True
         for _ in self._threads:
-            self._given.put(None)
+            self._submitted.put(None)
 
     def wait(self) -> None:
         """Wait until all threads have ended."""
@@ -63,7 +63,7 @@ class _Workers(Generic[T, R]):
 
 
 def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller. 0: by the caller."""
+    """The results of `do` for each item, in order, from `threads` threads that run only a little ahead of the caller. 0: in the caller itself."""
     workers = _Workers(do, threads)
     ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
     try:
@@ -74,7 +74,7 @@ def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iter
             return
         for item in items:
             process_threads.check()
-            ahead.append(workers.give(item))
+            ahead.append(workers.submit(item))
             if len(ahead) > workers.count:
                 yield ahead.popleft().result()
         while ahead:

@@ -1,4 +1,4 @@
-"""Texts of others on terminals, in logs and in pages."""
+"""Somebody else's text on terminals, in logs and in pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAMES_COMPARED = 1000
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """A text that moves no cursor and turns no direction: what is not printable is escaped, line ends too unless it may have `lines`."""
+    """A text that cannot control a terminal: unprintable characters are escaped, and line ends unless `lines` is true."""
     if text.isprintable():
         return text
     return "".join(
@@ -20,8 +20,10 @@ def printable(text: str, lines: bool = False) -> str:
 
 
 def names_shown(names: Sequence[str], unknown_name: str = "") -> str:
-    """The names for an error about one that is not among them: the first ones, and the one that is probably meant."""
+    """Names for an error about an unknown one: the first few, and the one that was probably meant."""
     more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
     spelled = {name.lower(): name for name in names[:_NAMES_COMPARED]}
-    near = difflib.get_close_matches(unknown_name.lower(), spelled, 1, 0.7)
-    return ", ".join(names[:_NAMES_SHOWN]) + more + "".join(f": did you mean {spelled[name]!r}?" for name in near)
+    close_names = difflib.get_close_matches(unknown_name.lower(), spelled, 1, 0.7)
+    return (
+        ", ".join(names[:_NAMES_SHOWN]) + more + "".join(f": did you mean {spelled[name]!r}?" for name in close_names)
+    )

@@ -33,7 +33,7 @@ resets_in_child(_Bar)
 
 @contextlib.contextmanager
 def show(
-    what: str, now_s: Callable[[], float], interactive: bool | None = None
+    label: str, now_s: Callable[[], float], interactive: bool | None = None
 ) -> Iterator[Callable[[int, int], None]]:
     """Show what is reported as (bytes done, bytes in all) while the block runs.
 
@@ -41,26 +41,32 @@ def show(
     of a build that had any. `interactive` None: found out.
     """
     if _is_interactive() if interactive is None else interactive:
-        with _Bar(desc=what, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
+        with _Bar(desc=label, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
 
-            def draw(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
+            def draw(done_bytes: int, total_bytes: int) -> None:
+                bar.total = total_bytes
+                bar.update(done_bytes - bar.n)
 
             yield draw
         return
-    started = said = now_s()
-    told = False
+    started = logged_s = now_s()
+    has_logged = False
 
-    def log(done: int, total: int) -> None:
-        nonlocal said, told
-        if now_s() - said >= _LINE_EVERY_S or (told and done >= total):
-            said, told = now_s(), True
-            _log.info("%s: %d %% of %d bytes after %.0f s", what, 100 * done // max(total, 1), total, said - started)
+    def log(done_bytes: int, total_bytes: int) -> None:
+        nonlocal logged_s, has_logged
+        if now_s() - logged_s >= _LINE_EVERY_S or (has_logged and done_bytes >= total_bytes):
+            logged_s, has_logged = now_s(), True
+            _log.info(
+                "%s: %d %% of %d bytes after %.0f s",
+                label,
+                100 * done_bytes // max(total_bytes, 1),
+                total_bytes,
+                logged_s - started,
+            )
 
     yield log
 
 
 def _is_interactive() -> bool:
-    """Whether somebody watches: a terminal, or a notebook's kernel."""
+    """Whether somebody watches the output: it is a terminal, or a notebook's."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules

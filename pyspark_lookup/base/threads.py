@@ -25,11 +25,11 @@ _FOREIGN_END_S = 2.0  # of a call into code of others
 
 
 class ProcessEndsError(BaseException):
-    """The process ends, and with it what a thread does beside it: nothing has failed."""
+    """The process ends, so a background thread stops its work: nothing has failed."""
 
 
 class Ending(Protocol):
-    """What has threads that wait: `end` has them return soon."""
+    """An owner of threads that wait: `end` makes them return soon."""
 
     def end(self) -> None: ...
 
@@ -55,7 +55,7 @@ class _Thread(threading.Thread):
 
 
 class _Threads:
-    """Those of this process. A child of a fork has none."""
+    """The threads of this process. A forked child has none."""
 
     def __init__(self) -> None:
         self.reset_in_child()
@@ -71,7 +71,7 @@ _threads = _Threads()
 
 
 def start(name: str, work: Callable[[], None], *, foreign: bool = False) -> threading.Thread:
-    """The thread that runs a function from now on. RuntimeError if there can be no more.
+    """A started thread that runs a function. Raises RuntimeError if there can be no more threads.
 
     `foreign`: it runs code of others, and somebody waits for what that returns. Other work is not begun any more when the process
     ends: that is a RuntimeError, too.
@@ -89,12 +89,12 @@ def start(name: str, work: Callable[[], None], *, foreign: bool = False) -> thre
 
 
 def ends_with_process(owner: Ending) -> None:
-    """Have it told when the process ends, if it is still there."""
+    """Register an owner whose `end` is called when the process ends, if the owner still exists."""
     _threads.endings[id(owner)] = owner
 
 
 def has_ended() -> bool:
-    """Whether the process ends."""
+    """Whether the process has begun to end."""
     return _threads.ended.is_set()
 
 
@@ -104,13 +104,13 @@ def is_ending() -> bool:
 
 
 def check() -> None:
-    """Raise ProcessEndsError in a thread of ours when the process ends; called where nothing is half done."""
+    """Raise ProcessEndsError in a thread of ours if the process ends. Call it where no work is half done."""
     if is_ending():
         raise ProcessEndsError
 
 
 def sleep(seconds: float) -> None:
-    """As `time.sleep`; in a thread of ours not beyond the end of the process: ProcessEndsError."""
+    """`time.sleep`, but a thread of ours wakes up when the process ends, with ProcessEndsError."""
     if isinstance(threading.current_thread(), _Thread):
         _threads.ended.wait(seconds)
         check()
@@ -126,15 +126,15 @@ def end_all() -> None:
     _threads.ended.set()
     for owner in list(_threads.endings.values()):
         owner.end()
-    since_s, late = time.monotonic(), set[_Thread]()
+    since_s, late_threads = time.monotonic(), set[_Thread]()
     # Those that are waited for may have begun others just before.
-    while left := _threads.running - late - {threading.current_thread()}:
-        thread = min(left, key=lambda thread: thread.foreign)
+    while unfinished := _threads.running - late_threads - {threading.current_thread()}:
+        thread = min(unfinished, key=lambda thread: thread.foreign)
         left_s = since_s + (_FOREIGN_END_S if thread.foreign else _END_S) - time.monotonic()
         if thread.over.wait(max(left_s, 0.0)):
             thread.join()
         else:
-            late.add(thread)
-    if late:
-        names = ", ".join(sorted(thread.name for thread in late))
+            late_threads.add(thread)
+    if late_threads:
+        names = ", ".join(sorted(thread.name for thread in late_threads))
         _log.info("the process ends, although these have not ended in time: %s", names)

@@ -1,4 +1,4 @@
-"""`Timer`: what is to be done in a process from time to time, on one thread."""
+"""`Timer`: runs the periodic tasks of a process on one thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONG_S = 10.0
 
 
 class Timer:
-    """Runs tasks one after the other, each when it has said. The thread lives as long as there are tasks.
+    """Runs tasks one after the other, each at the time that it asked for. The thread lives as long as there are tasks.
 
     `start`: begins a thread with a name and a function. Not for use after a fork.
     """
@@ -36,16 +36,16 @@ class Timer:
         self._numbers = itertools.count()
         self._running = self._ended = False
         self._thread: threading.Thread | None = None
-        self._begun: list[tuple[float, concurrent.futures.Future[None]]] = []
+        self._running_work: list[tuple[float, concurrent.futures.Future[None]]] = []
         ends_with_process(self)
 
     def run_soon(self, task: Task) -> None:
-        """Run a task as soon as can be, if it runs just now once more. RuntimeError if there can be no thread."""
+        """Run a task as soon as possible; if it is running now, once more. Raises RuntimeError if there can be no thread."""
         with self._changed:
             if self._ended:
                 raise RuntimeError("the process ends")
             new = task not in self._times
-            self._put(task, -math.inf)
+            self._push(task, -math.inf)
             self._changed.notify()
             begin, self._running = not self._running, True
         if begin:
@@ -60,26 +60,26 @@ class Timer:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a task that is to run soon will, if the current thread waits for that."""
+        """Whether the current thread may wait for a task to run: the timer has a thread, and it is another one."""
         return self._thread is not None and self._thread is not threading.current_thread() and not self._ended
 
     def has_room(self) -> bool:
-        """Whether a task may begin something beside the timer: few such works run at once, of which those that take long do not count."""
+        """Whether a task may start background work: only a few run at once; those that take long do not count."""
         since_s = time.monotonic() - _LONG_S
-        self._begun = [(at_s, work) for at_s, work in self._begun if at_s > since_s and not work.done()]
-        return len(self._begun) < _AT_ONCE
+        self._running_work = [(at_s, work) for at_s, work in self._running_work if at_s > since_s and not work.done()]
+        return len(self._running_work) < _AT_ONCE
 
     def begun(self, work: concurrent.futures.Future[None]) -> None:
-        """Count a work that a task has begun."""
-        self._begun.append((time.monotonic(), work))
+        """Count background work that a task has started."""
+        self._running_work.append((time.monotonic(), work))
 
     def end(self) -> None:
-        """Run nothing any more."""
+        """Run no more tasks."""
         with self._changed:
             self._ended = True
             self._changed.notify()
 
-    def _put(self, task: Task, at_s: float) -> None:
+    def _push(self, task: Task, at_s: float) -> None:
         self._times[task] = at_s
         heapq.heappush(self._queue, (at_s, next(self._numbers), task))
 
@@ -114,4 +114,4 @@ class Timer:
                 if again_s is None:
                     del self._times[task]
                 else:
-                    self._put(task, time.monotonic() + again_s)
+                    self._push(task, time.monotonic() + again_s)

@@ -51,9 +51,9 @@ class ValidWriteIdList:
         outside = [id_ for id_ in self._exceptions if not 1 <= id_ <= high_watermark]
         if outside:
             raise ValueError(f"write id {outside[0]} of {table}: ids go from 1 to the high watermark, {high_watermark}")
-        both = set(self.open_ids) & set(self.aborted_ids)
-        if both:
-            raise ValueError(f"write id {min(both)} of {table} cannot be open and aborted")
+        contradictory_ids = set(self.open_ids) & set(self.aborted_ids)
+        if contradictory_ids:
+            raise ValueError(f"write id {min(contradictory_ids)} of {table} cannot be open and aborted")
 
     @classmethod
     def parse(cls, text: str) -> ValidWriteIdList:
@@ -64,22 +64,22 @@ class ValidWriteIdList:
         """
         parts = text.split(":") if isinstance(text, str) else []
         if len(parts) != 5:
-            raise _damaged(text, "five parts, separated by ':'")
+            raise _parse_error(text, "five parts, separated by ':'")
         name, watermark, least, opened, aborted = parts
         if not _UNESCAPED.fullmatch(name):
-            raise _damaged(text, "a table's name first")
-        found = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
+            raise _parse_error(text, "a table's name first")
+        write_ids = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
         lowest = _number(text, least)
         # Hive takes it from its caller: one of the open ids, not always the least.
-        if lowest != NO_OPEN_WRITE_ID if not found.open_ids else lowest not in found.open_ids:
-            raise _damaged(text, f"an open id in third place, or {NO_OPEN_WRITE_ID} where none is open")
-        return found
+        if lowest != NO_OPEN_WRITE_ID if not write_ids.open_ids else lowest not in write_ids.open_ids:
+            raise _parse_error(text, f"an open id in third place, or {NO_OPEN_WRITE_ID} where none is open")
+        return write_ids
 
     def __str__(self) -> str:
         """Hive's form, `t1:5:2:2,4:`; a name's `:`, `,`, `$` and `%` are percent-encoded."""
         least = self.min_open if self.open_ids else NO_OPEN_WRITE_ID
         name = "".join(quote(char) if char in ":,$%" else char for char in self.table)
-        ids = (",".join(map(str, some)) for some in (self.open_ids, self.aborted_ids))
+        ids = (",".join(map(str, group)) for group in (self.open_ids, self.aborted_ids))
         return ":".join((name, str(self.high_watermark), str(least), *ids))
 
     def __repr__(self) -> str:
@@ -134,20 +134,20 @@ class ValidWriteIdList:
         return RangeResponse.ALL if count == high - low + 1 else RangeResponse.SOME
 
     def covers(self, other: ValidWriteIdList) -> bool:
-        """Whether every write that `other` lets through is let through here as well.
+        """Whether every write that is visible in `other` is visible here, too.
 
         Raises ValueError for the list of another table, about which there is nothing to say.
         """
         if other.table != self.table:
             raise ValueError(f"lists of write ids of {self.table} and {other.table} cannot be compared")
-        mine, theirs = self._exceptions, set(other._exceptions)
+        exceptions, other_exceptions = self._exceptions, set(other._exceptions)
         beyond = max(other.high_watermark - self.high_watermark, 0)
         if beyond and _count(other._exceptions, self.high_watermark + 1, other.high_watermark) != beyond:
             return False
-        return all(id_ in theirs for id_ in mine if id_ <= other.high_watermark)
+        return all(id_ in other_exceptions for id_ in exceptions if id_ <= other.high_watermark)
 
     def equivalent(self, other: ValidWriteIdList) -> bool:
-        """Whether the two let the same writes through, whatever they know of others (`t:12:8:8:12` and `t:11:8:8:` do)."""
+        """Whether the same writes are visible in both, whatever they know of others (`t:12:8:8:12` and `t:11:8:8:` are equivalent)."""
         return self.covers(other) and other.covers(self)
 
     # --- new values -------------------------------------------------------------------------------
@@ -159,21 +159,21 @@ class ValidWriteIdList:
         """
         if id_ <= self.high_watermark and not _contains(self.open_ids, self._check_number(id_)):
             raise ValueError(f"write id {id_} of {self.table} has ended: it cannot be opened")
-        return self._with(id_, self.open_ids, self.aborted_ids, (id_,))
+        return self._extend(id_, self.open_ids, self.aborted_ids, (id_,))
 
     def commit(self, id_: int) -> ValidWriteIdList:
         """The list in which `id_` is valid. Ids between the watermark and it are open. Raises ValueError for an aborted id."""
         if _contains(self.aborted_ids, self._check_number(id_)):
             raise ValueError(f"write id {id_} of {self.table} was aborted: it cannot be committed")
-        return self._with(id_, {*self.open_ids} - {id_}, self.aborted_ids)
+        return self._extend(id_, {*self.open_ids} - {id_}, self.aborted_ids)
 
     def abort(self, id_: int) -> ValidWriteIdList:
         """The list in which `id_` is aborted. Ids between the watermark and it are open. Raises ValueError for a committed id."""
         if id_ <= self.high_watermark and self.is_valid(id_):
             raise ValueError(f"write id {id_} of {self.table} was committed: it cannot be aborted")
-        return self._with(id_, {*self.open_ids} - {id_}, {*self.aborted_ids, self._check_number(id_)})
+        return self._extend(id_, {*self.open_ids} - {id_}, {*self.aborted_ids, self._check_number(id_)})
 
-    def _with(
+    def _extend(
         self, id_: int, opened: Iterable[int], aborted: Iterable[int], also: Iterable[int] = ()
     ) -> ValidWriteIdList:
         between = range(self.high_watermark + 1, id_)
@@ -198,17 +198,17 @@ def _count(ids: Sequence[int], low: int, high: int) -> int:
 def _numbers(text: str, part: str) -> list[int]:
     numbers = [_number(text, number) for number in part.split(",")] if part else []
     if len(set(numbers)) != len(numbers):
-        raise _damaged(text, "no id twice")
+        raise _parse_error(text, "no id twice")
     return numbers
 
 
 def _number(text: str, part: str) -> int:
     if not _NUMBER.fullmatch(part):
-        raise _damaged(text, "whole numbers without signs or leading zeros")
+        raise _parse_error(text, "whole numbers without signs or leading zeros")
     return int(part)
 
 
-def _damaged(text: str, expected: str) -> ValueError:
+def _parse_error(text: str, expected: str) -> ValueError:
     return ValueError(
         f"{text!r} is no list of valid write ids, such as 't1:5:2:2,4:' (table, high watermark, least open id, open ids, "
         f"aborted ids): expected {expected}"

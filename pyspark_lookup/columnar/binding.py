@@ -32,8 +32,8 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
         # With a point, or too large for a BIGINT, it is a DECIMAL to Spark.
         is_decimal = isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
         if pa.types.is_integer(kind) and is_decimal and op in ("<", "<=", ">", ">="):
-            bound = 1 << (kind.bit_width - 1)
-            if not -bound <= decimal.Decimal(value) <= bound - 1:
+            limit = 1 << (kind.bit_width - 1)
+            if not -limit <= decimal.Decimal(value) <= limit - 1:
                 # Spark's DecimalPrecision rule makes this a constant: of rows that are null as well.
                 return Constant(op.startswith("<") == (value > 0))
         return _bind_exact(field, op, decimal.Decimal(value), scale)
@@ -41,7 +41,7 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
 
 
 def refuse_collated(field: pa.Field) -> None:
-    """Raise PredicateError for a column whose texts Spark compares by other rules than bytes."""
+    """Raise PredicateError for a column with a collation: Spark does not compare its texts by their bytes."""
     if collated_field(field) is not None:
         raise PredicateError(
             f"column {field.name!r} has a collation, by whose rules Spark compares its texts, and lookup.where compares bytes: filter it "
@@ -53,21 +53,23 @@ def bind_null_safe(field: pa.Field, value: Any) -> Predicate:
     """`field <=> value`; a value outside the column's domain equals no row, null rows included."""
     if value is None:
         return IsNull(field.name)
-    bound = bind_compare(field, "=", value)
-    return NullSafeEqual(field.name, bound.value) if isinstance(bound, Compare) else Constant(False)
+    comparison = bind_compare(field, "=", value)
+    return NullSafeEqual(field.name, comparison.value) if isinstance(comparison, Compare) else Constant(False)
 
 
 def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
     """`field IN values`, where values outside the column's domain match nothing."""
-    known = [value for value in values if value is not None]
-    if any(isinstance(value, float) for value in known):  # one DOUBLE makes all of the list doubles
-        known = [float(v) if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool) else v for v in known]
-    exact = [decimal.Decimal(v) for v in known if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool)]
+    literals = [value for value in values if value is not None]
+    if any(isinstance(value, float) for value in literals):  # one DOUBLE makes all of the list doubles
+        literals = [
+            float(v) if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool) else v for v in literals
+        ]
+    exact = [decimal.Decimal(v) for v in literals if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool)]
     if (scale := _exact_scale(field.type)) is not None:
         _check_digits(field, scale, exact)
-    bound = [bind_compare(field, "=", value) for value in known]
-    kept = tuple(dict.fromkeys(leaf.value for leaf in bound if isinstance(leaf, Compare)))
-    return In(field.name, kept, has_null=any(value is None for value in values))
+    comparisons = [bind_compare(field, "=", value) for value in literals]
+    domain_values = tuple(dict.fromkeys(leaf.value for leaf in comparisons if isinstance(leaf, Compare)))
+    return In(field.name, domain_values, has_null=any(value is None for value in values))
 
 
 _SPARK_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}  # DecimalType.forType
@@ -102,13 +104,13 @@ def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) ->
 
 
 def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) -> None:
-    """Raise PredicateError if a decimal type for column and values needs more than Spark's 38 digits: it rounds then."""
+    """Raise PredicateError if column and values need a decimal type of more than 38 digits: Spark would round."""
     kind = field.type
     whole, fraction = kind.precision - scale if pa.types.is_decimal(kind) else _SPARK_DIGITS[kind], scale
     if len(values) == 1 and abs(values[0]) > decimal.Decimal(10) ** whole:
         return  # beyond the column's range, rounded or not
     for value in values:
-        digits = digits_of(value)
+        digits = count_digits(value)
         whole, fraction = max(whole, digits[0]), max(fraction, digits[1])
         if whole + fraction > 38:
             raise PredicateError(
@@ -117,8 +119,8 @@ def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) ->
             )
 
 
-def digits_of(value: decimal.Decimal) -> tuple[int, int]:
-    """The digits before and after the point that a finite number needs."""
+def count_digits(value: decimal.Decimal) -> tuple[int, int]:
+    """How many digits a finite number needs before and after the point."""
     with decimal.localcontext(decimal.Context(prec=400)):
         exponent = value.normalize().as_tuple().exponent
     assert isinstance(exponent, int)
@@ -130,8 +132,8 @@ def _coerce(field: pa.Field, value: Any) -> Any:
     kind = field.type
     if pa.types.is_floating(kind) and isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
         return float(value)
-    alike = ((pa.types.is_string, str), (pa.types.is_binary, bytes), (pa.types.is_boolean, bool))
-    if any(test(kind) and isinstance(value, python) for test, python in alike):
+    same_domain = ((pa.types.is_string, str), (pa.types.is_binary, bytes), (pa.types.is_boolean, bool))
+    if any(test(kind) and isinstance(value, python) for test, python in same_domain):
         return value
     if pa.types.is_date(kind):
         if isinstance(value, str):
@@ -141,12 +143,12 @@ def _coerce(field: pa.Field, value: Any) -> Any:
     if pa.types.is_timestamp(kind):
         return _coerce_timestamp(field, value)
     raise PredicateError(
-        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {_shown(value)}"
+        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {_show_literal(value)}"
         + (f"; quote it: '{value}'" if pa.types.is_string(kind) else "")
     )
 
 
-def _shown(value: Any) -> str:
+def _show_literal(value: Any) -> str:
     return f"'{value}'" if isinstance(value, datetime.date) else repr(value)
 
 
@@ -162,7 +164,9 @@ def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
         except OverflowError:  # year 0 or 10000 in UTC
             pass
     need = "with its zone, e.g. '2024-01-31 12:00:00+00:00'" if zoned else "without a zone, e.g. '2024-01-31 12:00:00'"
-    raise PredicateError(f"option lookup.where: give {_shown(value)} for column {field.name!r} as a timestamp {need}")
+    raise PredicateError(
+        f"option lookup.where: give {_show_literal(value)} for column {field.name!r} as a timestamp {need}"
+    )
 
 
 # What Spark and every Python read alike; Spark takes more spellings, other ones Python would.

@@ -47,7 +47,7 @@ class ColumnSizes:
             sizes.add(child)
 
     def as_codes(self, codes: pa.DataType) -> ColumnSizes:
-        """The sizes of the same rows as codes."""
+        """The sizes of the same rows as codes of a dictionary."""
         sizes = ColumnSizes(self.name, codes)
         sizes.rows, sizes.nulls = self.rows, self.nulls
         return sizes
@@ -59,26 +59,26 @@ class ColumnSizes:
 
     def streams(self) -> dict[str, int]:
         """The bytes of each stream, in the order in which they lie in a file."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         if self.nulls:
-            found[f"{self.name}.valid"] = -(-self.rows // 8)
+            sizes[f"{self.name}.valid"] = -(-self.rows // 8)
         if pa.types.is_boolean(self.kind):
-            found[f"{self.name}.values"] = -(-self.rows // 8)
+            sizes[f"{self.name}.values"] = -(-self.rows // 8)
         elif is_bytes(self.kind):
-            found[f"{self.name}.offsets"] = (self.rows + 1) * (8 if self.wide else 4)
-            found[f"{self.name}.bytes"] = self.bytes
+            sizes[f"{self.name}.offsets"] = (self.rows + 1) * (8 if self.wide else 4)
+            sizes[f"{self.name}.bytes"] = self.bytes
         elif has_offsets(self.kind):
             if self.children[0].rows > _INT32_AT_MOST:
                 raise NotSupportedError(
                     f"a column of type {self.kind} has {self.children[0].rows} elements, and a snapshot holds "
                     f"{_INT32_AT_MOST} at most: leave it out by lookup.columns, or set lookup.cache=NONE"
                 )
-            found[f"{self.name}.offsets"] = (self.rows + 1) * 4
+            sizes[f"{self.name}.offsets"] = (self.rows + 1) * 4
         elif not pa.types.is_struct(self.kind):
-            found[f"{self.name}.values"] = self.rows * (self.kind.bit_width // 8)
+            sizes[f"{self.name}.values"] = self.rows * (self.kind.bit_width // 8)
         for child in self.children:
-            found |= child.streams()
-        return found
+            sizes |= child.streams()
+        return sizes
 
 
 class ColumnWriter:
@@ -90,7 +90,7 @@ class ColumnWriter:
         self._name = sizes.name
         self._end = 0  # of the bytes or elements written
         self._started = 0  # 1 once the first offset is written
-        self._left: dict[str, Numbers] = {}  # bits that do not fill a byte yet
+        self._pending_bits: dict[str, Numbers] = {}  # bits that do not fill a byte yet
         self._children = [ColumnWriter(child, append) for child in sizes.children]
 
     def add(self, array: pa.Array) -> None:
@@ -121,14 +121,14 @@ class ColumnWriter:
         self._end, self._started = int(moved[-1]), 1
 
     def _add_bits(self, stream: str, bits: Numbers) -> None:
-        bits = np.concatenate([self._left[stream], bits]) if stream in self._left else bits
+        bits = np.concatenate([self._pending_bits[stream], bits]) if stream in self._pending_bits else bits
         whole = len(bits) // 8 * 8
         self._append(f"{self._name}.{stream}", np.packbits(bits[:whole], bitorder="little"))
-        self._left[stream] = bits[whole:].copy()
+        self._pending_bits[stream] = bits[whole:].copy()
 
     def finish(self) -> None:
         """Append what is known only at the end: the last bits, and the offset of a column without rows."""
-        for stream, bits in self._left.items():
+        for stream, bits in self._pending_bits.items():
             self._append(f"{self._name}.{stream}", np.packbits(bits, bitorder="little"))
         if not self._started and (is_bytes(self._sizes.kind) or has_offsets(self._sizes.kind)):
             self._add_offsets(np.zeros(1, np.int64))
@@ -200,7 +200,7 @@ def _last_offset(offsets: memoryview, width: type[np.signedinteger[Any]]) -> int
 
 
 def without_hidden_values(array: pa.Array) -> pa.Array:
-    """The same values, nulls having neither bytes nor elements: what `take` makes of them, so that sizes do not depend on it.
+    """The same values, with no bytes or elements behind nulls, as `take` returns them: then sizes do not depend on who took them.
 
     Arrow lets the slot of a null be of any length, and a fixed-size binary null has its full length.
     """

@@ -100,7 +100,7 @@ def gregorian_days(days: Numbers) -> Numbers:
 
 
 class ZoneHistory:
-    """What a zone's local time was before 1900: to `java.util` (`standard`, seconds) and to others (`offsets`, from local times `starts`)."""
+    """A zone's offsets from UTC before 1900, in seconds: for `java.util` always `standard`, for others `offsets` from local times `starts` on."""
 
     def __init__(self, standard: int, starts: Sequence[int], offsets: Sequence[int]) -> None:
         self._standard = standard
@@ -109,7 +109,7 @@ class ZoneHistory:
 
     @classmethod
     @functools.lru_cache(maxsize=64)
-    def of(cls, name: str) -> ZoneHistory:
+    def from_zone(cls, name: str) -> ZoneHistory:
         """The history of the zone that a file names. Raises SchemaError for one that is not known here."""
         fixed = fixed_offset(_ZONES.get(name, name))
         if fixed is not None:
@@ -121,7 +121,7 @@ class ZoneHistory:
         except zoneinfo.ZoneInfoNotFoundError:
             raise unknown_zone(name) from None
         # Summer time is no standard time: in Morocco that of Ramadan is.
-        standard = min(_offset_at(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
+        standard = min(_utc_offset(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
         return cls(standard, *_history(merged))
 
     def gregorian_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
@@ -139,7 +139,7 @@ class ZoneHistory:
 
 
 def fixed_offset(name: str) -> int | None:
-    """The offset of a time zone that always has the same, in seconds; None: of any other."""
+    """The offset of a fixed-offset time zone, in seconds; None for any other zone."""
     if _UTC.fullmatch(name):
         return 0
     fixed = _OFFSET.fullmatch(name)
@@ -155,64 +155,64 @@ def unknown_zone(name: str) -> SchemaError:
     )
 
 
-def _offset_at(zone: zoneinfo.ZoneInfo, second: int) -> int:
+def _utc_offset(zone: zoneinfo.ZoneInfo, second: int) -> int:
     offset = (_EPOCH + datetime.timedelta(seconds=second)).astimezone(zone).utcoffset()
     assert offset is not None
     return offset.days * _DAY + offset.seconds
 
 
 def _history(zone: zoneinfo.ZoneInfo) -> tuple[list[int], list[int]]:
-    """(from which local times, which offsets) until 1900. A local time that there was twice is the later one, as Spark takes it."""
+    """(local times, the offsets that begin there) until 1900. A local time that occurred twice is the later one, as in Spark."""
     starts: list[int] = []
-    offsets = [_offset_at(zone, _FIRST_ZONES)]
+    offsets = [_utc_offset(zone, _FIRST_ZONES)]
     for at in range(_FIRST_ZONES, LOCAL_MEAN_TIME_END, _STEP):
         low, high = at, min(at + _STEP, LOCAL_MEAN_TIME_END)
-        if _offset_at(zone, high) == offsets[-1]:
+        if _utc_offset(zone, high) == offsets[-1]:
             continue
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if _offset_at(zone, middle) == offsets[-1] else (low, middle)
-        offsets.append(_offset_at(zone, high))
+            low, high = (middle, high) if _utc_offset(zone, middle) == offsets[-1] else (low, middle)
+        offsets.append(_utc_offset(zone, high))
         starts.append(high + offsets[-1])
     return starts, offsets
 
 
 def gregorian_dates(column: pa.Array) -> pa.Array:
     """A column of dates (date32) of the hybrid calendar in the Gregorian one."""
-    days = numbers_of(column, np.int32)
+    days = view_numbers(column, np.int32)
     if not (days < GREGORIAN_DAY).any():
         return column
-    return array_of(column, gregorian_days(days.astype(np.int64)).astype(np.int32), column.type)
+    return build_array(column, gregorian_days(days.astype(np.int64)).astype(np.int32), column.type)
 
 
 def gregorian_instants(column: pa.Array, zone: str) -> pa.Array:
     """A column of timestamps that were written in a time zone, of the hybrid calendar, in the Gregorian one."""
     per_second = _PER_SECOND[column.type.unit]
-    times = numbers_of(column, np.int64)
+    times = view_numbers(column, np.int64)
     old = times < LOCAL_MEAN_TIME_END * per_second
     if not old.any():
         return column
     seconds, fractions = np.divmod(times[old], per_second)
     times = times.copy()
-    times[old] = ZoneHistory.of(zone).gregorian_seconds(seconds) * per_second + fractions
-    return array_of(column, times, column.type)
+    times[old] = ZoneHistory.from_zone(zone).gregorian_seconds(seconds) * per_second + fractions
+    return build_array(column, times, column.type)
 
 
-def numbers_of(column: pa.Array, kind: Any) -> npt.NDArray[Any]:
-    """The numbers behind a column of fixed width, whatever they are where it is null."""
+def view_numbers(column: pa.Array, kind: Any) -> npt.NDArray[Any]:
+    """The numbers behind a column of fixed width, without a copy; where it is null they mean nothing."""
     if not len(column):
         return np.zeros(0, kind)
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
 
 
-def array_of(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """A column of a type with such numbers, null where `column` is."""
+def build_array(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """A column of type `kind` over these numbers, null where `column` is."""
     validity = column.is_valid().buffers()[1] if column.null_count else None
     return pa.Array.from_buffers(kind, len(column), [validity, pa.py_buffer(numbers)])
 
 
-def bounds_of(column: pa.Array) -> tuple[Any, Any]:
-    """Bounds of converted values, of the least and the greatest of them before; (None, None) for such as Python lacks."""
+def convert_bounds(column: pa.Array) -> tuple[Any, Any]:
+    """Bounds of converted values, from their converted least and greatest; (None, None) if Python lacks such a time."""
     with contextlib.suppress(OverflowError, ValueError):
         low, high = column.to_pylist()
         return widened(low, high) if pa.types.is_timestamp(column.type) else (low, high)
@@ -220,14 +220,14 @@ def bounds_of(column: pa.Array) -> tuple[Any, Any]:
 
 
 def widened(low: Any, high: Any) -> tuple[Any, Any]:
-    """Bounds of dates or times that hold whether they were taken before or after a conversion, and whatever the time zone.
+    """Bounds wide enough for dates or times before and after their conversion, in any time zone.
 
     A Gregorian day is at most 11 days from the one with its name, from the year 1 on. Instants change their order where a leap day is no more.
     """
-    return _moved(low, -_FURTHEST), _moved(high, _FURTHEST)
+    return _shift(low, -_FURTHEST), _shift(high, _FURTHEST)
 
 
-def _moved(end: Any, by: datetime.timedelta) -> Any:
+def _shift(end: Any, by: datetime.timedelta) -> Any:
     if end is None or end.year > _LAST_MOVED_YEAR:
         return end
     try:
@@ -237,19 +237,19 @@ def _moved(end: Any, by: datetime.timedelta) -> Any:
 
 
 def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Convert | None]]) -> pa.RecordBatch:
-    """A batch in which some columns are converted, for each flat part of a column by one of `converts`."""
+    """A batch with some columns converted; `converts` has one function (or None) for each flat part of a column."""
     if not converts or converts.keys().isdisjoint(batch.schema.names):
         return batch
     arrays, fields = [], []
     for field, array in zip(batch.schema, batch.columns, strict=True):
-        own = converts.get(field.name)
-        arrays.append(array if own is None else convert_leaves(array, iter(own)))
+        column_converts = converts.get(field.name)
+        arrays.append(array if column_converts is None else convert_leaves(array, iter(column_converts)))
         fields.append(field.with_type(arrays[-1].type))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def convert_leaves(column: pa.Array, converts: Iterator[Convert | None]) -> pa.Array:
-    """A column of which each flat part, in the order of their columns in a file, is converted; fields keep their metadata."""
+    """A column with each flat part converted, in the order of a file's flat columns; fields keep their metadata."""
     kind = column.type
     shape, _ = parts_of(kind)
     if shape is None:

@@ -38,7 +38,7 @@ _EXPECTED = "columns and their types as in CREATE TABLE, such as 'id INT, name S
 
 
 def parse_columns(text: str) -> pa.Schema:
-    """The columns that a text names, in Spark's SQL. Raises ValueError for anything else, and for a column named twice."""
+    """The columns of a text such as `id INT, name STRING`. Raises ValueError for anything else, and for a column named twice."""
     try:
         (statement,) = sqlglot.parse(f"CREATE TABLE t ({text}\n)", dialect="spark")
     except (SqlglotError, *UNREADABLE):
@@ -54,7 +54,7 @@ def parse_columns(text: str) -> pa.Schema:
             raise ValueError(f"a name and a type of each column; {show(column.sql(dialect='spark'))} says more")
         if column.name.lower() in fields:
             raise ValueError(f"each column once; {show(column.name)} is named twice")
-        kind = _type_of(column.kind)
+        kind = _to_arrow_type(column.kind)
         if is_deeper(kind, MOST_NESTED):
             raise ValueError(f"types nested {MOST_NESTED} deep at most; that of {show(column.name)} is deeper")
         fields[column.name.lower()] = pa.field(column.name, kind)
@@ -63,7 +63,7 @@ def parse_columns(text: str) -> pa.Schema:
     return pa.schema(list(fields.values()))
 
 
-def _type_of(kind: exp.DataType) -> pa.DataType:
+def _to_arrow_type(kind: exp.DataType) -> pa.DataType:
     name = kind.this.name if isinstance(kind.this, exp.DataType.Type) else kind.sql(dialect="spark").upper()
     inner = [part for part in kind.expressions if isinstance(part, exp.DataType)]
     fields = [part for part in kind.expressions if isinstance(part, exp.ColumnDef)]
@@ -73,16 +73,16 @@ def _type_of(kind: exp.DataType) -> pa.DataType:
         if len(numbers) <= 2 and 1 <= precision <= 38 and 0 <= scale <= precision:
             return pa.decimal128(precision, scale)
     if name in ("ARRAY", "LIST") and len(inner) == 1:
-        return pa.list_(pa.field("element", _type_of(inner[0])))
+        return pa.list_(pa.field("element", _to_arrow_type(inner[0])))
     if name == "MAP" and len(inner) == 2:
-        return pa.map_(_type_of(inner[0]), pa.field("value", _type_of(inner[1])))
+        return pa.map_(_to_arrow_type(inner[0]), pa.field("value", _to_arrow_type(inner[1])))
     if name == "STRUCT" and fields and len(fields) == len(kind.expressions):
         parts = [(part.name, part.kind) for part in fields if isinstance(part.kind, exp.DataType)]
-        return pa.struct([pa.field(name, _type_of(part)) for name, part in parts])
-    found = _TYPES.get(_SPELLED.get(name, name))
-    if found is None:
+        return pa.struct([pa.field(name, _to_arrow_type(part)) for name, part in parts])
+    arrow_type = _TYPES.get(_SPELLED.get(name, name))
+    if arrow_type is None:
         raise ValueError(f"types of Spark; {show(kind.sql(dialect='spark'))} is none that can be read")
-    return found
+    return arrow_type
 
 
 def columns_ddl(schema: pa.Schema) -> str:
@@ -100,7 +100,7 @@ def type_ddl(kind: pa.DataType) -> str:
         return f"MAP<{type_ddl(kind.key_type)}, {type_ddl(kind.item_type)}>"
     if pa.types.is_struct(kind):
         return "STRUCT<" + ", ".join(f"{_quote(field.name)}: {type_ddl(field.type)}" for field in kind) + ">"
-    return next((name for name, other in _TYPES.items() if other == kind), str(kind).upper())
+    return next((name for name, arrow_type in _TYPES.items() if arrow_type == kind), str(kind).upper())
 
 
 def _quote(name: str) -> str:

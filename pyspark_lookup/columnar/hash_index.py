@@ -58,7 +58,7 @@ class Order:
 
 
 def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Order:
-    """The hash order of the valid rows of `keys`: rows of one key together, in the order of `rows` (None: that they have)."""
+    """The hash order of the valid rows of `keys`; rows of one key stay in the order of `rows` (None: in their own)."""
     if rows is None:
         rows = np.arange(keys.rows)
     if keys.valid is not None:
@@ -67,12 +67,12 @@ def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Orde
     rows = rows[_sorted_by_prefix(hashes[rows])]
     prefixes = hashes[rows] >> np.uint64(64 - _PREFIX_BITS)
     # Neighbours with one prefix are one key, nearly always.
-    near = np.flatnonzero(prefixes[1:] == prefixes[:-1])
-    same = np.zeros(max(count - 1, 0), np.bool_)
-    same[near] = keys.equal(rows[near], keys, rows[near + 1])
-    for start, stop in _mixed_runs(prefixes, same, near):
-        _regroup(keys, rows, same, start, stop)
-    first = np.concatenate([[0], np.flatnonzero(~same) + 1]) if count else np.zeros(0, np.int64)
+    neighbours = np.flatnonzero(prefixes[1:] == prefixes[:-1])
+    same_key = np.zeros(max(count - 1, 0), np.bool_)
+    same_key[neighbours] = keys.equal(rows[neighbours], keys, rows[neighbours + 1])
+    for start, stop in _mixed_runs(prefixes, same_key, neighbours):
+        _regroup(keys, rows, same_key, start, stop)
+    first = np.concatenate([[0], np.flatnonzero(~same_key) + 1]) if count else np.zeros(0, np.int64)
     return Order(rows, first, hashes[rows[first]])
 
 
@@ -85,27 +85,27 @@ def _sorted_by_prefix(hashes: Numbers) -> Numbers:
     return order
 
 
-def _mixed_runs(prefixes: Numbers, same: Numbers, near: Numbers) -> list[tuple[int, int]]:
+def _mixed_runs(prefixes: Numbers, same_key: Numbers, neighbours: Numbers) -> list[tuple[int, int]]:
     """[start, stop) of runs of one prefix that hold more than one key."""
-    odd = near[~same[near]]
-    starts = np.searchsorted(prefixes, prefixes[odd], "left")
-    stops = np.searchsorted(prefixes, prefixes[odd], "right")
+    mixed = neighbours[~same_key[neighbours]]
+    starts = np.searchsorted(prefixes, prefixes[mixed], "left")
+    stops = np.searchsorted(prefixes, prefixes[mixed], "right")
     return sorted(set(zip(starts.tolist(), stops.tolist(), strict=True)))
 
 
-def _regroup(keys: Keys, rows: Numbers, same: Numbers, start: int, stop: int) -> None:
+def _regroup(keys: Keys, rows: Numbers, same_key: Numbers, start: int, stop: int) -> None:
     """Bring the rows of each key of a run together, in place."""
-    left = rows[start:stop].copy()
+    remaining = rows[start:stop].copy()
     at = start
-    while len(left):
-        alike = keys.equal(left, keys, np.full(len(left), left[0]))
-        group = left[alike]
+    while len(remaining):
+        is_equal = keys.equal(remaining, keys, np.full(len(remaining), remaining[0]))
+        group = remaining[is_equal]
         rows[at : at + len(group)] = group
-        same[at : at + len(group) - 1] = True
+        same_key[at : at + len(group) - 1] = True
         at += len(group)
         if at < stop:
-            same[at - 1] = False
-        left = left[~alike]
+            same_key[at - 1] = False
+        remaining = remaining[~is_equal]
 
 
 class IndexBuilder:
@@ -141,7 +141,7 @@ class IndexBuilder:
         self.fullest_bucket = 0  # keys in it, so far
 
     def add(self, order: Order, keys: Keys) -> None:
-        """The next rows: `order` of `keys`, whose hashes are above all before."""
+        """Add the next rows: the `order` of `keys`, whose hashes are greater than all before."""
         count = len(order.first)
         if not count:
             return
@@ -171,30 +171,30 @@ class IndexBuilder:
         self.rows += len(order.rows)
 
     def arrays(self, strict: bool = True) -> dict[str, Numbers]:
-        """The index by the names in the head of this module.
+        """The arrays of the index, by the names at the top of this module.
 
         Raises SkewedError if a bucket is too full and `strict`; else it is slower to probe, and as right.
         """
         if strict and self.fullest_bucket > BUCKET_AT_MOST:
             raise SkewedError(f"{self.fullest_bucket} keys in one bucket")
-        found: dict[str, Numbers] = {}
+        arrays: dict[str, Numbers] = {}
         if self._slots is not None:
-            found["slots"] = self._slots
+            arrays["slots"] = self._slots
         else:
-            found["starts"] = np.cumsum(self._buckets, dtype=self._count, out=self._buckets)
+            arrays["starts"] = np.cumsum(self._buckets, dtype=self._count, out=self._buckets)
             if self._hashes is not None:
-                found["hashes"] = self._hashes[: self._keys]
+                arrays["hashes"] = self._hashes[: self._keys]
         if self._first is not None:
             self._first[self._keys] = self.rows
-            found["first"] = self._first[: self._keys + 1]
-        return found
+            arrays["first"] = self._first[: self._keys + 1]
+        return arrays
 
 
 # --- probing --------------------------------------------------------------------------------------
 
 
 def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> None:
-    """Raise ValueError unless arrays by the names in the head of this module are an index over so many rows with a key.
+    """Raise ValueError unless the arrays (named as at the top of this module) are an index over that many rows with a key.
 
     Of what is in them only the ends are looked at.
     """
@@ -229,39 +229,39 @@ class KeyIndex:
 
     @property
     def unique(self) -> bool:
-        """Whether no two rows have one key."""
+        """Whether no two rows have the same key."""
         return self._first is None
 
     def numbers_of(self, rows: Numbers) -> Numbers:
-        """The number of the key of each row; rows have one."""
+        """The number of the key of each row; every row has one."""
         if self._first is None:
             return rows
         return np.asarray(np.searchsorted(self._first, rows, "right") - 1)
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
-        """All rows of all keys. `hashes` are the keys' under the seed of the build."""
+        """The rows that hold each of `keys`. `hashes`: of the keys, under the seed of the build."""
         numbers = self._probe_slots(keys) if self._slots is not None else self._probe_buckets(keys, hashes)
         hits = np.flatnonzero(numbers >= 0)
-        found = numbers if len(hits) == len(numbers) else numbers[hits]
+        key_numbers = numbers if len(hits) == len(numbers) else numbers[hits]
         if self._first is None:
-            return Matches(hits, found)
-        begins = self._first[found].astype(np.int64)
-        counts = self._first[found + 1].astype(np.int64) - begins
+            return Matches(hits, key_numbers)
+        begins = self._first[key_numbers].astype(np.int64)
+        counts = self._first[key_numbers + 1].astype(np.int64) - begins
         ends = np.cumsum(counts)
         rows = np.arange(ends[-1] if len(ends) else 0)
         rows += np.repeat(begins - (ends - counts), counts)
         return Matches(np.repeat(hits, counts), rows)
 
     def rows_of(self, key: OneKey, hashed: int) -> range:
-        """All rows of one key of one column; `hashed` under the seed of the build."""
-        number = self._number_of(key, hashed)
+        """The rows that hold a key of one column. `hashed`: the hash of the key under the seed of the build."""
+        number = self._find_number(key, hashed)
         if number is None:
             return range(0)
         if self._first is None:
             return range(number, number + 1)
         return range(int(self._first[number]), int(self._first[number + 1]))
 
-    def _number_of(self, key: OneKey, hashed: int) -> int | None:
+    def _find_number(self, key: OneKey, hashed: int) -> int | None:
         if self._slots is not None:
             at = int(key) - self._low
             number = int(self._slots[at]) - 1 if 0 <= at < len(self._slots) else -1
@@ -301,25 +301,25 @@ class KeyIndex:
         pending = candidates < ends
         if keys.valid is not None:
             pending &= keys.valid
-        left = np.flatnonzero(pending)
-        candidates, ends = candidates[left], ends[left]
-        while len(left):
-            matching = self._matching(candidates, keys, left, hashes)
-            numbers[left[matching]] = candidates[matching]
+        remaining = np.flatnonzero(pending)
+        candidates, ends = candidates[remaining], ends[remaining]
+        while len(remaining):
+            matching = self._matching(candidates, keys, remaining, hashes)
+            numbers[remaining[matching]] = candidates[matching]
             candidates += 1
-            on = np.flatnonzero(~matching & (candidates < ends))
-            left, candidates, ends = left[on], candidates[on], ends[on]
+            still_open = np.flatnonzero(~matching & (candidates < ends))
+            remaining, candidates, ends = remaining[still_open], candidates[still_open], ends[still_open]
         return numbers
 
-    def _matching(self, candidates: Numbers, keys: Keys, left: Numbers, hashes: Numbers) -> Numbers:
-        """Whether each candidate, a number of a key, is the key beside it."""
+    def _matching(self, candidates: Numbers, keys: Keys, rows: Numbers, hashes: Numbers) -> Numbers:
+        """Whether each candidate (a key number) is the key of the row beside it."""
         if self._hashes is None:
-            return self._stored.equal(self._rows_of(candidates), keys, left)
-        matching: Numbers = self._hashes[candidates] == hashes[left]
-        near = np.flatnonzero(matching)
-        matching[near] = self._stored.equal(self._rows_of(candidates[near]), keys, left[near])
+            return self._stored.equal(self._first_rows(candidates), keys, rows)
+        matching: Numbers = self._hashes[candidates] == hashes[rows]
+        same_hash = np.flatnonzero(matching)
+        matching[same_hash] = self._stored.equal(self._first_rows(candidates[same_hash]), keys, rows[same_hash])
         return matching
 
-    def _rows_of(self, numbers: Numbers) -> Numbers:
+    def _first_rows(self, numbers: Numbers) -> Numbers:
         rows: Numbers = numbers if self._first is None else self._first[numbers].astype(np.int64)
         return rows

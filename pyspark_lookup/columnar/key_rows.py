@@ -1,4 +1,4 @@
-"""Tables of rows by key: which key each row belongs to stands in the column `KEY_INDEX`."""
+"""Tables of rows with a column `KEY_INDEX`, the number of the key that each row belongs to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 
 
 def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
-    """(a row of each different valid key; for each row the place of its key among them, -1 if it has a null)."""
+    """(one row of each distinct valid key, the place of its key among them for each row: -1 for a key with a null)."""
     order = order_rows(keys, hashes)
     places = np.full(keys.rows, -1, np.int64)
     places[order.rows] = np.repeat(np.arange(len(order.first)), np.diff([*order.first, len(order.rows)]))
@@ -26,19 +26,19 @@ def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def match_rows(rows: pa.Table, names: Sequence[str], keys: Keys) -> Matches:
-    """Which rows have which of the keys: (place of the key, row), by key, rows of one key in their order."""
+    """The matches of keys and rows: (place of the key, row), by key; rows of one key in their order."""
     return RowIndex(rows, names).match(keys)
 
 
 class RowIndex:
-    """Some rows by their key columns `names`."""
+    """A hash index over rows by their key columns `names`."""
 
     def __init__(self, rows: pa.Table, names: Sequence[str]) -> None:
         stored = [one_array(rows.column(name)) for name in names]
-        held = Keys(stored)
-        order = order_rows(held, held.hashes(SEED))
-        builder = IndexBuilder(held.rows, None, wide=True)
-        builder.add(order, held)
+        keys = Keys(stored)
+        order = order_rows(keys, keys.hashes(SEED))
+        builder = IndexBuilder(keys.rows, None, wide=True)
+        builder.add(order, keys)
         indices = as_indices(order.rows)
         self._rows = order.rows
         self._index = KeyIndex(builder.arrays(strict=False), [pc.take(array, indices) for array in stored], 0)
@@ -60,17 +60,17 @@ def key_numbers(rows: pa.Table) -> Numbers:
     return np.frombuffer(column.buffers()[1] or b"", np.int64, column.offset + len(column))[column.offset :]
 
 
-def rows_for(rows: pa.Table, wanted: Numbers) -> pa.Table:
-    """The rows of the keys `wanted`, in turn and with repeats, their `KEY_INDEX` being the place in `wanted`.
+def rows_for(rows: pa.Table, requested_keys: Numbers) -> pa.Table:
+    """The rows of `requested_keys`, in their order and with repeats; `KEY_INDEX` is the place among them.
 
     `rows` are those of keys 0, 1, …, ascending.
     """
     numbers = key_numbers(rows)
-    starts = np.searchsorted(numbers, wanted, "left")
-    counts = np.searchsorted(numbers, wanted, "right") - starts
+    starts = np.searchsorted(numbers, requested_keys, "left")
+    counts = np.searchsorted(numbers, requested_keys, "right") - starts
     ends = np.cumsum(counts)
-    taken = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
-    return renumber(rows.take(as_indices(taken)), np.repeat(np.arange(len(wanted)), counts))
+    row_numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+    return renumber(rows.take(as_indices(row_numbers)), np.repeat(np.arange(len(requested_keys)), counts))
 
 
 def renumber(rows: pa.Table, numbers: Numbers) -> pa.Table:
@@ -79,7 +79,7 @@ def renumber(rows: pa.Table, numbers: Numbers) -> pa.Table:
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """A table of rows that has none. `schema`: of the columns beside `KEY_INDEX`."""
+    """A table without rows. `schema`: of the columns beside `KEY_INDEX`."""
     return schema.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
 

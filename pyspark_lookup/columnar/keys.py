@@ -45,9 +45,9 @@ class Seed:
         return [self.first, self.second]
 
     @classmethod
-    def from_json(cls, found: Any) -> Seed:
+    def from_json(cls, words: Any) -> Seed:
         """The seed that `to_json` wrote. Raises TypeError or ValueError for anything else."""
-        first, second = found
+        first, second = words
         for word in (first, second):
             if not isinstance(word, int) or not 0 < word < 2**64:
                 raise ValueError(f"{show(word)} is no part of a seed")
@@ -71,17 +71,17 @@ OneKey = int | bytes
 
 
 def one_key(key: object, kind: pa.DataType) -> OneKey | None:
-    """A value of Python as a key of a column of that type; None if it takes more than that, or is none."""
+    """A Python value as a key of a column of that type; None if it is no such key, or takes a conversion (see `cast_keys`)."""
     if type(key) is int and pa.types.is_integer(kind):
         low, high = _bounds(kind)
         return key if low <= key <= high else None
-    found: bytes | None = None
+    data: bytes | None = None
     if type(key) is str and is_text(kind):
         with contextlib.suppress(UnicodeEncodeError):
-            found = key.encode()
+            data = key.encode()
     elif type(key) is bytes and is_binary(kind):
-        found = key
-    return found if found is not None and len(found) <= 8 * _WORDS_AT_MOST else None
+        data = key
+    return data if data is not None and len(data) <= 8 * _WORDS_AT_MOST else None
 
 
 def hash_one(key: OneKey, seed: Seed) -> int:
@@ -108,11 +108,11 @@ class KeyColumn:
     values: Numbers | None
 
     @classmethod
-    def of(cls, array: pa.Array) -> KeyColumn:
+    def from_array(cls, array: pa.Array) -> KeyColumn:
         """A view of an array of a type that `check_key_types` lets pass."""
-        return cls(array, _values_of(array))
+        return cls(array, _view_values(array))
 
-    def hash_into(self, hashes: Numbers, seed: Seed) -> Numbers:
+    def fold_hashes(self, hashes: Numbers, seed: Seed) -> Numbers:
         """`hashes` with this column folded in, in place."""
         if self.values is None:
             return _hash_bytes(self.array, hashes, seed)
@@ -138,19 +138,19 @@ class KeyColumn:
         return int(self.values[row]) == key
 
     def equal(self, rows: Numbers, other: KeyColumn, other_rows: Numbers) -> Numbers:
-        """Whether each of these rows holds the value of the other's row beside it."""
+        """Whether each of `rows` holds the same value as the row of `other` beside it."""
         if self.values is None or other.values is None:
-            mine, theirs = _take(self.array, rows), _take(other.array, other_rows)
-            if theirs.type != mine.type:
-                theirs = theirs.cast(mine.type)
-            return bits_of(pc.equal(mine, theirs))
-        mine, theirs = self.values[rows], other.values[other_rows]
-        same: Numbers = mine == theirs
-        if same.ndim == 2:
-            return np.asarray(same.all(axis=1))
-        if mine.dtype.kind == "f":
-            same |= np.isnan(mine) & np.isnan(theirs)
-        return same
+            values, other_values = _take(self.array, rows), _take(other.array, other_rows)
+            if other_values.type != values.type:
+                other_values = other_values.cast(values.type)
+            return bits_of(pc.equal(values, other_values))
+        values, other_values = self.values[rows], other.values[other_rows]
+        is_equal: Numbers = values == other_values
+        if is_equal.ndim == 2:
+            return np.asarray(is_equal.all(axis=1))
+        if values.dtype.kind == "f":
+            is_equal |= np.isnan(values) & np.isnan(other_values)
+        return is_equal
 
 
 class Keys:
@@ -158,27 +158,27 @@ class Keys:
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self.rows = len(arrays[0])
-        self.columns = tuple(map(KeyColumn.of, arrays))
+        self.columns = tuple(map(KeyColumn.from_array, arrays))
         self.valid: Numbers | None = None
         for array in arrays:
             if array.null_count:
-                known = bits_of(array.is_valid())
-                self.valid = known if self.valid is None else self.valid & known
+                valid = bits_of(array.is_valid())
+                self.valid = valid if self.valid is None else self.valid & valid
 
     def hashes(self, seed: Seed) -> Numbers:
         """64-bit hashes, one per row; those of rows that are not valid mean nothing."""
         hashes = np.zeros(self.rows, np.uint64)
         for column in self.columns:
-            column.hash_into(hashes, seed)
+            column.fold_hashes(hashes, seed)
         return hashes
 
     def equal(self, rows: Numbers, other: Keys, other_rows: Numbers) -> Numbers:
-        """Whether each of these rows has the key of the other's row beside it. Rows are valid ones."""
-        same = self.columns[0].equal(rows, other.columns[0], other_rows)
-        for mine, theirs in zip(self.columns[1:], other.columns[1:], strict=True):
-            left = np.flatnonzero(same)
-            same[left] = mine.equal(rows[left], theirs, other_rows[left])
-        return same
+        """Whether each of `rows` has the same key as the row of `other` beside it. All rows are valid ones."""
+        is_equal = self.columns[0].equal(rows, other.columns[0], other_rows)
+        for column, other_column in zip(self.columns[1:], other.columns[1:], strict=True):
+            equal_rows = np.flatnonzero(is_equal)
+            is_equal[equal_rows] = column.equal(rows[equal_rows], other_column, other_rows[equal_rows])
+        return is_equal
 
 
 # --- types ----------------------------------------------------------------------------------------
@@ -194,9 +194,9 @@ def check_key_types(fields: Sequence[pa.Field]) -> None:
             )
 
 
-def comparable(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether keys of the two types are compared without a loss, so that one can be looked up among the other."""
-    return not pa.types.is_nested(one) and _family(one) == _family(other)
+def comparable(kind: pa.DataType, other_kind: pa.DataType) -> bool:
+    """Whether keys of the two types compare without a loss, so that keys of one can be looked up among the other."""
+    return not pa.types.is_nested(kind) and _family(kind) == _family(other_kind)
 
 
 def accepts(column: pa.DataType, keys: pa.DataType) -> bool:
@@ -205,7 +205,7 @@ def accepts(column: pa.DataType, keys: pa.DataType) -> bool:
 
 
 def looked_up_in(field: pa.Field, keys: pa.Array) -> pa.Array:
-    """Keys as they are looked up in a column: in its type if that has all of their values. Raises SchemaError if it accepts none of theirs."""
+    """Keys to look up in a column, cast to its type if that holds all values of theirs. Raises SchemaError if the column does not accept their type."""
     if keys.type == field.type:
         return keys
     if not accepts(field.type, keys.type):
@@ -224,10 +224,10 @@ def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
     Raises SchemaError naming the column and both types if they are not of one family.
     """
     spelled = {name.lower(): number for number, name in enumerate(table.column_names)}
-    wanted = [field.name.lower() for field in fields]
-    if all(name in spelled for name in wanted):
-        columns = [table.column(spelled[name]) for name in wanted]
-    elif len(fields) == table.num_columns and not any(name in spelled for name in wanted):
+    key_names = [field.name.lower() for field in fields]
+    if all(name in spelled for name in key_names):
+        columns = [table.column(spelled[name]) for name in key_names]
+    elif len(fields) == table.num_columns and not any(name in spelled for name in key_names):
         columns = list(table.columns)
     else:
         raise SchemaError(
@@ -264,35 +264,35 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_decimal(kind):
         return array.cast(kind) if widens(array.type, kind) else _as_decimals(array, kind)
     if not pa.types.is_floating(kind):
-        return _fitting(array, kind)
+        return _cast_fitting(array, kind)
     if pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
     # A number that the column cannot hold equals none of its values.
-    there = pc.cast(array, kind, safe=False)
-    kept = pc.or_(pc.equal(pc.cast(there, array.type, safe=False), array), pc.is_nan(array))
-    return pc.if_else(kept, there, pa.scalar(None, kind))
+    converted = pc.cast(array, kind, safe=False)
+    is_exact = pc.or_(pc.equal(pc.cast(converted, array.type, safe=False), array), pc.is_nan(array))
+    return pc.if_else(is_exact, converted, pa.scalar(None, kind))
 
 
 def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Exact numbers as `kind`, null where they have more digits. One by one, for Arrow's cast wraps around unsaid."""
+    """Exact numbers as `kind`, null where they have more digits. One by one, because Arrow's cast wraps around silently."""
     encoded = array.dictionary_encode()
     with decimal.localcontext(decimal.Context(prec=200)):
         limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
-        known = [decimal.Decimal(value) for value in encoded.dictionary.to_pylist()]
+        numbers = [decimal.Decimal(value) for value in encoded.dictionary.to_pylist()]
         step = decimal.Decimal(1).scaleb(-kind.scale)  # Arrow takes no more digits than the type has, zeros among them
-        fitting = [value.quantize(step) if abs(value) < limit and value % step == 0 else None for value in known]
+        fitting = [value.quantize(step) if abs(value) < limit and value % step == 0 else None for value in numbers]
     return pc.take(pa.array(fitting, kind), encoded.indices)
 
 
-def _fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`array` as `kind`, null where a value would change; cut in halves until the odd ones are alone."""
+def _cast_fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`array` as `kind`, null where a value would change; halved until the values that do not fit stand alone."""
     try:
         return array.cast(kind)
     except pa.ArrowInvalid:
         if len(array) == 1:
             return pa.nulls(1, kind)
     half = len(array) // 2
-    return pa.concat_arrays([_fitting(array.slice(0, half), kind), _fitting(array.slice(half), kind)])
+    return pa.concat_arrays([_cast_fitting(array.slice(0, half), kind), _cast_fitting(array.slice(half), kind)])
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
@@ -303,7 +303,7 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
 
 
 def _family(kind: pa.DataType) -> str:
-    """Types whose values are compared with each other without a loss."""
+    """The name of a type's family: types of one family compare with each other without a loss."""
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return "exact number"
     if pa.types.is_floating(kind):
@@ -321,13 +321,13 @@ def _family(kind: pa.DataType) -> str:
 
 
 def bits_of(array: pa.BooleanArray) -> Numbers:
-    """A boolean array without nulls as numpy's."""
+    """A boolean array without nulls as a numpy array."""
     raw = np.frombuffer(array.buffers()[1], np.uint8)
     bits = np.unpackbits(raw, bitorder="little", count=array.offset + len(array))
     return bits[array.offset :].view(np.bool_)
 
 
-def _values_of(array: pa.Array) -> Numbers | None:
+def _view_values(array: pa.Array) -> Numbers | None:
     kind = array.type
     if pa.types.is_boolean(kind):
         return bits_of(array if not array.null_count else pc.fill_null(array, False)).view(np.int8)
@@ -372,8 +372,8 @@ def offsets_and_data(array: pa.Array) -> tuple[Numbers, Numbers]:
     width = np.dtype(np.int64 if wide else np.int32)
     if offsets is None:
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    found = np.frombuffer(offsets, width, array.offset + len(array) + 1)[array.offset :]
-    return found.astype(np.int64, copy=False), np.frombuffer(data if data is not None else b"", np.uint8)
+    row_offsets = np.frombuffer(offsets, width, array.offset + len(array) + 1)[array.offset :]
+    return row_offsets.astype(np.int64, copy=False), np.frombuffer(data if data is not None else b"", np.uint8)
 
 
 def _hash_bytes(array: pa.Array, hashes: Numbers, seed: Seed) -> Numbers:
@@ -420,18 +420,18 @@ def _hash_ragged(starts: Numbers, lengths: Numbers, data: Numbers, hashes: Numbe
     # A word may begin at any byte.
     words = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded, 0, (1,))
     rows = np.flatnonzero(lengths > 0)
-    at, left = starts[rows] - low, lengths[rows]
-    every = len(rows) == len(hashes)
-    folded = hashes if every else hashes[rows]
+    at, remaining = starts[rows] - low, lengths[rows]
+    all_rows = len(rows) == len(hashes)
+    folded = hashes if all_rows else hashes[rows]
     while len(rows):
         word = words[at]
-        short = left < 8
+        short = remaining < 8
         if short.any():
-            word[short] &= (np.uint64(1) << (left[short].astype(np.uint64) * np.uint64(8))) - np.uint64(1)
+            word[short] &= (np.uint64(1) << (remaining[short].astype(np.uint64) * np.uint64(8))) - np.uint64(1)
         folded ^= word
         _mix(folded, seed)
         hashes[rows] = folded
-        more = np.flatnonzero(left > 8)
-        rows, at, left = rows[more], at[more] + 8, left[more] - 8
+        longer = np.flatnonzero(remaining > 8)
+        rows, at, remaining = rows[longer], at[longer] + 8, remaining[longer] - 8
         folded = hashes[rows]
     return hashes

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.forks import cached_property
-from pyspark_lookup.columnar.bucket_hash import bucket_numbers, bucket_of
+from pyspark_lookup.columnar.bucket_hash import bucket_number, bucket_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class ColumnStats:
     bucket: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, value: Any) -> ColumnStats:
-        """Of rows that all have one value, which may be None."""
+    def from_constant(cls, value: Any) -> ColumnStats:
+        """The bounds of rows that all have one value, which may be None."""
         return cls(value, value, int(value is None), 1)
 
     @property
@@ -48,15 +48,15 @@ class ColumnStats:
 
 def join_stats(parts: Sequence[ColumnStats | None]) -> ColumnStats | None:
     """Bounds of one column over several row groups; None: not known."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+    known_parts = [part for part in parts if part is not None]
+    if len(known_parts) < len(parts):
         return None
-    rows = sum(part.rows for part in known)
-    nulls = [part.null_count for part in known]
+    rows = sum(part.rows for part in known_parts)
+    nulls = [part.null_count for part in known_parts]
     count = None if any(n is None for n in nulls) else sum(n for n in nulls if n is not None)
-    bounded = [part for part in known if not part.all_null]
-    bounds = [bound for part in bounded for bound in (part.low, part.high)]
-    if any(bound is None or (isinstance(bound, float) and math.isnan(bound)) for bound in bounds):
+    bounded = [part for part in known_parts if not part.all_null]
+    bounds = [value for part in bounded for value in (part.low, part.high)]
+    if any(value is None or (isinstance(value, float) and math.isnan(value)) for value in bounds):
         return ColumnStats(None, None, count, rows)
     lows, highs = [part.low for part in bounded], [part.high for part in bounded]
     return ColumnStats(min(lows, default=None), max(highs, default=None), count, rows)
@@ -139,10 +139,10 @@ class Among:
         if pa.types.is_floating(self.values.type):
             return None
         try:
-            found: list[Any] = pc.take(self.values, pc.array_sort_indices(self.values)).to_pylist()
+            ascending: list[Any] = pc.take(self.values, pc.array_sort_indices(self.values)).to_pylist()
         except (ValueError, OverflowError, pa.ArrowNotImplementedError):
             return None
-        return found
+        return ascending
 
     @cached_property
     def _buckets(self) -> dict[int, frozenset[int] | None]:
@@ -152,8 +152,8 @@ class Among:
         if count not in self._buckets:
             numbers = bucket_numbers(self.values, count)
             self._buckets[count] = None if numbers is None else frozenset(numbers.tolist())
-        known = self._buckets[count]
-        return known is None or bucket in known
+        filled_buckets = self._buckets[count]
+        return filled_buckets is None or bucket in filled_buckets
 
     def within(self, bounds: ColumnStats) -> bool:
         """Whether one of the values may lie between the bounds, and in the bucket."""
@@ -209,7 +209,7 @@ def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.
         case Compare(column, op, value):
             return _compare(columns[column], op, value)
         case In(column, values, has_null, negated):
-            return _is_in(columns[column], values, has_null, negated)
+            return _match_values(columns[column], values, has_null, negated)
         case IsNull(column, negated):
             array = columns[column]
             return pc.is_valid(array) if negated else pc.is_null(array)
@@ -225,8 +225,8 @@ def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.
         case Constant(value, None):
             return pa.nulls(rows, pa.bool_()) if value is None else pa.repeat(pa.scalar(value), rows)
         case Constant(value, column):
-            same = pa.repeat(pa.scalar(value, pa.bool_()), rows)
-            return pc.if_else(pc.is_valid(columns[str(column)]), same, pa.scalar(None, pa.bool_()))
+            constant = pa.repeat(pa.scalar(value, pa.bool_()), rows)
+            return pc.if_else(pc.is_valid(columns[str(column)]), constant, pa.scalar(None, pa.bool_()))
 
 
 _KERNEL = {
@@ -260,17 +260,17 @@ def _compare_doubles(array: pa.Array, op: str, value: float) -> pa.Array:
     return pc.or_(plain, is_nan) if op == ">" else plain
 
 
-def _is_in(array: pa.Array, values: tuple[Any, ...], has_null: bool, negated: bool) -> pa.Array:
+def _match_values(array: pa.Array, values: tuple[Any, ...], has_null: bool, negated: bool) -> pa.Array:
     if pa.types.is_floating(array.type) or any(isinstance(value, float) for value in values):
-        found = pa.repeat(pa.scalar(False), len(array))
+        is_member = pa.repeat(pa.scalar(False), len(array))
         for value in values:
-            found = pc.or_(found, pc.fill_null(_compare(array, "=", value), False))
+            is_member = pc.or_(is_member, pc.fill_null(_compare(array, "=", value), False))
     else:
-        found = pc.is_in(array, value_set=pa.array(list(values), array.type))
+        is_member = pc.is_in(array, value_set=pa.array(list(values), array.type))
     unknown = pc.is_null(array)
     if has_null:
-        unknown = pc.or_(unknown, pc.invert(found))
-    result = pc.if_else(unknown, pa.scalar(None, pa.bool_()), found)
+        unknown = pc.or_(unknown, pc.invert(is_member))
+    result = pc.if_else(unknown, pa.scalar(None, pa.bool_()), is_member)
     return pc.invert(result) if negated else result
 
 
@@ -327,10 +327,10 @@ def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bo
 
 
 def _equals(bounds: ColumnStats, value: Any) -> bool:
-    """Whether a value can be `value`."""
+    """Whether a value within the bounds can equal `value`."""
     if bounds.bucket is not None and type(value) in _BUCKETED:
         count, bucket = bounds.bucket
-        if bucket_of(value, _BUCKETED[type(value)], count) not in (None, bucket):
+        if bucket_number(value, _BUCKETED[type(value)], count) not in (None, bucket):
             return False
     return _within(bounds, "=", value)
 

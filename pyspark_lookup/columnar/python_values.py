@@ -1,4 +1,4 @@
-"""Python's values as Arrow columns, none of them changed: Arrow itself cuts 1.5 to an integer, and a time to its day."""
+"""Python values as Arrow columns without changing any: Arrow alone would cut 1.5 to an integer, and a time to its day."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = {pa.float16(): 65504.0, pa.float32(): 3.4028234663852886e38}
 
 
 def table_of_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Rows as a table; a column that a row lacks is null. Raises SchemaError with the first value that is none of its column's type."""
+    """Rows (dicts) as a table; a column that a row lacks is null. Raises SchemaError with the first value that does not fit its column's type."""
     columns = []
     for field in schema:
         try:
@@ -30,7 +30,7 @@ def table_of_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Ta
 
 
 def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values as an array. Raises ValueError with the first that the type does not hold as it is, ArrowException with one of another type."""
+    """Values as an array. Raises ValueError with the first value that the type would change, ArrowException for one of another type."""
     if pa.types.is_decimal(kind):  # a zero is one, whatever its exponent
         values = [0 if isinstance(value, decimal.Decimal) and value.is_zero() else value for value in values]
     _check(values, kind)
@@ -38,34 +38,34 @@ def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _check(values: Iterable[Any], kind: pa.DataType) -> None:
-    there = [value for value in values if value is not None]
+    non_nulls = [value for value in values if value is not None]
     shape, parts = parts_of(kind)
     if pa.types.is_struct(kind):
-        rows = [value for value in there if isinstance(value, Mapping)]
+        rows = [value for value in non_nulls if isinstance(value, Mapping)]
         for field in kind:
             _check([row.get(field.name) for row in rows], field.type)
     elif pa.types.is_map(kind):
-        entries = [pair for value in there for pair in (value.items() if isinstance(value, Mapping) else value)]
+        entries = [pair for value in non_nulls for pair in (value.items() if isinstance(value, Mapping) else value)]
         for place, part in enumerate(parts):
             _check([pair[place] for pair in entries], part)
     elif shape is not None:
-        _check([item for value in there if not isinstance(value, (str, bytes)) for item in value], parts[0])
+        _check([item for value in non_nulls if not isinstance(value, (str, bytes)) for item in value], parts[0])
     else:
-        lossy = {of for of in set(map(type, there)) if _may_lose(of, kind)}
-        for value in there:
+        lossy = {python_type for python_type in set(map(type, non_nulls)) if _may_lose(python_type, kind)}
+        for value in non_nulls:
             if type(value) in lossy and _is_changed(value, kind):
                 raise ValueError(f"{str(value)[:80]} is no {kind}")
 
 
-def _may_lose(of: type, kind: pa.DataType) -> bool:
-    """Whether Arrow takes values of a Python type for the type, and leaves out what it does not hold."""
+def _may_lose(python_type: type, kind: pa.DataType) -> bool:
+    """Whether Arrow converts values of a Python type to `kind` and may silently drop a part of them."""
     if pa.types.is_decimal(kind):
-        return issubclass(of, decimal.Decimal)
+        return issubclass(python_type, decimal.Decimal)
     if pa.types.is_floating(kind):
-        return issubclass(of, numbers.Real) and kind in _LARGEST
+        return issubclass(python_type, numbers.Real) and kind in _LARGEST
     if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
-        fractions = issubclass(of, numbers.Real) and not issubclass(of, numbers.Integral)
-        return fractions or issubclass(of, (decimal.Decimal, datetime.datetime))
+        fractions = issubclass(python_type, numbers.Real) and not issubclass(python_type, numbers.Integral)
+        return fractions or issubclass(python_type, (decimal.Decimal, datetime.datetime))
     return False
 
 

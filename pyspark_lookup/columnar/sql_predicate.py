@@ -24,7 +24,7 @@ from pyspark_lookup.columnar.binding import (
     bind_compare,
     bind_in,
     bind_null_safe,
-    digits_of,
+    count_digits,
     parse_date,
     parse_timestamp,
     refuse_collated,
@@ -49,7 +49,7 @@ _SUPPORTED = (
 
 
 def parse_where(text: str, schema: pa.Schema) -> Predicate:
-    """The predicate a text means over columns of `schema`.
+    """The predicate of a SQL text, over columns of `schema`.
 
     Raises PredicateError showing the part that is not understood or not supported.
     """
@@ -83,8 +83,8 @@ class _Binder:
         self._strings = strings
 
     def predicate(self, node: exp.Expression) -> Predicate:
-        meant = self._predicate(node)
-        return negate(meant) if node.args.get("negate") else meant  # NOT LIKE, in sqlglot since 28
+        predicate = self._predicate(node)
+        return negate(predicate) if node.args.get("negate") else predicate  # NOT LIKE, in sqlglot since 28
 
     def _predicate(self, node: exp.Expression) -> Predicate:
         self._check_plain(node, _PLAIN | {"negate"})
@@ -136,7 +136,7 @@ class _Binder:
         prefix = pattern[:-1] if isinstance(pattern, str) and pattern.endswith("%") else None
         if prefix is None or set(prefix) & set("%_\\"):
             raise PredicateError(
-                f"option lookup.where: {self._shown(node)!r}: LIKE takes a prefix only, such as 'abc%'; "
+                f"option lookup.where: {self._to_sql(node)!r}: LIKE takes a prefix only, such as 'abc%'; "
                 "filter the rest in Spark"
             )
         refuse_collated(field)
@@ -207,19 +207,19 @@ class _Binder:
             pass
         raise self._unsupported(node)
 
-    def _check_plain(self, node: exp.Expression, known: frozenset[str]) -> None:
-        """Refuse what this module does not look at, such as BETWEEN's SYMMETRIC: it would be dropped silently."""
-        if any(value for name, value in node.args.items() if name not in known):
+    def _check_plain(self, node: exp.Expression, supported_args: frozenset[str]) -> None:
+        """Refuse arguments of a node that this module does not read, such as BETWEEN's SYMMETRIC: they would be dropped silently."""
+        if any(value for name, value in node.args.items() if name not in supported_args):
             raise self._unsupported(node)
 
     def _unsupported(self, node: exp.Expression) -> PredicateError:
         return PredicateError(
-            f"option lookup.where: {self._shown(node)!r} is not supported; supported are {_SUPPORTED}"
+            f"option lookup.where: {self._to_sql(node)!r} is not supported; supported are {_SUPPORTED}"
         )
 
-    def _shown(self, node: exp.Expression) -> str:
+    def _to_sql(self, node: exp.Expression) -> str:
         literal = re.compile(rf"'{NUMBERED}(\d+)'")
-        return literal.sub(lambda found: "'" + self._strings[int(found[1])].replace("'", "''") + "'", node.sql("spark"))
+        return literal.sub(lambda match: "'" + self._strings[int(match[1])].replace("'", "''") + "'", node.sql("spark"))
 
 
 def _bare(node: exp.Expression) -> exp.Expression:
@@ -238,12 +238,12 @@ def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
     scale = parameters[1] if len(parameters) > 1 else 0
     if not value.is_finite():
         return False
-    whole, fraction = digits_of(value)
+    whole, fraction = count_digits(value)
     return fraction <= scale and whole <= precision - scale
 
 
 def _number(text: str) -> int | float | decimal.Decimal | None:
-    """As Spark types it: an integer, a DECIMAL with a point, a DOUBLE with an exponent. None: Spark refuses it."""
+    """A number as Spark types it: an integer, a DECIMAL if it has a point, a DOUBLE if it has an exponent. None: Spark refuses it."""
     if "e" in text.lower():
         double = float(text)
         return double if math.isfinite(double) else None

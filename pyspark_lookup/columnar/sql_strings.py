@@ -1,4 +1,4 @@
-"""String literals of Spark SQL: what each means."""
+"""String literals of Spark SQL, and the texts that they stand for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTROLS = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a",
 
 
 def take_strings(sql: str) -> tuple[str, list[str]]:
-    """A statement whose string literals are their numbers, each after `NUMBERED`; and what they mean, as Spark 4 reads them.
+    """(the statement with each string literal replaced by `NUMBERED` and its number, the literals' texts as Spark 4 reads them).
 
     A quote is doubled or escaped; adjacent literals are one.
     """
@@ -42,13 +42,13 @@ def take_strings(sql: str) -> tuple[str, list[str]]:
 def _meaning(literal: str) -> str:
     quote, body = literal[0], literal[1:-1]
 
-    def char(found: re.Match[str]) -> str:
-        four, eight, octal, one, doubled = found.groups()
+    def char(match: re.Match[str]) -> str:
+        four, eight, octal, letter, doubled = match.groups()
         if doubled:
             return doubled[0] if doubled[0] == quote else doubled
         if octal:
             return chr(int(octal, 8))
-        return chr(int(four or eight, 16)) if four or eight else _CONTROLS.get(one, one)
+        return chr(int(four or eight, 16)) if four or eight else _CONTROLS.get(letter, letter)
 
     text = _ESCAPE.sub(char, body)
     # Two escaped halves are one character.

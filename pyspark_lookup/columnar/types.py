@@ -49,7 +49,7 @@ _COLLATED = b"spark.field"  # in the metadata of a column with collations: its f
 
 
 def with_collations(field: pa.Field, in_spark: Mapping[str, Any]) -> pa.Field:
-    """A column, with Spark's field of it if texts in it are equal by rules of a collation: in this package texts are bytes."""
+    """A column, with Spark's field of it in its metadata if it has a collation: this package compares texts by their bytes."""
     try:
         text = json.dumps(dict(in_spark))
     except RecursionError:
@@ -60,7 +60,7 @@ def with_collations(field: pa.Field, in_spark: Mapping[str, Any]) -> pa.Field:
 
 
 def collated_field(field: pa.Field) -> dict[str, Any] | None:
-    """Spark's field of a column with collations, as its JSON has it; None for others."""
+    """Spark's field (JSON) of a column with collations; None for other columns."""
     text = (field.metadata or {}).get(_COLLATED)
     return None if text is None else json.loads(text)
 
@@ -111,7 +111,7 @@ def _spark_type(kind: pa.DataType, nothing: pa.DataType) -> pa.DataType:
 
 
 def is_deeper(kind: pa.DataType, depth: int) -> bool:
-    """Whether a type is nested deeper than that."""
+    """Whether a type is nested deeper than `depth` levels."""
     level = [kind]
     while level and depth >= 0:
         level = [kind.field(number).type for kind in level for number in range(kind.num_fields)]
@@ -120,7 +120,7 @@ def is_deeper(kind: pa.DataType, depth: int) -> bool:
 
 
 def unreadable_type(reason: str) -> pa.DataType:
-    """The type that stands for one that cannot be read. `reason`: why, as `type time64[us] has no counterpart in Spark`."""
+    """A placeholder for a type that cannot be read. `reason`: e.g. `type time64[us] has no counterpart in Spark`."""
     return pa.opaque(pa.null(), reason, __name__)
 
 
@@ -154,18 +154,18 @@ def check_all_readable(schema: pa.Schema) -> None:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values are texts, however they are laid out."""
+    """Whether a type is text, in any of its layouts."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether values are bytes, however they are laid out."""
+    """Whether a type is binary, in any of its layouts."""
     tests = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     return bool(pa.types.is_binary(kind) or any(test(kind) for test in tests))
 
 
 def parts_of(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
-    """(how a type is nested, the same for those nested alike; the types of its parts). (None, []) for a flat one."""
+    """(the shape of a nested type, equal for types nested alike; the types of its parts). (None, []) for a flat type."""
     if pa.types.is_map(kind):
         return "map", [kind.key_type, kind.item_type]
     if pa.types.is_struct(kind):
@@ -176,7 +176,7 @@ def parts_of(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
 
 
 def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
-    """A type nested as `kind`, of other parts, which may be null."""
+    """A type nested as `kind` is, with other types of its parts, all of them nullable."""
     if pa.types.is_map(kind):
         return pa.map_(parts[0], pa.field("value", parts[1]))
     if pa.types.is_struct(kind):
@@ -203,18 +203,18 @@ def lenient_schema(schema: pa.Schema, url: str = "") -> pa.Schema:
 
 
 def _schema(schema: pa.Schema, instead: Callable[[str], pa.DataType]) -> pa.Schema:
-    """`instead` gives the type of a column that cannot be read, or raises."""
+    """The columns of `spark_schema`; `instead` returns the type of a column that cannot be read, or raises."""
     fields: dict[str, pa.Field] = {}
-    seen: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for field in schema:
         try:
             kind = spark_type(field.type, nothing=pa.null())
         except SchemaError as problem:
             kind = field.type if unreadable(field.type) is not None else instead(f"column {field.name!r}: {problem}")
-        other = seen.setdefault(field.name.lower(), field.name)
-        if other != field.name or field.name in fields:
-            kind = instead(f"columns {other!r} and {field.name!r} differ at most in letter case")
-            fields[other] = pa.field(other, kind)
+        first_spelling = spellings.setdefault(field.name.lower(), field.name)
+        if first_spelling != field.name or field.name in fields:
+            kind = instead(f"columns {first_spelling!r} and {field.name!r} differ at most in letter case")
+            fields[first_spelling] = pa.field(first_spelling, kind)
         fields[field.name] = pa.field(field.name, kind, metadata=_collations(field))
     return pa.schema(list(fields.values()))
 
@@ -236,32 +236,32 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
     return _each_part(narrow, wide, widens)
 
 
-def converts(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a value of `found` may be one of `wanted`, which `cast_column` finds out for each."""
-    if widens(found, wanted) or (_is_number(found) and _is_number(wanted)):
+def converts(stored: pa.DataType, planned: pa.DataType) -> bool:
+    """Whether a `stored` value may be one of the `planned` type: `cast_column` tries each."""
+    if widens(stored, planned) or (_is_number(stored) and _is_number(planned)):
         return True
-    if {found, wanted} == {pa.string(), pa.binary()}:
+    if {stored, planned} == {pa.string(), pa.binary()}:
         return True
-    return _each_part(found, wanted, converts)
+    return _each_part(stored, planned, converts)
 
 
-def _each_part(one: pa.DataType, other: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
-    """Whether both are nested alike, and it holds for each part of `one` and its counterpart; False for flat types."""
-    (shape, parts), (other_shape, others) = parts_of(one), parts_of(other)
-    return shape is not None and shape == other_shape and all(map(holds, parts, others))
+def _each_part(kind: pa.DataType, other_kind: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
+    """Whether both are nested alike, and it holds for each part of `kind` and its counterpart; False for flat types."""
+    (shape, parts), (other_shape, other_parts) = parts_of(kind), parts_of(other_kind)
+    return shape is not None and shape == other_shape and all(map(holds, parts, other_parts))
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def is_source(held: pa.Schema, wanted: pa.Schema) -> bool:
-    """Whether values that were decoded with the types of `held` are those that decoding with `wanted` would give.
+def is_source(decoded: pa.Schema, requested: pa.Schema) -> bool:
+    """Whether values that were decoded with the types of one schema are those that decoding with `requested` would give.
 
     Of the columns that both have each type has to widen to the other's; what was text for want of a value is none.
     """
-    names = {*held.names}
-    return all(widens(held.field(f.name).type, f.type) for f in wanted if f.name in names)
+    names = {*decoded.names}
+    return all(widens(decoded.field(f.name).type, f.type) for f in requested if f.name in names)
 
 
 @dataclasses.dataclass
@@ -281,21 +281,21 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     for origin, schema in schemas:
         for field in schema:
             column = _Column(field.name, field.type, origin, _collations(field))
-            known = columns.setdefault(field.name.lower(), column)
-            if known.name != field.name and unreadable(field.type) is None and unreadable(known.type) is None:
-                known.type = unreadable_type(
-                    f"column {known.name!r} of {known.origin} is spelled {field.name!r} in {origin}"
+            merged = columns.setdefault(field.name.lower(), column)
+            if merged.name != field.name and unreadable(field.type) is None and unreadable(merged.type) is None:
+                merged.type = unreadable_type(
+                    f"column {merged.name!r} of {merged.origin} is spelled {field.name!r} in {origin}"
                 )
-            if unreadable(known.type) is not None or unreadable(field.type) is not None:
-                known.type = field.type if unreadable(known.type) is None else known.type
+            if unreadable(merged.type) is not None or unreadable(field.type) is not None:
+                merged.type = field.type if unreadable(merged.type) is None else merged.type
                 continue
-            united = _unite(known.type, field.type)
-            if united is None:
-                united = unreadable_type(
-                    f"column {field.name!r} is {known.type} in {known.origin} but {field.type} in {origin}"
+            united_type = _unite(merged.type, field.type)
+            if united_type is None:
+                united_type = unreadable_type(
+                    f"column {field.name!r} is {merged.type} in {merged.origin} but {field.type} in {origin}"
                 )
-            if united != known.type:
-                known.type, known.origin = united, origin
+            if united_type != merged.type:
+                merged.type, merged.origin = united_type, origin
     return pa.schema(
         [
             pa.field(c.name, c.type if unreadable(c.type) is not None else spark_type(c.type), metadata=c.metadata)
@@ -305,57 +305,57 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def _collations(field: pa.Field) -> dict[bytes, bytes] | None:
-    """What there is to keep of a field's metadata."""
+    """The metadata of a field to keep: that of collations."""
     text = (field.metadata or {}).get(_COLLATED)
     return None if text is None else {_COLLATED: text}
 
 
-def _unite(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _unite(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
     """The type that both widen to; None if neither widens to the other, nor each part to its counterpart."""
-    if widens(one, other):
-        return other
-    if widens(other, one):
-        return one
-    (shape, parts), (other_shape, others) = parts_of(one), parts_of(other)
+    if widens(kind, other_kind):
+        return other_kind
+    if widens(other_kind, kind):
+        return kind
+    (shape, parts), (other_shape, other_parts) = parts_of(kind), parts_of(other_kind)
     if shape is None or shape != other_shape:
         return None
-    united = list(map(_unite, parts, others))
-    return None if None in united else with_parts(one, united)
+    part_types = list(map(_unite, parts, other_parts))
+    return None if None in part_types else with_parts(kind, part_types)
 
 
 def check_readable(
-    planned: pa.Field, found: pa.DataType, origin: str, declared: bool = False, misfit: str | None = None
+    planned: pa.Field, stored: pa.DataType, origin: str, declared: bool = False, misfit: str | None = None
 ) -> None:
-    """Raise SchemaError unless a column of type `found` in `origin` can be read as `planned`.
+    """Raise SchemaError unless a column of type `stored` in `origin` can be read as `planned`.
 
     `declared`: somebody has said its type, so that values are tried (`converts`). `misfit`: what says that one is none.
     """
-    check_all_readable(pa.schema([planned.with_type(found)]))
+    check_all_readable(pa.schema([planned.with_type(stored)]))
     value = f" ({misfit})" if misfit is not None else ""
-    if declared and (misfit is not None or not converts(found, planned.type)):
+    if declared and (misfit is not None or not converts(stored, planned.type)):
         raise SchemaError(
-            f"column {planned.name!r} of {origin} is {found} and cannot be read as {planned.type}, as lookup.schema or "
+            f"column {planned.name!r} of {origin} is {stored} and cannot be read as {planned.type}, as lookup.schema or "
             f".schema(…) says{value}: give it a type that its values have"
         )
-    if not declared and not widens(found, planned.type):
+    if not declared and not widens(stored, planned.type):
         raise SchemaError(
-            f"column {planned.name!r} was planned as {planned.type} but is {found} in {origin}{value}: the table changed; "
+            f"column {planned.name!r} was planned as {planned.type} but is {stored} in {origin}{value}: the table changed; "
             "plan again (a new load() or SQL statement; a catalog table must be created again)"
         )
 
 
-def resolve_names(wanted: Sequence[str], schema: pa.Schema, option: str) -> list[str]:
-    """The spelling of each wanted column in a schema, of Arrow or of Spark, ignoring letter case as Spark does.
+def resolve_names(names: Sequence[str], schema: pa.Schema, option: str) -> list[str]:
+    """The spelling that a schema, of Arrow or of Spark, has of each of `names`, ignoring letter case as Spark does.
 
     Raises SchemaError naming the option and the table's columns for an unknown one, UnreadableColumnError for one that cannot be read.
     """
     spellings = {name.lower(): name for name in schema.names}
-    for name in wanted:
+    for name in names:
         if name.lower() not in spellings:
             raise SchemaError(
                 f"option {option}: the table has no column {name!r}; it has {names_shown(schema.names, name)}"
             )
-    spelled = [spellings[name.lower()] for name in wanted]
+    spelled = [spellings[name.lower()] for name in names]
     if isinstance(schema, pa.Schema):
         check_all_readable(pa.schema([schema.field(name) for name in spelled]))
     return spelled
@@ -395,29 +395,31 @@ def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schem
 
 
 def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A flat column as `kind`. Raises ArrowInvalid if a value would change, ArrowNotImplementedError for types that have none in common."""
+    """A flat column as `kind`. Raises ArrowInvalid if a value would change, ArrowNotImplementedError for types without a conversion."""
     if column.type == kind:
         return column
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
         # From here on the values count, and not how many digits others of their type would need.
         column = column.cast(pa.decimal128(20, 0))
-    found = pc.cast(column, kind)
-    held = spark_type(column.type)
-    if _is_number(kind) and not (widens(held, kind) or _are_equal(found.cast(held), column.cast(held))):
+    converted = pc.cast(column, kind)
+    source_type = spark_type(column.type)
+    if _is_number(kind) and not (
+        widens(source_type, kind) or _are_equal(converted.cast(source_type), column.cast(source_type))
+    ):
         raise pa.ArrowInvalid("a value would be rounded")
-    return found
+    return converted
 
 
 def decimal_of_text(text: str, kind: pa.DataType) -> decimal.Decimal:
-    """The number that a text is, with the digits of a decimal type. Raises ValueError for one that the type does not hold as it is."""
+    """The decimal of a text, with the scale of `kind`. Raises ValueError if the type would change it."""
     if _NUMBER.fullmatch(text) is None:
         raise ValueError(f"{text[:80]!r} is no {kind}")
     try:
         exact = decimal.Decimal(text)
         if exact.is_zero() or exact.adjusted() < kind.precision - kind.scale:
-            found = exact.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=EXACT)
-            if found == exact:
-                return found
+            number = exact.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=EXACT)
+            if number == exact:
+                return number
     except decimal.InvalidOperation:  # an exponent that no number has
         pass
     raise ValueError(f"{text[:80]!r} is no {kind}")
@@ -432,11 +434,11 @@ def without_dictionary(column: pa.DictionaryArray) -> pa.Array:
     return column.dictionary_decode()
 
 
-def _are_equal(one: pa.Array, other: pa.Array) -> bool:
-    same = pc.equal(one, other)
-    if pa.types.is_floating(one.type):
-        same = pc.or_(same, pc.and_(pc.is_nan(one), pc.is_nan(other)))
-    return bool(pc.all(same, min_count=0).as_py())
+def _are_equal(column: pa.Array, other_column: pa.Array) -> bool:
+    is_equal = pc.equal(column, other_column)
+    if pa.types.is_floating(column.type):
+        is_equal = pc.or_(is_equal, pc.and_(pc.is_nan(column), pc.is_nan(other_column)))
+    return bool(pc.all(is_equal, min_count=0).as_py())
 
 
 def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> pa.Array:
@@ -460,7 +462,7 @@ def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) ->
 
 
 def list_of_entries(column: pa.MapArray) -> pa.ListArray:
-    """A map as a list of its entries, of the same bytes: no kernel takes a map."""
+    """A map as a list of its entries, over the same buffers: Arrow's kernels take no maps."""
     entries, buffers = column.values, column.buffers()[:2]  # view() miscounts items that are all null
     return pa.ListArray.from_buffers(
         pa.list_(entries.type), len(column), buffers, column.null_count, column.offset, children=[entries]

@@ -66,7 +66,7 @@ class TableReader:
         # Loads and compactions read each file once, and a snapshot has the decoded rows: their bytes need not be cached.
         self._scan, load_scan = scans or (
             Scan(blocks, context.metrics, block_size),
-            Scan(blocks.read_only(), context.metrics, block_size, again=False),
+            Scan(blocks.read_only(), context.metrics, block_size, rereads=False),
         )
         self.versions = VersionReader(self._scan, load_scan, context)
         self.partials = PartialTables(context, cache)

@@ -40,7 +40,7 @@ class VersionReader:
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories) of a version."""
-        return self._schemas.of(table, version)
+        return self._schemas.get_columns(table, version)
 
     def data_schema(self, table: Table, version: TableVersion) -> pa.Schema:
         """The columns in the files of a version."""

@@ -73,18 +73,18 @@ class PartialCacheOptions:
 
 def check_partial_cache(options: LookupOptions) -> None:
     """Raise OptionError for options of the partial cache that would be ignored, or without any bound."""
-    given = sorted(key for key in options.explicit if key.startswith(PARTIAL))
+    explicit_keys = sorted(key for key in options.explicit if key.startswith(PARTIAL))
     if options.cache is not CacheMode.PARTIAL:
-        if given:
+        if explicit_keys:
             raise OptionError(
-                f"option {given[0]}: lookup.cache is {options.cache.value!r} and should be 'PARTIAL' for it to have a meaning"
+                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'PARTIAL' for it to have a meaning"
             )
         return
     bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
     if not options.bounded and options.provider is None:
         raise OptionError(
             "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set one of "
-            + ", ".join(PARTIAL + bound for bound in bounds)
+            + ", ".join(PARTIAL + bound_name for bound_name in bounds)
         )
 
 
@@ -118,18 +118,18 @@ class FullCacheOptions:
             "waits for the end.",
     )
     build_wait_s: float = option(
-        "lookup.full-cache.build-wait", DURATION, 30.0, shown="30 s",
+        "lookup.full-cache.build-wait", DURATION, 30.0, default_text="30 s",
         doc="How long a query waits for a snapshot. With UFS: for that of a new version; after it, the query reads the files "
             "themselves. With CACHE: for a reload that is overdue; after it, the query uses the old snapshot, or fails if "
             "`on-reload-failure` or `max-staleness` say so. For the first load, which another process makes: then it reads "
             "the files.",
     )
     build_memory_bytes: int | None = option(
-        "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, shown="an eighth of what is free, at most 2 GiB",
+        "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, default_text="an eighth of what is free, at most 2 GiB",
         doc="How much memory building a snapshot may take; more rows wait in temporary files in the cache directory.",
     )
     retain_s: float | None = option(
-        "lookup.full-cache.retain", DURATION, None, shown="10 min, or two intervals if that is longer",
+        "lookup.full-cache.retain", DURATION, None, default_text="10 min, or two intervals if that is longer",
         doc="How long a superseded snapshot stays on disk.",
     )
     on_reload_failure: OnReloadFailure = option(
@@ -138,7 +138,7 @@ class FullCacheOptions:
             "fail until a reload succeeds.",
     )
     max_staleness_s: float | None = option(
-        "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, shown="any age",
+        "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, default_text="any age",
         doc="With CACHE: never serve a snapshot older than this; a query then waits for a reload, or fails.",
     )
     # fmt: on
@@ -171,33 +171,35 @@ class FullCacheOptions:
 
 def check_full_cache(options: LookupOptions) -> None:
     """Raise OptionError for options of the full cache that would be ignored, or lack another."""
-    given = sorted(key for key in options.explicit if key.startswith(FULL))
+    explicit_keys = sorted(key for key in options.explicit if key.startswith(FULL))
     if options.cache is not CacheMode.FULL:
-        if given:
+        if explicit_keys:
             raise OptionError(
-                f"option {given[0]}: lookup.cache is {options.cache.value!r} and should be 'FULL' for it to have a meaning"
+                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'FULL' for it to have a meaning"
             )
         return
     strategy = options.reload_strategy
-    named = strategy if isinstance(strategy, str) else strategy.value
-    for prefix, needed in ((FULL + "periodic-reload.", "PERIODIC"), (FULL + "timed-reload.", "TIMED")):
-        wrong = [key for key in given if key.startswith(prefix)] if named != needed else []
-        if wrong:
-            raise OptionError(f"option {wrong[0]}: {FULL}reload-strategy is {named!r} and should be {needed!r}")
+    strategy_name = strategy if isinstance(strategy, str) else strategy.value
+    for prefix, required in ((FULL + "periodic-reload.", "PERIODIC"), (FULL + "timed-reload.", "TIMED")):
+        misplaced = [key for key in explicit_keys if key.startswith(prefix)] if strategy_name != required else []
+        if misplaced:
+            raise OptionError(
+                f"option {misplaced[0]}: {FULL}reload-strategy is {strategy_name!r} and should be {required!r}"
+            )
     cached = options.metadata_source is MetadataSource.CACHE
-    if named == "TIMED" and options.reload_iso_time is None:
+    if strategy_name == "TIMED" and options.reload_iso_time is None:
         raise OptionError(f"Missing '{FULL}timed-reload.iso-time': a time such as '10:15' or '10:15Z'")
     # A provider may bring a trigger of its own.
     wants = cached and options.provider is None
-    wants |= any("reload-strategy" in key or "periodic-reload" in key for key in given)
-    if named == "PERIODIC" and options.reload_interval_s is None and wants:
+    wants |= any("reload-strategy" in key or "periodic-reload" in key for key in explicit_keys)
+    if strategy_name == "PERIODIC" and options.reload_interval_s is None and wants:
         why = (
             "because lookup.cache = 'FULL' reloads by a schedule with lookup.metadata.source = 'CACHE', a"
             if cached
             else "a"
         )
         raise OptionError(f"Missing '{FULL}periodic-reload.interval': {why} duration such as '5 min'")
-    if options.blackout is not None and not options.reloads and FULL + "blackout" in given:
+    if options.blackout is not None and not options.reloads and FULL + "blackout" in explicit_keys:
         raise OptionError(f"option {FULL}blackout is for scheduled reloads: set {FULL}periodic-reload.interval too")
     if cached and "lookup.metadata.sync-interval" in options.explicit:
         raise OptionError(
@@ -205,7 +207,7 @@ def check_full_cache(options: LookupOptions) -> None:
             f"store; set {FULL}periodic-reload.interval instead"
         )
     for key in () if cached else ("on-reload-failure", "max-staleness"):
-        if FULL + key in given:
+        if FULL + key in explicit_keys:
             raise OptionError(
                 f"option {FULL}{key} has no meaning with lookup.metadata.source = {options.metadata_source.value!r}: "
                 "every query checks the version at the store"

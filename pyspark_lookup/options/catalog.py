@@ -1,4 +1,4 @@
-"""A catalog table's own options, which the metadata of its columns carries, and what ALTER TABLE has done to it.
+"""A catalog table's own options, which the metadata of its columns carries, and the effects of ALTER TABLE.
 
 Nothing here needs Spark to be installed: a session and its types come as arguments.
 """
@@ -25,8 +25,8 @@ MARK_METADATA = "lookupcache.mark"
 
 
 def added_columns(schema: StructType) -> list[str]:
-    """The columns of a catalog table that only ALTER TABLE … ADD COLUMN knows of, and the first INSERT."""
-    return [field.name for field in schema if not mark_of(field)[0]] if table_options(schema) else []
+    """The columns that ALTER TABLE … ADD COLUMN added to a catalog table; its files have them from the first INSERT on."""
+    return [field.name for field in schema if not read_mark(field)[0]] if table_options(schema) else []
 
 
 def table_options(schema: StructType) -> dict[str, str]:
@@ -35,12 +35,17 @@ def table_options(schema: StructType) -> dict[str, str]:
     Raises OptionError for damaged ones, SchemaError for a table whose columns have new names.
     """
     text = next(
-        (found for field in schema if (found := (field.metadata or {}).get(OPTIONS_METADATA)) is not None), None
+        (
+            metadata_text
+            for field in schema
+            if (metadata_text := (field.metadata or {}).get(OPTIONS_METADATA)) is not None
+        ),
+        None,
     )
     if text is None:
         return {}
     for field in schema:
-        mark, name = mark_of(field)
+        mark, name = read_mark(field)
         if mark and name != field.name:
             raise SchemaError(
                 f"column {field.name!r} is {name!r} in the table: ALTER TABLE … RENAME COLUMN changes the catalog only. Rename it "
@@ -55,7 +60,7 @@ def table_options(schema: StructType) -> dict[str, str]:
         ) from None
 
 
-def mark_of(field: StructField) -> tuple[str, str]:
+def read_mark(field: StructField) -> tuple[str, str]:
     """(a table's mark, the column's name when the table was created)."""
     mark, _, name = str((field.metadata or {}).get(MARK_METADATA, "")).partition(":")
     return mark, name
@@ -82,7 +87,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
     # Where Spark has put a table that another catalog knows, nothing is.
     place = _location(spark, name) if "path" in stored and "lookup.catalog" not in stored else None
     warehouse = spark.conf.get("spark.sql.warehouse.dir", "") or "/"
-    if place is not None and not _is_at(
+    if place is not None and not _is_same_place(
         comparable_path(place), comparable_path(stored["path"]), comparable_path(warehouse)
     ):
         raise OptionError(
@@ -94,7 +99,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
 
 
 def _is_whole_table(view: Any) -> bool:
-    """Whether a view has all of a table, by no options of its own. Connect does not tell by which a view reads."""
+    """Whether a view shows all of a table, without options of its own. Connect does not tell the options by which a view reads."""
     planned = getattr(view, "_jdf", None)
     if planned is None:
         return False
@@ -103,23 +108,23 @@ def _is_whole_table(view: Any) -> bool:
 
 
 def _location(spark: SparkSession, name: str) -> str | None:
-    """Where the catalog says that a table is; None if it says nothing."""
+    """The location of a table in the catalog; None if it has none."""
     database, _, table = name.rpartition(".")
     within = f" IN {database}" if database else ""
     pattern = table.strip("`").replace("'", "\\'")
     try:
-        shown = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{pattern}'").collect()
+        tables = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{pattern}'").collect()
     except Exception as problem:
         if getattr(problem, "getCondition", str)() == "UNSUPPORTED_PIPELINE_SPARK_SQL_COMMAND":
             return None  # a file of Declarative Pipelines may not ask
         raise
-    if not database and any(row["isTemporary"] for row in shown):
+    if not database and any(row["isTemporary"] for row in tables):
         return None  # a view of that name is what is meant
-    lines = [line for row in shown for line in str(row["information"]).splitlines()]
+    lines = [line for row in tables for line in str(row["information"]).splitlines()]
     return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
 
 
-def _is_at(place: str, path: str, warehouse: str) -> bool:
+def _is_same_place(place: str, path: str, warehouse: str) -> bool:
     """Whether a table of `path` lies at `place` for Spark, which takes a relative path from its warehouse, not from here."""
     if place == path or place.startswith(f"{warehouse}/"):
         return True
@@ -127,7 +132,7 @@ def _is_at(place: str, path: str, warehouse: str) -> bool:
 
 
 def absolute_path(path: str) -> str:
-    """A path that other directories, as those of workers, understand."""
+    """A path that means the same in any working directory, such as that of a worker."""
     try:
         path = parse_path(path)
     except ValueError as problem:
@@ -135,15 +140,15 @@ def absolute_path(path: str) -> str:
     return path if "://" in path or path.startswith("file:") else os.path.abspath(path)
 
 
-def placed(options: Mapping[str, str]) -> dict[str, str]:
-    """Options with a path that other directories, as those of workers, understand; or a name, of which Spark makes a path."""
-    own = dict(options)
-    if "path" in own:
-        named = "lookup.catalog" in {key.lower() for key in own}
-        own["path"] = own["path"].rpartition("/")[2] if named else absolute_path(own["path"])
-    return own
+def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
+    """Options whose path means the same in any working directory. Of an Iceberg table's name Spark has made a path: it becomes a name again."""
+    resolved = dict(options)
+    if "path" in resolved:
+        is_table_name = "lookup.catalog" in {key.lower() for key in resolved}
+        resolved["path"] = resolved["path"].rpartition("/")[2] if is_table_name else absolute_path(resolved["path"])
+    return resolved
 
 
 def comparable_path(path: str) -> str:
-    """A path as one can compare it: `file:/x`, `file:///x` and `/x` are one."""
+    """A path in one spelling, to compare: `file:/x`, `file:///x` and `/x` are the same."""
     return "/" + path.removeprefix("file:").strip("/") if is_local(path) else path.rstrip("/")

@@ -1,4 +1,4 @@
-"""Defaults from the conf file, and what of any option must not be told: credentials."""
+"""Defaults from the conf file, and the hiding of credentials in the values of options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _looks_secret(key: str) -> bool:
 
 
 def tells_secret(key: str, value: object) -> bool:
-    """Whether an option is or holds a credential, one in a URL among them."""
+    """Whether an option is a credential or contains one, e.g. in a URL."""
     return _without_secrets(key, value) != str(value)
 
 
@@ -58,28 +58,28 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
     Lines are `key = value`; a `#` at their start or after a space begins a comment. Raises OptionError for a file that was named but cannot
     be read or parsed; the message shows no line, for it may hold a credential.
     """
-    named = environ.get("LOOKUPCACHE_CONF")
+    conf_path = environ.get("LOOKUPCACHE_CONF")
     spark_conf = environ.get("SPARK_CONF_DIR")
-    if not named and not spark_conf:
+    if not conf_path and not spark_conf:
         return {}
-    path = Path(named) if named else Path(spark_conf or "") / "lookupcache.conf"
+    path = Path(conf_path) if conf_path else Path(spark_conf or "") / "lookupcache.conf"
     parser = configparser.ConfigParser(
         delimiters=("=",), comment_prefixes=("#",), inline_comment_prefixes=("#",), interpolation=None
     )
     try:
         lines = path.read_text(encoding="utf-8")
     except FileNotFoundError as problem:
-        if not named:
+        if not conf_path:
             return {}
         raise_ours(OptionError(f"conf file {path} ($LOOKUPCACHE_CONF) does not exist"), problem)
     except OSError as problem:
         raise_ours(OptionError(f"conf file {path} cannot be read: {problem}"), problem)
     except UnicodeDecodeError as problem:
-        wrong: str | None = f" cannot be read: {problem}"
+        complaint: str | None = f" cannot be read: {problem}"
     else:
-        wrong = _parse(parser, lines)
-    if wrong is not None:  # here, where the error that has the line in it is not this one's context
-        raise OptionError(f"conf file {path}{wrong}")
+        complaint = _parse(parser, lines)
+    if complaint is not None:  # here, where the error that has the line in it is not this one's context
+        raise OptionError(f"conf file {path}{complaint}")
     if parser.sections() != ["conf"] or parser.defaults():
         raise OptionError(f"conf file {path}: expected lines of key = value without [sections]")
     options = dict(parser["conf"])
@@ -90,7 +90,7 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
-    """Read the lines of a conf file; what is wrong with them, if anything is."""
+    """Read the lines of a conf file; returns what is wrong with them, if anything."""
     try:
         parser.read_string("[conf]\n" + lines)
     except configparser.DuplicateOptionError as problem:
@@ -104,10 +104,10 @@ def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
 
 def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The credentials among a conf file's `lookup.storage.*`: used on this host, never put into a plan."""
-    found: dict[str, Any] = {}
+    secrets: dict[str, Any] = {}
     for key, text in conf_file_options(environ).items():
         if key.startswith(STORAGE) and tells_secret(key, text):
             value = storage_value(text)
             # A password of digits is no number.
-            found[key.removeprefix(STORAGE)] = value if isinstance(value, (dict, list)) else text
-    return found
+            secrets[key.removeprefix(STORAGE)] = value if isinstance(value, (dict, list)) else text
+    return secrets

@@ -38,11 +38,11 @@ class FileOptions:
         doc="Key columns of the table.",
     )
     format: FileFormatName | None = option(
-        "lookup.format", choice(FileFormatName), None, shown="from the file names",
+        "lookup.format", choice(FileFormatName), None, default_text="from the file names",
         doc="File format.",
     )
     schema: pa.Schema | None = option(
-        "lookup.schema", Kind("DDL", parse_columns), None, shown="from the files",
+        "lookup.schema", Kind("DDL", parse_columns), None, default_text="from the files",
         doc="The columns and their types, as in CREATE TABLE: `id INT, name STRING`. Text (CSV, JSON) is parsed to "
             "them; other files are cast where no value changes; a column that no file has is null.",
     )
@@ -60,7 +60,7 @@ class FileOptions:
         doc="Of CSV files: what surrounds text that may hold anything.",
     )
     csv_escape: str | None = option(
-        "lookup.csv.escape", Kind("character", parse_character), None, shown="the quote itself",
+        "lookup.csv.escape", Kind("character", parse_character), None, default_text="the quote itself",
         doc="Of CSV files: what stands before a quote inside of quoted text: `\\` in files that Spark wrote.",
     )
     csv_null_value: str = option(
@@ -76,7 +76,7 @@ class FileOptions:
         doc="Of CSV files: find out types from all values; false: every column is text.",
     )
     partition: str | None = option(
-        "lookup.partition", Kind("`max_pt()` or `k=v,…`", parse_text), None, shown="all",
+        "lookup.partition", Kind("`max_pt()` or `k=v,…`", parse_text), None, default_text="all",
         doc="Partition directories to read; `max_pt()` is the latest.",
     )
     success_file: bool = option(
@@ -92,12 +92,12 @@ class FileOptions:
         doc="While a job writes the files (`_temporary`): go on with the last version this host knows, or fail.",
     )
     busy_wait_s: float = option(
-        "lookup.busy-wait", DURATION, 30.0, shown="30 s",
+        "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
         doc="How long a query waits for such a job where this host knows no version, or lacks bytes of it that the "
             "job has removed.",
     )
     busy_timeout_s: float = option(
-        "lookup.busy-timeout", DURATION, 600.0, shown="10 min",
+        "lookup.busy-timeout", DURATION, 600.0, default_text="10 min",
         doc="A job in whose directory nothing has changed for so long is dead: its directory is ignored, and a "
             "warning names it.",
     )

@@ -21,15 +21,15 @@ class HostOptions:
             " for, on top; FULL all rows, decoded and indexed, on local disk.",
     )
     cache_dir: str | None = option(
-        "lookup.cache.dir", Kind("path", parse_text), None, shown="`lookupcache-<uid>` in the system's temporary directory",
+        "lookup.cache.dir", Kind("path", parse_text), None, default_text="`lookupcache-<uid>` in the system's temporary directory",
         doc="Directory of this host's cache, mode 0700, on a local disk.",
     )
     cache_max_bytes: int | None = option(
-        "lookup.cache.max-bytes", size(MIB, MOST), None, shown="a quarter of its disk, or half of what is free there if that is less",
+        "lookup.cache.max-bytes", size(MIB, MOST), None, default_text="a quarter of its disk, or half of what is free there if that is less",
         doc="Budget of the cache directory for all that lies in it: blocks, snapshots, rows by key, records.",
     )
     block_size: int = option(
-        "lookup.block.size", size(64 * 1024, GIB), 4 * MIB, shown="4 MiB",
+        "lookup.block.size", size(64 * 1024, GIB), 4 * MIB, default_text="4 MiB",
         doc="Block of a format without natural blocks (CSV, JSON, ORC).",
     )
     max_retries: int = option(

@@ -37,7 +37,7 @@ class IcebergOptions:
         doc="Properties of that catalog in place of PyIceberg's configuration, e.g. `lookup.catalog.uri`; never credentials.",
     )
     branch: str | None = option(
-        "lookup.branch", Kind("name", parse_text), None, shown="`main`",
+        "lookup.branch", Kind("name", parse_text), None, default_text="`main`",
         doc="Of an Iceberg table: read the current snapshot of this branch.",
     )
     tag: str | None = option(
@@ -49,8 +49,8 @@ class IcebergOptions:
     @property
     def ref(self) -> dict[str, Ref]:
         """The options that name a reference, and what they name."""
-        given = {"branch": self.branch, "tag": self.tag}
-        return {f"lookup.{kind}": Ref(kind, name) for kind, name in given.items() if name is not None}
+        names_by_kind = {"branch": self.branch, "tag": self.tag}
+        return {f"lookup.{kind}": Ref(kind, name) for kind, name in names_by_kind.items() if name is not None}
 
 
 def check_catalog(options: LookupOptions) -> None:

@@ -80,7 +80,7 @@ class LookupOptions(
         explicit: set[str] = set()
         everything = {key.lower(): text for layer, _ in layers for key, text in layer.items()}
         local = "lookup.catalog" not in everything and is_local(everything.get("path", ""))
-        for layer, named_so in layers:
+        for layer, layer_name in layers:
             for key in _retract(layer):
                 values.pop(_FIELDS[key].name, None)
                 explicit.discard(key)
@@ -98,8 +98,8 @@ class LookupOptions(
                     named[prefix][key.removeprefix(prefix)] = str(text)
                     continue
                 # A conf file may hold credentials, also under a key that is misspelled.
-                field = _field_of(key, "…" if layer is conf else text)
-                values[field.name] = _parse(field, text, f"option {key}", f" ({named_so})")
+                field = _get_field(key, "…" if layer is conf else text)
+                values[field.name] = _parse(field, text, f"option {key}", f" ({layer_name})")
                 if layer is not conf:
                     explicit.add(key)
         if values.get("changes_from") is not None:
@@ -137,9 +137,13 @@ class LookupOptions(
                 "option lookup.metadata.sync-interval contradicts lookup.metadata.source = 'UFS', which asks the store at "
                 "every query: remove it, or set lookup.metadata.source = 'CACHE'"
             )
-        given = {"lookup.valid-to", "lookup.overlap"} & self.explicit
-        if given and (self.valid_from is None or (self.valid_to is None and "lookup.overlap" in given)):
-            raise OptionError(f"option {min(given)} has no meaning without lookup.valid-from and lookup.valid-to")
+        validity_options = {"lookup.valid-to", "lookup.overlap"} & self.explicit
+        if validity_options and (
+            self.valid_from is None or (self.valid_to is None and "lookup.overlap" in validity_options)
+        ):
+            raise OptionError(
+                f"option {min(validity_options)} has no meaning without lookup.valid-from and lookup.valid-to"
+            )
         if sum(limit is not None for limit in self.stream_limits) > 1:
             raise OptionError(
                 "options lookup.stream.max-rows-per-trigger, lookup.stream.max-files-per-trigger and "
@@ -192,7 +196,7 @@ class LookupOptions(
         """These options with `overrides` (key -> text) in place of their own values. Raises OptionError."""
         values = {}
         for key, text in overrides.items():
-            field = _field_of(key, text)
+            field = _get_field(key, text)
             values[field.name] = _parse(field, text, f"option {key}")
         return dataclasses.replace(self, **values)
 
@@ -203,7 +207,7 @@ class LookupOptions(
         """
         values: dict[str, Any] = {}
         for key, text in overrides.items():
-            field = _field_of(key, text)
+            field = _get_field(key, text)
             name = f"conf {SPARK_CONF_PREFIX}{key.removeprefix('lookup.')}"
             if key not in HOST_KEYS:
                 raise OptionError(
@@ -220,11 +224,11 @@ class LookupOptions(
             if field.name not in ("storage", "provider_options", "catalog_properties")
             and getattr(self, field.name) != field.default
         }
-        shown = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
-        shown |= {STORAGE + key: redact(key, value) for key, value in self.storage}
-        shown |= {PROVIDER + key: redact(key, value) for key, value in self.provider_options}
-        shown |= {CATALOG + key: redact(key, value) for key, value in self.catalog_properties}
-        return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
+        redacted = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
+        redacted |= {STORAGE + key: redact(key, value) for key, value in self.storage}
+        redacted |= {PROVIDER + key: redact(key, value) for key, value in self.provider_options}
+        redacted |= {CATALOG + key: redact(key, value) for key, value in self.catalog_properties}
+        return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in redacted.items())})"
 
 
 _FIELDS: dict[str, dataclasses.Field[Any]] = {
@@ -236,8 +240,8 @@ def _parse(field: dataclasses.Field[Any], text: object, name: str, origin: str =
     try:
         return field.metadata["parse"](str(text))
     except ValueError as problem:
-        shown = redact(field.metadata["key"], text)
-        raise OptionError(f"{name} = {shown!r}{origin}: expected {problem}") from None
+        redacted = redact(field.metadata["key"], text)
+        raise OptionError(f"{name} = {redacted!r}{origin}: expected {problem}") from None
 
 
 def _refuse_secret(key: str, text: object, allowed: bool) -> None:
@@ -263,7 +267,7 @@ def _refuse_secret(key: str, text: object, allowed: bool) -> None:
         )
 
 
-def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
+def _get_field(key: str, text: object) -> dataclasses.Field[Any]:
     field = _FIELDS.get(key)
     if key.startswith(STORAGE):
         raise OptionError(
@@ -271,8 +275,8 @@ def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
             f"filesystem, and JSON for a nested one, e.g. {STORAGE}client_kwargs = '{{\"verify\": false}}'"
         )
     if field is None:
-        near = _meant(key)
-        hint = f"did you mean {' or '.join(near)}?" if near else "docs/options.md lists the options"
+        candidates = _suggest_options(key)
+        hint = f"did you mean {' or '.join(candidates)}?" if candidates else "docs/options.md lists the options"
         raise OptionError(f"unknown option {key} = {redact(key, text)!r}: {hint}")
     return field
 
@@ -300,22 +304,22 @@ _OF_PEERS = {
 }  # fmt: skip
 
 
-def _meant(key: str) -> list[str]:
-    """The options that an unknown one may stand for: those that end like it, its equals in peers, or those spelled nearly so."""
+def _suggest_options(key: str) -> list[str]:
+    """The options that an unknown key may mean: those that end with it, its counterpart from other projects, or those spelled similarly."""
     plain = re.sub(r"[^a-z0-9]", "", key)
-    known = {re.sub(r"[^a-z0-9]", "", name): name for name in _FIELDS if not name.endswith("*")}
-    if (same := known.get(plain) or known.get("lookup" + plain)) is not None:
-        return [same]
+    names_by_plain = {re.sub(r"[^a-z0-9]", "", name): name for name in _FIELDS if not name.endswith("*")}
+    if (match := names_by_plain.get(plain) or names_by_plain.get("lookup" + plain)) is not None:
+        return [match]
     if (peer := _OF_PEERS.get(plain) or _OF_PEERS.get(plain.removeprefix("lookup"))) is not None:
         return [peer]
     ends = re.sub(r"[^a-z0-9]", "", key.removeprefix("lookup."))
-    named = [name for folded, name in known.items() if len(ends) > 2 and folded.endswith(ends)]
-    if 0 < len(named) <= 3:
-        return named
-    near = difflib.get_close_matches(key, _FIELDS, 1, 0.6) or difflib.get_close_matches(
+    ending_alike = [name for folded, name in names_by_plain.items() if len(ends) > 2 and folded.endswith(ends)]
+    if 0 < len(ending_alike) <= 3:
+        return ending_alike
+    close_names = difflib.get_close_matches(key, _FIELDS, 1, 0.6) or difflib.get_close_matches(
         f"lookup.{key}", _FIELDS, 1, 0.75
     )
-    return near or named[:3]
+    return close_names or ending_alike[:3]
 
 
 def is_local(path: str) -> bool:
@@ -324,26 +328,26 @@ def is_local(path: str) -> bool:
 
 
 def _retract(layer: Mapping[str, str]) -> set[str]:
-    """Options of lower layers that lose their meaning by what this layer chooses, such as an interval by UFS."""
-    chosen = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
-    cache, source = chosen.get("lookup.cache"), chosen.get("lookup.metadata.source")
-    lost: set[str] = set()
+    """Options of lower layers that this layer's choices make meaningless, such as an interval by UFS."""
+    values = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
+    cache, source = values.get("lookup.cache"), values.get("lookup.metadata.source")
+    meaningless: set[str] = set()
     if cache in ("NONE", "PARTIAL"):
-        lost |= {key for key in _FIELDS if key.startswith(FULL)}
+        meaningless |= {key for key in _FIELDS if key.startswith(FULL)}
     if cache in ("NONE", "FULL"):
-        lost |= {key for key in _FIELDS if key.startswith(PARTIAL)}
+        meaningless |= {key for key in _FIELDS if key.startswith(PARTIAL)}
     if cache == "FULL":
-        lost.add("lookup.metadata.sync-interval")
+        meaningless.add("lookup.metadata.sync-interval")
     if source == "UFS":
-        lost |= {"lookup.metadata.sync-interval", FULL + "on-reload-failure", FULL + "max-staleness"}
-    return lost - chosen.keys()
+        meaningless |= {"lookup.metadata.sync-interval", FULL + "on-reload-failure", FULL + "max-staleness"}
+    return meaningless - values.keys()
 
 
 def merge_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str, str]:
-    """The options of a table under those of a read, as one layer: what the read makes meaningless is left out."""
-    lost = _retract(read) | {key.lower() for key in read}
-    kept = {key.lower(): text for key, text in table.items() if key.lower() not in lost}
-    return {**kept, **{key.lower(): text for key, text in read.items()}}
+    """The options of a table, overridden by those of a read. Options of the table that the read makes meaningless are dropped."""
+    overridden = _retract(read) | {key.lower() for key in read}
+    table_options = {key.lower(): text for key, text in table.items() if key.lower() not in overridden}
+    return {**table_options, **{key.lower(): text for key, text in read.items()}}
 
 
 def options_table() -> str:
@@ -351,5 +355,5 @@ def options_table() -> str:
     rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for key, field in _FIELDS.items():
         meta = field.metadata
-        rows.append(f"| `{key}` | {meta['kind']} | {meta['shown'] or '–'} | {meta['doc']} |")
+        rows.append(f"| `{key}` | {meta['kind']} | {meta['default_text'] or '–'} | {meta['doc']} |")
     return "\n".join(rows)

@@ -131,7 +131,7 @@ _OF_FORMAT = re.compile(r"(\w+)\.`(.+)`", re.DOTALL)
 
 
 def parse_path(text: str) -> str:
-    """A path or URL; its scheme may be in capitals. Raises ValueError for what another program takes for one."""
+    """A path or URL; its scheme may be in capitals. Raises ValueError for paths that only other programs understand."""
     path = parse_text(text)
     if "\0" in path or not _is_encodable(path):
         raise ValueError(
@@ -143,21 +143,21 @@ def parse_path(text: str) -> str:
         raise ValueError(f"a path written out in full: the variable {variable[0]} is not expanded here")
     if _DRIVE.match(path) is not None:
         raise ValueError("a path of Linux or macOS, such as '/…', or a URL: Windows drives are not supported")
-    found = _SCHEME.fullmatch(path)
-    if found is None:
+    match = _SCHEME.fullmatch(path)
+    if match is None:
         return path
-    scheme, slashes, rest = found[1].lower(), found[2], found[3]
+    scheme, slashes, location = match[1].lower(), match[2], match[3]
     if scheme == "dbfs":
-        raise ValueError(f"the path at which Databricks mounts it, '/dbfs/{rest}'")
+        raise ValueError(f"the path at which Databricks mounts it, '/dbfs/{location}'")
     if scheme in _REMOTE and len(slashes) != 2:
-        place = f"<namenode>/{rest}" if scheme == "hdfs" else rest
+        place = f"<namenode>/{location}" if scheme == "hdfs" else location
         raise ValueError(f"two slashes, '{scheme}://{place}'")
-    if scheme in ("file", "local") and slashes == "//" and rest and not rest.startswith("/"):
-        host, _, below = rest.partition("/")
+    if scheme in ("file", "local") and slashes == "//" and location and not location.startswith("/"):
+        host, _, below = location.partition("/")
         raise ValueError(
             f"a path of this machine, '{scheme}:///{below if host == 'localhost' else '…'}': what follows two slashes is the name of a host"
         )
-    return f"{scheme}:{slashes}{rest}" if scheme in (*_REMOTE, "file", "local") or slashes == "//" else path
+    return f"{scheme}:{slashes}{location}" if scheme in (*_REMOTE, "file", "local") or slashes == "//" else path
 
 
 def _is_encodable(path: str) -> bool:
@@ -171,10 +171,10 @@ def _is_encodable(path: str) -> bool:
 
 def parse_character(text: str) -> str:
     """One character, a tab also as `\\t`."""
-    found = "\t" if text == "\\t" else text
-    if len(found) != 1 or not found.isascii() or found in "\r\n\0":
+    character = "\t" if text == "\\t" else text
+    if len(character) != 1 or not character.isascii() or character in "\r\n\0":
         raise ValueError("one ASCII character, such as ; or \\t")
-    return found
+    return character
 
 
 def parse_quote(text: str) -> str:
@@ -184,12 +184,12 @@ def parse_quote(text: str) -> str:
 def parse_encoding(text: str) -> str:
     """The name of an encoding that Python has, as Python spells it."""
     try:
-        found = codecs.lookup(text.strip())
+        codec = codecs.lookup(text.strip())
     except (LookupError, ValueError):
-        found = None
-    if found is None or not found._is_text_encoding:
+        codec = None
+    if codec is None or not codec._is_text_encoding:
         raise ValueError("the name of an encoding, such as UTF-8, ISO-8859-1 or UTF-16")
-    return str(found.name)
+    return str(codec.name)
 
 
 def parse_factory(text: str) -> str:
@@ -200,20 +200,20 @@ def parse_factory(text: str) -> str:
 
 
 def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
-    """What the factory `name` makes of `argument`. Raises OptionError if it cannot be imported or called, or makes no `kind`."""
+    """The object that the factory `name` returns for `argument`. Raises OptionError if it cannot be imported or called, or returns no `kind`."""
     module, _, path = name.partition(":")
     try:
         factory: Any = importlib.import_module(module)
         for part in path.split("."):
             factory = getattr(factory, part)
-        made = factory(argument)
+        instance = factory(argument)
     except OptionError:
         raise
     except Exception as problem:  # whatever a user's module does when it is imported or called
         raise_ours(OptionError(f"option {option} = {name!r} cannot be made: {foreign_repr(problem)}"), problem)
-    if not isinstance(made, kind):
-        raise OptionError(f"option {option} = {name!r} returned {foreign_repr(made)}: return a {kind.__name__}")
-    return made
+    if not isinstance(instance, kind):
+        raise OptionError(f"option {option} = {name!r} returned {foreign_repr(instance)}: return a {kind.__name__}")
+    return instance
 
 
 def parse_positive_duration_s(text: str) -> float:
@@ -240,7 +240,7 @@ def parse_commit(text: str) -> str:
 
 
 def parse_instant(text: str) -> datetime.datetime:
-    """A time, in UTC; without a zone it is one of UTC."""
+    """A time, in UTC; without a zone it counts as UTC."""
     try:
         # Python 3.10 knows no Z.
         at = datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
@@ -250,7 +250,7 @@ def parse_instant(text: str) -> datetime.datetime:
 
 
 def parse_batch(text: str) -> tuple[str, int]:
-    """A batch of somebody's: their name, and a number that grows."""
+    """A batch of a writer: the writer's name, and a number that grows."""
     query, _, number = text.strip().rpartition(":")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", query) or not re.fullmatch(r"[0-9]{1,12}", number):
         raise ValueError("a name (letters, digits, ., _, -) and the number of a batch, such as orders-by-city:17")
@@ -266,25 +266,25 @@ def parse_stream_start(text: str) -> StreamStart | int:
     if re.fullmatch(r"[0-9]{1,18}", text.strip()) and int(text) >= 1:
         return int(text)
     try:
-        found: StreamStart = choice(StreamStart).parse(text)
+        start: StreamStart = choice(StreamStart).parse(text)
     except ValueError:
         raise ValueError("SNAPSHOT, LATEST or a log position, such as 12") from None
-    return found
+    return start
 
 
 def parse_reload_strategy(text: str) -> ReloadStrategy | str:
-    """PERIODIC, TIMED, or who makes a trigger."""
+    """PERIODIC, TIMED, or the factory of a trigger (`module:factory`)."""
     if ":" in text:
         try:
             return parse_factory(text)
         except ValueError:
             raise ValueError("PERIODIC, TIMED or module:factory, e.g. 'my_company.triggers:nightly'") from None
-    found: ReloadStrategy = choice(ReloadStrategy).parse(text)
-    return found
+    strategy: ReloadStrategy = choice(ReloadStrategy).parse(text)
+    return strategy
 
 
 class Kind(NamedTuple):
-    """What an option's text may be: what users are told, and what makes a value of it or raises ValueError."""
+    """What an option's text may be: the label for users, and the parser, which returns a value or raises ValueError."""
 
     label: str
     parse: Callable[[str], Any]
@@ -301,17 +301,19 @@ NAMES = Kind("names", parse_names)
 MIB, GIB, MOST = 1024**2, 1024**3, 2**60
 
 
-def choice(of: type[enum.Enum]) -> Kind:
+def choice(enum_class: type[enum.Enum]) -> Kind:
     """One of an enum's values, in any letter case (as Flink parses them)."""
-    choices = [str(member.value) for member in of]
+    choices = [str(member.value) for member in enum_class]
 
     def parse(text: str) -> enum.Enum:
-        wanted = text.strip()
-        for member in of:
-            if member.value.lower() == wanted.lower():
+        stripped = text.strip()
+        for member in enum_class:
+            if member.value.lower() == stripped.lower():
                 return member
-        near = [word for form in (wanted, wanted.upper()) for word in difflib.get_close_matches(form, choices, 1, 0.4)]
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        close_words = [
+            word for form in (stripped, stripped.upper()) for word in difflib.get_close_matches(form, choices, 1, 0.4)
+        ]
+        hint = f" (did you mean {close_words[0]}?)" if close_words else ""
         raise ValueError(f"one of {', '.join(choices)}{hint}")
 
     return Kind(", ".join(choices), parse)
@@ -329,16 +331,16 @@ def size(low: int, high: int) -> Kind:
     return Kind("size", parse)
 
 
-def option(key: str, kind: Kind, default: Any, *, doc: str, shown: str = "", hashed: bool = True) -> Any:
-    """A field of `LookupOptions`. `shown`: the default as users see it, where its text is not that."""
-    if not shown and default is not None:
-        shown = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
-    metadata = {"key": key, "kind": kind.label, "parse": kind.parse, "doc": doc, "shown": shown}
+def option(key: str, kind: Kind, default: Any, *, doc: str, default_text: str = "", hashed: bool = True) -> Any:
+    """A field of `LookupOptions`. `default_text`: the default as users see it, where its text is not that."""
+    if not default_text and default is not None:
+        default_text = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
+    metadata = {"key": key, "kind": kind.label, "parse": kind.parse, "doc": doc, "default_text": default_text}
     return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one; True and False are none."""
+    """Whether a value is a number; True and False are none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""Options of a table of another system."""
+"""Options of a provider's table, which lies in another system."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProviderOptions:
         doc="Of an asynchronous provider: calls that run at once.",
     )
     async_timeout_s: float = option(
-        "lookup.async.timeout", POSITIVE_DURATION, 180.0, shown="3 min",
+        "lookup.async.timeout", POSITIVE_DURATION, 180.0, default_text="3 min",
         doc="Of a provider: how long a call may take, with what is tried again; of its scan(), each batch; and its factory.",
     )
     retry_predicate: RetryPredicate | None = option(
@@ -59,14 +59,14 @@ def check_provider(options: LookupOptions) -> None:
             "options lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"
         )
     if options.provider is None:
-        given = [key for key in options.explicit if key.startswith(("lookup.async.", "lookup.retry."))]
-        given += [PROVIDER + key for key, _ in options.provider_options]
-        if given:
-            raise OptionError(f"option {min(given)} is for tables of a provider: set lookup.provider, or remove it")
+        misplaced = [key for key in options.explicit if key.startswith(("lookup.async.", "lookup.retry."))]
+        misplaced += [PROVIDER + key for key, _ in options.provider_options]
+        if misplaced:
+            raise OptionError(f"option {min(misplaced)} is for tables of a provider: set lookup.provider, or remove it")
         return
     of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle", "lookup.block.size"}
     of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", "lookup.schema"}
     of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
-    wrong = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage]
-    if wrong:
-        raise OptionError(f"option {min(wrong)} is for tables of files: with lookup.provider it has no meaning")
+    file_options = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage]
+    if file_options:
+        raise OptionError(f"option {min(file_options)} is for tables of files: with lookup.provider it has no meaning")

@@ -1,4 +1,4 @@
-"""Options of a read, what it shows of a table, and of which version; and of writes of managed tables."""
+"""Options of a read (which columns, rows and version), and of writes to managed tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pyspark_lookup.options.parsing import (
     whole_number,
 )
 
-GIVEN = "lookup.given"
+EXPLICIT = "lookup.given"
 """Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
 BUILT = "lookup.built"
 """Of such a read, too: the micro-batch in whose `foreachBatch` function the lookup was built, and when, as JSON."""
@@ -49,11 +49,11 @@ _CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.ve
 class ReadOptions:
     # fmt: off
     columns: tuple[str, ...] | None = option(
-        "lookup.columns", NAMES, None, shown="all",
+        "lookup.columns", NAMES, None, default_text="all",
         doc="Columns to read, in this order.",
     )
     where: str | None = option(
-        "lookup.where", Kind("SQL predicate", parse_text), None, shown="all rows",
+        "lookup.where", Kind("SQL predicate", parse_text), None, default_text="all rows",
         doc="Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] "
             "NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.",
     )
@@ -84,11 +84,11 @@ class ReadOptions:
         doc="Who says which version is current: the store, once per query, or this host.",
     )
     sync_interval_s: float | None = option(
-        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, shown="required with CACHE, but for FULL",
+        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="required with CACHE, but for FULL",
         doc="With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).",
     )
     version: int | None = option(
-        "lookup.version", Kind("version number", _NUMBER), None, shown="the current version",
+        "lookup.version", Kind("version number", _NUMBER), None, default_text="the current version",
         doc="Of a managed, a Delta or an Iceberg table: read this version (time travel), as `lookup.view=versions` lists them.",
     )
     timestamp: datetime.datetime | None = option(
@@ -100,7 +100,7 @@ class ReadOptions:
         doc="Of a managed table: read what the commits from this one on have changed, it included, as `lookup.view=changes`.",
     )
     changes_to: int | None = option(
-        "lookup.changes-to", Kind("version number", _CHANGES), None, shown="the current version",
+        "lookup.changes-to", Kind("version number", _CHANGES), None, default_text="the current version",
         doc="... up to this commit, it included.",
     )
     valid_write_ids: str | None = option(
@@ -118,7 +118,7 @@ class ReadOptions:
         doc="When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.",
     )
     on_version_gone: enums.OnVersionGone | None = option(
-        "lookup.on-version-gone", choice(enums.OnVersionGone), None, shown="NEWER; of a managed, a Delta or an Iceberg table FAIL",
+        "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; of a managed, a Delta or an Iceberg table FAIL",
         doc="When a file was replaced after the version was resolved: read the newer one, or fail.",
     )
     on_error: enums.OnError = option(
@@ -131,7 +131,7 @@ class ReadOptions:
         doc="Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).",
     )
     split_size: int = option(
-        "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, shown="128 MiB",
+        "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
         doc="A scan above this many file bytes is split into several tasks.",
     )
     stream_start: enums.StreamStart | int = option(
@@ -161,16 +161,16 @@ class ReadOptions:
     @property
     def pins(self) -> dict[str, Pin]:
         """The options that say which version is read, by name; one at most, once they are checked."""
-        given = {
+        pins = {
             "lookup.version": self.version,
             "lookup.timestamp": self.timestamp,
             "lookup.valid-write-ids": self.valid_write_ids,
         }
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in pins.items() if value is not None}
 
     @property
     def stream_limits(self) -> tuple[int | None, int | None, int | None]:
-        """At most so many rows, files and bytes in a micro-batch."""
+        """The most rows, files and bytes of a micro-batch; None: no limit."""
         return self.stream_max_rows, self.stream_max_files, self.stream_max_bytes
 
 
@@ -195,7 +195,7 @@ class WriteOptions:
         doc="Of writes: add columns that the table does not have; older rows have null there.",
     )
     write_missing_columns: enums.MissingColumns | None = option(
-        "lookup.write.missing-columns", choice(enums.MissingColumns), None, shown="such an upsert is refused",
+        "lookup.write.missing-columns", choice(enums.MissingColumns), None, default_text="such an upsert is refused",
         doc="Of upserts whose rows lack columns: a row that is there keeps its values (KEEP), or they become null "
             "(NULL).",
     )
@@ -210,7 +210,7 @@ class WriteOptions:
             "(`LookupTable.compact`).",
     )
     write_timeout_s: float = option(
-        "lookup.write.timeout", POSITIVE_DURATION, 86400.0, shown="24 h",
+        "lookup.write.timeout", POSITIVE_DURATION, 86400.0, default_text="24 h",
         doc="Of writes: others may abort a write that has shown no sign of life for so long.",
     )
     # fmt: on
@@ -225,14 +225,14 @@ IDLE_IN_GETS = OF_AS_OF | {
 
 
 def refuse_in_reads(
-    given: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
+    explicit: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
 ) -> None:
-    """Raise OptionError for an option that somebody has given for a read, in which it does nothing.
+    """Raise OptionError for an option that was given for a read in which it has no effect.
 
     What is stored with a table is not given for a read: it is for all that is done with the table. `stream`: it is, or may be, a
     stream of changes; `as_of`: a lookup of what is valid at a time.
     """
-    for key in sorted(key.lower() for key in given):
+    for key in sorted(key.lower() for key in explicit):
         if key.startswith("lookup.write."):
             raise OptionError(f"option {key} is for writes: a read takes none, remove it")
         if key.startswith("lookup.stream.") and not stream:
@@ -247,10 +247,10 @@ def refuse_in_reads(
             raise OptionError(f"option {key} has no meaning without lookup.view = 'metrics': remove it")
 
 
-def refuse_block_size(given: Iterable[str], form: enums.FileFormatName | None, path: str) -> None:
-    """Raise OptionError for a block size that somebody has given for a read of files whose own blocks are kept."""
+def refuse_block_size(explicit: Iterable[str], form: enums.FileFormatName | None, path: str) -> None:
+    """Raise OptionError for a block size that was given for a read of files cached by their own blocks."""
     if form in (enums.FileFormatName.PARQUET, enums.FileFormatName.ARROW):
-        for key in given:
+        for key in explicit:
             if key.lower() == "lookup.block.size":
                 raise OptionError(
                     f"option {key} is for formats without natural blocks (CSV, JSON, ORC): {path} has {form.value}, remove it"

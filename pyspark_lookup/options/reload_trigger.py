@@ -93,7 +93,7 @@ class CacheReloadTrigger(abc.ABC):
 
 
 def _cancel_nothing() -> None:
-    """What cancels where nothing is planned."""
+    """Cancels nothing, where no reload is planned."""
 
 
 class DueTrigger(CacheReloadTrigger):
@@ -114,7 +114,7 @@ class DueTrigger(CacheReloadTrigger):
 
     @abc.abstractmethod
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
-        """When, after `now_s`, the next is due if one asked for at `now_s` does not show in `last`."""
+        """When the next reload is due after `now_s`, if the one requested at `now_s` does not show in `last`."""
 
     def open(self, context: CacheReloadTrigger.Context) -> None:
         self.close()
@@ -132,13 +132,13 @@ class DueTrigger(CacheReloadTrigger):
         if self._context is not context:
             cancel()
 
-    def _fire(self, context: CacheReloadTrigger.Context, seen: LastReload | None, due_s: float) -> None:
+    def _fire(self, context: CacheReloadTrigger.Context, planned_after: LastReload | None, due_s: float) -> None:
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
         # A reload in between, such as another process's, changes the plan. Where there was none the clock may have been
         # set back: then no later than if it were planned now, but never later than it was, or it would be put off for ever.
-        if last != seen:
+        if last != planned_after:
             due_s = self.next_due_s(last, now_s)
         elif due_s > now_s:
             due_s = min(due_s, self.next_due_s(last, now_s))
@@ -146,16 +146,16 @@ class DueTrigger(CacheReloadTrigger):
             self._plan(context, last, due_s)
         elif self._waits:
             try:
-                done = context.trigger_reload()
+                reload = context.trigger_reload()
             except Exception:
-                self._ended(context, last)
+                self._plan_next(context, last)
                 raise
-            done.add_done_callback(lambda _: self._ended(context, last))
+            reload.add_done_callback(lambda _: self._plan_next(context, last))
         else:
             self._plan(context, last, self._due_after_s(last, now_s))
             context.trigger_reload()
 
-    def _ended(self, context: CacheReloadTrigger.Context, before: LastReload | None) -> None:
+    def _plan_next(self, context: CacheReloadTrigger.Context, before: LastReload | None) -> None:
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
@@ -241,23 +241,23 @@ class TimedCacheReloadTrigger(DueTrigger):
 
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
         if last is None:
-            return min(due_s for due_s, _ in self._around(now_s) if due_s > now_s)
+            return min(due_s for due_s, _ in self._instants_around(now_s) if due_s > now_s)
         return self._after_s(last, now_s)
 
     def _first_s(self, at_s: float) -> float:
         """The first reload time at or after `at_s`."""
-        return min(due_s for due_s, _ in self._around(at_s) if due_s >= at_s)
+        return min(due_s for due_s, _ in self._instants_around(at_s) if due_s >= at_s)
 
     def _after_s(self, last: LastReload, at_s: float) -> float:
         """The first reload time after `at_s` on a day that is a multiple of the interval from the very first one."""
         anchor_s = last.first_started_at_s
-        _, anchor = min(entry for entry in self._around(anchor_s) if entry[0] >= anchor_s)
-        latest = max(day for due_s, day in self._around(at_s) if due_s <= at_s)
+        _, anchor = min(entry for entry in self._instants_around(anchor_s) if entry[0] >= anchor_s)
+        latest = max(day for due_s, day in self._instants_around(at_s) if due_s <= at_s)
         # Negative where the clock was set back to before the first: the same days count there.
         steps = (latest - anchor).days // self.interval_days + 1
         return _instant_s(anchor + steps * self.interval_days * _DAY, self.reload_time, self._zone)
 
-    def _around(self, at_s: float) -> list[tuple[float, datetime.date]]:
+    def _instants_around(self, at_s: float) -> list[tuple[float, datetime.date]]:
         return [(_instant_s(day, self.reload_time, self._zone), day) for day in _days_around(at_s, self._zone)]
 
 
@@ -307,7 +307,7 @@ def _instant_s(day: datetime.date, time: datetime.time, zone: datetime.tzinfo | 
 
 
 def _days_around(at_s: float, zone: datetime.tzinfo | None) -> list[datetime.date]:
-    """The local day of an instant, with those before and after it that could matter where a whole day was skipped."""
+    """The local day of an instant and the days around it that could matter, as some zones once skipped a whole day."""
     today = datetime.datetime.fromtimestamp(at_s, zone).date()
     return [today + days * _DAY for days in range(-2, 2)]
 

@@ -1,4 +1,4 @@
-"""What a scan is to those who use one, how files are dealt out to tasks, and batches as scans give them out."""
+"""The interface of scans, how files are divided among tasks, and batches as scans return them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNCHECKED_BYTES = 64 * 1024 * 1024  # of rows in memory: after so many more, fr
 
 
 def slices_of(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
-    """Whole files as slices."""
+    """One slice for each file, of all its bytes."""
     return tuple(Slice(file, 0, file.size) for file in files)
 
 
@@ -56,7 +56,7 @@ def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedUnit:
-    """A unit of a file that only has to be decoded: its `middle` byte, about how many `bytes` and exactly how many `rows` it has.
+    """A unit of a file (e.g. a row group) whose bytes are in memory: its `middle` byte in the file, its approximate `bytes`, its exact `rows`.
 
     `rows` None: the file has no other units, and decoding it will tell.
     """
@@ -69,18 +69,18 @@ class PreparedUnit:
 
 
 class PreparedScan(Protocol):
-    """A task that only has to be decoded."""
+    """A task whose bytes are in memory, so that its rows only have to be decoded."""
 
     def batches(self) -> Iterator[pa.RecordBatch]: ...
     def units(self) -> Iterator[PreparedUnit]: ...
 
 
 class TableScan(abc.ABC):
-    """What reads a table's rows. The defaults are those of rows that are in files, of which nothing is known."""
+    """Reads a table's rows. The defaults are for rows in files of which nothing is known."""
 
     @property
     def reads_all_rows(self) -> bool:
-        """Whether it can read them all, not only by key."""
+        """Whether the scan can read all rows, and not only look rows up by key."""
         return True
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
@@ -88,7 +88,7 @@ class TableScan(abc.ABC):
         return None
 
     def close(self) -> None:  # noqa: B027 # most hold nothing
-        """Let go of connections until the next use."""
+        """Close connections; the next use opens them again."""
 
     def forget_files(self) -> None:  # noqa: B027
         """Drop what is known about files, because none of them is read again soon."""
@@ -104,25 +104,25 @@ class TableScan(abc.ABC):
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]:
-        """For each file and each of those columns, spelled as in `schema`, between which values its rows lie; None: not known."""
+        """The bounds of these columns (spelled as in `schema`) in each file; None: not known."""
         return [[None for _ in names] for _ in files]
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
-        """How many rows the files have; None where only reading them would tell."""
+        """How many rows the files have; None if only reading them would tell."""
         return None
 
     def decoded_bytes(self, table: Table, files: Sequence[FileVersion], names: Sequence[str]) -> int | None:
-        """About how many bytes these columns take in a snapshot; None where only reading them would tell."""
+        """About how many bytes these columns take in a snapshot; None if only reading them would tell."""
         return None
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
-        """The places of deleted rows, by the URL of their file."""
+        """The positions of deleted rows, by the URL of their file."""
         return {}
 
     def deleted_values(
         self, table: Table, deletes: Sequence[Deletes]
     ) -> Iterable[tuple[EqualityColumns, DeletedValues]]:
-        """The values by which equality deletes name rows, of those with the same columns together."""
+        """The values of equality deletes, those with the same columns together."""
         return ()
 
     @abc.abstractmethod
@@ -186,7 +186,7 @@ def matching_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.Reco
     """The rows for which the predicate is true; None if there are none."""
     if predicate is None:
         return batch
-    mask = mask_of(predicate, batch)
+    mask = evaluate_mask(predicate, batch)
     if mask.true_count == 0:
         return None
     return batch.filter(mask) if mask.true_count < batch.num_rows or mask.null_count else batch
@@ -197,6 +197,6 @@ def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-def mask_of(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.BooleanArray:
+def evaluate_mask(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.BooleanArray:
     assert predicate is not None
     return evaluate(predicate, dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)

@@ -13,7 +13,7 @@ from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.stores import Deletes, FileVersion, Range
 
-_KEPT = 512  # deletes in memory, of those used last
+_DELETES_AT_MOST = 512  # deletes in memory, of those used last
 
 
 def drop_deleted(deleted: Numbers | None, first: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Numbers]:
@@ -24,7 +24,7 @@ def drop_deleted(deleted: Numbers | None, first: int, batch: pa.RecordBatch) -> 
 
 
 def live_mask(deleted: Numbers | None, first: int, rows: int) -> Numbers | None:
-    """Which of the `rows` rows of a file from position `first` on are not deleted; None: all. `deleted`: positions, ascending."""
+    """A mask of `rows` rows from position `first` of a file: True for those not deleted; None if none is. `deleted`: positions, ascending."""
     if deleted is None:
         return None
     low, high = np.searchsorted(deleted, [first, first + rows])
@@ -36,72 +36,82 @@ def live_mask(deleted: Numbers | None, first: int, rows: int) -> Numbers | None:
 
 
 class DeletedRows:
-    """What deletes by position say, decoded once in this process."""
+    """The positions of deleted rows in each file; each delete file is decoded once per process."""
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
         self._lock = threading.Lock()
-        self._known: dict[str, Mapping[str, Numbers]] = {}
+        self._positions_by_name: dict[str, Mapping[str, Numbers]] = {}
         # Of the version that was asked about last: its deletes, and what they say together of each file.
         self._merged: tuple[tuple[str, ...], dict[tuple[str, int], Numbers | None]] = (), {}
         self._groups: dict[tuple[str, ...], int] = {}  # numbers of those that files have together
 
-    def of(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
-        """For each of the files that has deleted rows, by URL, their positions, ascending. `root`: the table's URL."""
-        files = [file for file in files if any(one.equality is None for one in file.deletes)]
+    def read_positions(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
+        """The positions of deleted rows, ascending, by the URL of each file that has some. `root`: the table's URL."""
+        files = [file for file in files if any(delete.equality is None for delete in file.deletes)]
         # All files of a managed table's version have the same ones.
-        several = {id(file.deletes): tuple(one for one in file.deletes if one.equality is None) for file in files}
-        deletes = {one.name: one for some in several.values() for one in some}
+        position_deletes = {
+            id(file.deletes): tuple(delete for delete in file.deletes if delete.equality is None) for file in files
+        }
+        deletes = {delete.name: delete for group in position_deletes.values() for delete in group}
         if not deletes:
             return {}
         with self._lock:
-            of, merged = self._merged
-            if of != tuple(deletes):
+            names, merged = self._merged
+            if names != tuple(deletes):
                 merged = {}
                 self._merged, self._groups = (tuple(deletes), merged), {}
             groups = {
-                key: self._groups.setdefault(tuple(one.name for one in some), len(self._groups))
-                for key, some in several.items()
+                key: self._groups.setdefault(tuple(delete.name for delete in group), len(self._groups))
+                for key, group in position_deletes.items()
             }
         places = {file.url: (file.url, groups[id(file.deletes)]) for file in files}
         new = {file.url: file for file in files if places[file.url] not in merged}
         if new:
-            known = self._read(list(deletes.values()))
+            by_name = self._read(list(deletes.values()))
             for url, file in new.items():
                 path = url.removeprefix(root + "/")
-                parts = [known[one.name][path] for one in several[id(file.deletes)] if path in known[one.name]]
+                parts = [
+                    by_name[delete.name][path]
+                    for delete in position_deletes[id(file.deletes)]
+                    if path in by_name[delete.name]
+                ]
                 merged[places[url]] = None if not parts else np.unique(np.concatenate(parts))
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
     def _read(self, deletes: Sequence[Deletes]) -> dict[str, Mapping[str, Numbers]]:
-        """path -> positions, for each of the deletes by name."""
+        """The positions by path of data file, for each of the deletes by its name."""
         with self._lock:
-            found = {one.name: self._known[one.name] for one in deletes if one.name in self._known}
-        missing = [one for one in deletes if one.name not in found]
+            by_name = {
+                delete.name: self._positions_by_name[delete.name]
+                for delete in deletes
+                if delete.name in self._positions_by_name
+            }
+        missing = [delete for delete in deletes if delete.name not in by_name]
         parts: dict[FileVersion, list[Range]] = {}  # what lies in one file is one request
-        for file, part in (place for one in missing if (place := one.place) is not None):
+        for file, part in (place for delete in missing if (place := delete.place) is not None):
             parts.setdefault(file, []).append(part)
         locations = {file: self._blocks.get_blocks_and_locations(file.url, file) for file in parts}
         read = self._blocks.read([(locations[file], ranges) for file, ranges in parts.items()])
         texts = {
             (file, part): data
-            for file, some in zip(parts, read, strict=True)
-            for part, data in zip(parts[file], some, strict=True)
+            for file, contents in zip(parts, read, strict=True)
+            for part, data in zip(parts[file], contents, strict=True)
         }
-        for one in missing:
-            if one.place is None:
-                found[one.name] = one.positions(b"")
+        for delete in missing:
+            if delete.place is None:
+                by_name[delete.name] = delete.positions(b"")
                 continue
-            file, part = one.place
+            file, part = delete.place
             try:
-                found[one.name] = one.positions(texts[file, part])
+                by_name[delete.name] = delete.positions(texts[file, part])
             except DamagedFileError:  # on its way here, perhaps
-                found[one.name] = one.positions(self._blocks.read_anew(locations[file], [part])[0])
+                by_name[delete.name] = delete.positions(self._blocks.read_anew(locations[file], [part])[0])
                 self._blocks.count_damaged()
         with self._lock:
-            for name, positions in found.items():
-                self._known.pop(name, None)
-                self._known[name] = positions
-            while len(self._known) > max(_KEPT, len(found)):
-                del self._known[next(iter(self._known))]
-        return found
+            for name, positions in by_name.items():
+                self._positions_by_name.pop(name, None)
+                self._positions_by_name[name] = positions
+            while len(self._positions_by_name) > max(_DELETES_AT_MOST, len(by_name)):
+                del self._positions_by_name[next(iter(self._positions_by_name))]
+        return by_name

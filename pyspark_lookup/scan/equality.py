@@ -28,12 +28,12 @@ _FILES_KEPT = 4 * 1024 * 1024  # positions in all
 ReadRows = Callable[[FileVersion, pa.Schema], pa.Table]
 """All rows of a file with such columns, whatever is deleted of it."""
 PlaceRows = Callable[[FileVersion, pa.Schema, Predicate | None], Iterator[tuple[Numbers, pa.RecordBatch]]]
-"""(positions, such columns) of the rows of a file of which a predicate may be true, whatever is deleted of it."""
+"""(positions, columns of that schema) of the rows of a file for which a predicate may be true, deleted rows included."""
 
 
 def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Columns of which rows are equal where those of `columns` are, without nulls and floats; structs by their only field."""
-    found: list[pa.Array] = []
+    """Columns whose rows are equal exactly where those of `columns` are, but without nulls and floats, and with structs as their only field."""
+    values: list[pa.Array] = []
     for column in columns:
         while pa.types.is_struct(column.type):
             column = pc.struct_field(column, [0])
@@ -42,12 +42,12 @@ def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
             plain = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
             plain[np.isnan(plain)] = np.nan
             column = pc.if_else(nulls, pa.scalar(None, pa.int64()), pa.array(plain.view(np.int64)))
-        found += [pc.fill_null(column, _blank(column.type)), column.is_null()]
-    return found
+        values += [pc.fill_null(column, _blank(column.type)), column.is_null()]
+    return values
 
 
 def _blank(kind: pa.DataType) -> pa.Scalar:
-    """Some value of a type."""
+    """Any value of a type, to stand where there is a null."""
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return pa.scalar("" if pa.types.is_string(kind) else b"", kind)
     if pa.types.is_boolean(kind):
@@ -65,7 +65,7 @@ class DeletedValues:
         self._index = RowIndex(pa.Table.from_arrays(columns, names=names), names)
 
     def mark(self, columns: Sequence[pa.Array]) -> Numbers:
-        """For each row of `columns` whether it has the values of one of these (bool)."""
+        """A bool for each row of `columns`: whether its values are among the deleted ones."""
         keys = Keys(comparable_values(columns))
         marked = np.zeros(keys.rows, np.bool_)
         marked[self._index.match(keys).keys] = True
@@ -73,7 +73,7 @@ class DeletedValues:
 
     @property
     def predicate(self) -> Predicate | None:
-        """What may be true of a row that has such values; None: it may be any."""
+        """A predicate that every row with deleted values satisfies; None: any row may have them."""
         parts: list[Predicate] = []
         for field, column in zip(self.schema, self.rows.columns, strict=True):
             if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type) or column.null_count):
@@ -82,7 +82,7 @@ class DeletedValues:
 
 
 class EqualityDeleted:
-    """What equality deletes say, decoded once in this process; and the positions of the rows that they delete."""
+    """The positions of the rows that equality deletes delete; each delete file is decoded once per process."""
 
     def __init__(self, read: ReadRows, place: PlaceRows) -> None:
         self._read = read
@@ -91,51 +91,58 @@ class EqualityDeleted:
         self._values = Latest[DeletedValues](_KEPT_BYTES)
         self._positions = Latest[Numbers](_FILES_KEPT)
 
-    def of(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
-        """The positions, ascending, of the rows that equality deletes delete, by the URL of each file that has such deletes."""
-        files = [file for file in files if any(one.equality is not None for one in file.deletes)]
+    def read_positions(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
+        """The positions of deleted rows, ascending, by the URL of each file that has equality deletes."""
+        files = [file for file in files if any(delete.equality is not None for delete in file.deletes)]
         for deletes in {id(file.deletes): file.deletes for file in files}.values():
             collections.deque(self.values(deletes), 0)  # once, before several threads ask for them
-        found = run_in_order(self._of_file, files, min(len(files), _THREADS) if len(files) > 1 else 0)
-        return {file.url: positions for file, positions in zip(files, found, strict=True)}
+        position_arrays = run_in_order(self._file_positions, files, min(len(files), _THREADS) if len(files) > 1 else 0)
+        return {file.url: positions for file, positions in zip(files, position_arrays, strict=True)}
 
-    def _of_file(self, file: FileVersion) -> Numbers:
-        deletes = [one for one in file.deletes if one.equality is not None]
-        of = [one.equality for one in deletes if one.equality is not None]
-        key = (file.url, file.identity, file.columns, *((one.file.url, one.file.columns, one.schema) for one in of))
-        known = self._positions.get(key)
-        if known is None:
-            parts = [self._positions_of(file, columns, values) for columns, values in self.values(deletes)]
-            known = np.unique(np.concatenate(parts))
-            self._positions.put(key, known, len(known) + 1)
-        return known
+    def _file_positions(self, file: FileVersion) -> Numbers:
+        deletes = [delete for delete in file.deletes if delete.equality is not None]
+        equality_columns = [delete.equality for delete in deletes if delete.equality is not None]
+        key = (
+            file.url,
+            file.identity,
+            file.columns,
+            *((columns.file.url, columns.file.columns, columns.schema) for columns in equality_columns),
+        )
+        positions = self._positions.get(key)
+        if positions is None:
+            parts = [self._find_positions(file, columns, values) for columns, values in self.values(deletes)]
+            positions = np.unique(np.concatenate(parts))
+            self._positions.put(key, positions, len(positions) + 1)
+        return positions
 
     def values(self, deletes: Sequence[Deletes]) -> Iterator[tuple[EqualityColumns, DeletedValues]]:
-        """The values that deletes name, together for those with the same columns."""
+        """The deleted values; deletes with the same columns are taken together."""
         groups: dict[tuple[object, ...], list[EqualityColumns]] = {}
-        for one in deletes:
-            columns = one.equality
+        for delete in deletes:
+            columns = delete.equality
             if columns is not None:
                 groups.setdefault((columns.file.columns, columns.schema), []).append(columns)
-        for alike, group in groups.items():
-            key = (*alike, *(columns.file.url for columns in group))
-            known = self._values.get(key)
-            if known is None:
+        for group_key, group in groups.items():
+            key = (*group_key, *(columns.file.url for columns in group))
+            deleted_values = self._values.get(key)
+            if deleted_values is None:
                 schema = group[0].schema
-                known = DeletedValues(schema, pa.concat_tables([self._rows_of(one) for one in group]))
-                self._values.put(key, known, known.rows.nbytes + 1)
-            yield group[0], known
+                deleted_values = DeletedValues(
+                    schema, pa.concat_tables([self._read_rows(columns) for columns in group])
+                )
+                self._values.put(key, deleted_values, deleted_values.rows.nbytes + 1)
+            yield group[0], deleted_values
 
-    def _rows_of(self, columns: EqualityColumns) -> pa.Table:
-        """The rows of a delete file. Each commit makes other groups of files, of which most were read before."""
+    def _read_rows(self, columns: EqualityColumns) -> pa.Table:
+        """The rows of a delete file, kept by file: each commit makes other groups of files, most of which were read before."""
         key = (columns.file.url, columns.file.columns, columns.schema)
-        known = self._rows.get(key)
-        if known is None:
-            known = self._read(columns.file, columns.schema)
-            self._rows.put(key, known, known.nbytes + 1)
-        return known
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._read(columns.file, columns.schema)
+            self._rows.put(key, rows, rows.nbytes + 1)
+        return rows
 
-    def _positions_of(self, file: FileVersion, columns: EqualityColumns, values: DeletedValues) -> Numbers:
+    def _find_positions(self, file: FileVersion, columns: EqualityColumns, values: DeletedValues) -> Numbers:
         plain = dataclasses.replace(file, deletes=(), columns=columns.file.columns)
         parts = [
             places[values.mark(batch.columns)] for places, batch in self._place(plain, columns.schema, values.predicate)
@@ -144,7 +151,7 @@ class EqualityDeleted:
 
 
 def merge_positions(by_position: Mapping[str, Numbers], by_value: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """The deleted rows of files, by URL, of whichever kinds of deletes."""
+    """The positions of deleted rows by URL, from position deletes and equality deletes together."""
     merged = dict(by_position)
     for url, positions in by_value.items():
         if len(positions):

@@ -1,4 +1,4 @@
-"""Files of which the index is open: what tells their rows' bounds, and how their rows are decoded.
+"""Files whose index (footer) is open, and how their rows are decoded.
 
 What was learned of files that never change stays in this process: their indexes, and of small ones which values a
 column has, so that a lookup over many small files looks into those few that have its key.
@@ -29,7 +29,7 @@ from pyspark_lookup.scan.stored_columns import column_as_planned, missing_column
 _INDEXES = 64 * 1024 * 1024  # bytes of memory, about
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept
 _VALUES = 4 * 1024 * 1024  # in all, 8 bytes each
-_ASKED_AT_MOST = 1000  # values; with more a file will have one of them
+_VALUES_AT_MOST = 1000  # values; with more a file will have one of them
 _SEED = Seed(0x2545F4914F6CDD1D, 0x9E6C63D0876A9A47)
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ _Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Rang
 
 @dataclasses.dataclass
 class OpenFile:
-    """A file of which the index is open."""
+    """A file whose index (footer) is open."""
 
     piece: Slice
     blocks: BlockCache
@@ -90,12 +90,12 @@ class OpenFile:
     starts: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def first_row(self, unit: Unit) -> int:
-        """The place in the file of a unit's first row, in a format that says how many rows its units have."""
+        """The position in the file of a unit's first row, in a format that tells how many rows its units have."""
         if not self.starts:
             first = 0
-            for other in self.index.units:
-                self.starts[other.number] = first
-                first += self.index.rows(other) or 0
+            for index_unit in self.index.units:
+                self.starts[index_unit.number] = first
+                first += self.index.rows(index_unit) or 0
         return self.starts[unit.number]
 
     def spell(self, columns: frozenset[str]) -> list[str]:
@@ -104,11 +104,11 @@ class OpenFile:
 
     @cached_property
     def location(self) -> BlocksAndLocations:
-        """Where its bytes are, asked when some are needed."""
+        """Where the file's blocks are, looked up when the first bytes are needed."""
         return self.blocks.get_blocks_and_locations(self.piece.file.url, self.piece.file)
 
     def bring_again(self) -> None:
-        """Begin anew with what the store gives now, of which nothing is kept on this host. Raises DamagedFileError or UfsError."""
+        """Read the index and the data again from the store, bypassing the cache. Raises DamagedFileError or UfsError."""
         self.index, self.head = self.reopen(self.piece.file, self.location)
         self.data, self.read_from = {}, ()
         self.blocks = self.blocks.read_only()
@@ -125,7 +125,7 @@ class OpenFile:
 
 
 class Latest(Generic[T]):
-    """What was used last, up to a total weight, and in the last so many `rounds`."""
+    """An LRU cache of values up to a total weight; values not used in the last `rounds` rounds are dropped, too."""
 
     def __init__(self, at_most: int, rounds: float = math.inf) -> None:
         self._at_most = at_most
@@ -133,47 +133,47 @@ class Latest(Generic[T]):
         self._round = 0
         self._weight = 0
         # (value, weight, round of the last use), the one that was used longest ago first.
-        self._held: collections.OrderedDict[tuple[object, ...], tuple[T, int, int]] = collections.OrderedDict()
+        self._entries: collections.OrderedDict[tuple[object, ...], tuple[T, int, int]] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def begin_round(self) -> None:
-        """Forget what was not used for long: of a table that changes, files that have gone."""
+        """Begin a round and drop values not used for long, such as those of files that the table no longer has."""
         with self._lock:
             self._round += 1
-            while self._held and self._round - next(iter(self._held.values()))[2] > self._rounds:
-                self._weight -= self._held.popitem(last=False)[1][1]
+            while self._entries and self._round - next(iter(self._entries.values()))[2] > self._rounds:
+                self._weight -= self._entries.popitem(last=False)[1][1]
 
     def get(self, key: tuple[object, ...]) -> T | None:
         with self._lock:
-            found = self._held.get(key)
-            if found is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 return None
-            if found[2] != self._round:
-                self._held[key] = found[0], found[1], self._round
-            self._held.move_to_end(key)
-            return found[0]
+            if entry[2] != self._round:
+                self._entries[key] = entry[0], entry[1], self._round
+            self._entries.move_to_end(key)
+            return entry[0]
 
     def put(self, key: tuple[object, ...], value: T, weight: int) -> None:
         with self._lock:
-            self._weight += weight - self._held.pop(key, (value, 0, 0))[1]
-            self._held[key] = value, weight, self._round
-            while self._weight > self._at_most and len(self._held) > 1:
-                self._weight -= self._held.popitem(last=False)[1][1]
+            self._weight += weight - self._entries.pop(key, (value, 0, 0))[1]
+            self._entries[key] = value, weight, self._round
+            while self._weight > self._at_most and len(self._entries) > 1:
+                self._weight -= self._entries.popitem(last=False)[1][1]
 
     def remove(self, key: tuple[object, ...]) -> None:
         with self._lock:
-            self._weight -= self._held.pop(key, (None, 0, 0))[1]
+            self._weight -= self._entries.pop(key, (None, 0, 0))[1]
 
 
 class KnownFiles:
-    """What this process knows of files that never change, and that were looked at in the last `reads_kept` reads."""
+    """Indexes and values of immutable files that this process read in the last `reads_kept` reads."""
 
     def __init__(self, reads_kept: int) -> None:
         self._indexes = Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES, reads_kept)
         self._values = Latest[Numbers](_VALUES, reads_kept)
 
     def begin_read(self) -> None:
-        """Forget files that no read of late has looked at."""
+        """Begin a read and forget files that none of the last reads looked at."""
         self._indexes.begin_round()
         self._values.begin_round()
 
@@ -186,14 +186,14 @@ class KnownFiles:
             self._indexes.put(_place(file), (index, tuple(read_from)), index.memory_bytes)
 
     def forget(self, file: FileVersion) -> None:
-        """Forget an index, of which it is not sure that it is the file's."""
+        """Forget an index that may not be the file's."""
         self._indexes.remove(_place(file))
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
-        """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
-        for asked in _asked_of(file, projection.predicate):
-            hashes = _hashes_of(asked)
-            values = self._values.get(_key(file, unit, asked, projection)) if hashes is not None else None
+        """Whether a unit may have one of the values that the predicate asks for; True if its values were not learned."""
+        for among in _cached_conditions(file, projection.predicate):
+            hashes = _hash_values(among)
+            values = self._values.get(_key(file, unit, among, projection)) if hashes is not None else None
             if values is None or hashes is None:
                 continue
             places = np.searchsorted(values, hashes)
@@ -202,14 +202,14 @@ class KnownFiles:
         return True
 
     def learn(self, file: OpenFile, projection: Projection) -> None:
-        """Keep which values a small file's units have that were brought into memory."""
-        for asked in _asked_of(file, projection.predicate):
-            if _hashes_of(asked) is None:
+        """Remember the values in the units of a small file that are in memory, for `may_have`."""
+        for among in _cached_conditions(file, projection.predicate):
+            if _hash_values(among) is None:
                 continue
             for unit in file.units:
-                key = _key(file, unit, asked, projection)
+                key = _key(file, unit, among, projection)
                 if self._values.get(key) is None:
-                    batches = decode(file, unit, [asked.column], projection)
+                    batches = decode(file, unit, [among.column], projection)
                     parts = [Keys([batch.column(0)]).hashes(_SEED) for batch in batches]
                     values = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
                     self._values.put(key, values, max(len(values), 1))
@@ -223,29 +223,29 @@ def _is_small(file: OpenFile) -> bool:
     return file.piece.file.size <= _SMALL and file.piece.file.immutable
 
 
-def _key(file: OpenFile, unit: Unit, asked: Among, projection: Projection) -> tuple[object, ...]:
-    return *_place(file.piece.file), unit.number, file.names[asked.column], projection.data.field(asked.column).type
+def _key(file: OpenFile, unit: Unit, among: Among, projection: Projection) -> tuple[object, ...]:
+    return *_place(file.piece.file), unit.number, file.names[among.column], projection.data.field(among.column).type
 
 
-def _asked_of(file: OpenFile, predicate: Predicate | None) -> list[Among]:
-    """What a predicate asks for of columns whose values are kept: those in a small file."""
-    return [asked for asked in _ask(predicate) if asked.column in file.names] if _is_small(file) else []
+def _cached_conditions(file: OpenFile, predicate: Predicate | None) -> list[Among]:
+    """The conditions of a predicate on columns whose values are kept, which are those of small files."""
+    return [among for among in _value_conditions(predicate) if among.column in file.names] if _is_small(file) else []
 
 
-def _ask(predicate: Predicate | None) -> list[Among]:
+def _value_conditions(predicate: Predicate | None) -> list[Among]:
     """The parts of a predicate that say which values a column must have."""
     if isinstance(predicate, Among):
         return [predicate]
     parts = predicate.parts if isinstance(predicate, And) else ()
-    return [found for part in parts for found in _ask(part)]
+    return [among for part in parts for among in _value_conditions(part)]
 
 
 @functools.lru_cache(maxsize=8)
-def _hashes_of(asked: Among) -> Numbers | None:
+def _hash_values(among: Among) -> Numbers | None:
     """The hashes of the values; None for floats, of which equal ones have several forms, and for many."""
-    if len(asked.values) > _ASKED_AT_MOST or pa.types.is_floating(asked.values.type):
+    if len(among.values) > _VALUES_AT_MOST or pa.types.is_floating(among.values.type):
         return None
-    return Keys([asked.values]).hashes(_SEED)
+    return Keys([among.values]).hashes(_SEED)
 
 
 def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Projection) -> Iterator[pa.RecordBatch]:
@@ -267,11 +267,11 @@ def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proje
 
 
 def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The named columns of a unit. What cannot be decoded is brought once more: it may have been damaged on its way here."""
-    given = 0
+    """The batches of a unit with the `stored` columns. Bytes that cannot be decoded are fetched once more: the cached ones may be damaged."""
+    yielded_rows = 0
     try:
         for batch in file.index.batches(unit, stored, file.source(unit, stored)):
-            given += batch.num_rows
+            yielded_rows += batch.num_rows
             yield batch
         return
     except DamagedFileError as problem:
@@ -280,13 +280,13 @@ def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.R
         except UfsError:
             raise problem from None
     for batch in file.index.batches(unit, stored, file.source(unit, stored)):
-        if given < batch.num_rows:
-            yield batch.slice(given)
-        given = max(given - batch.num_rows, 0)
+        if yielded_rows < batch.num_rows:
+            yield batch.slice(yielded_rows)
+        yielded_rows = max(yielded_rows - batch.num_rows, 0)
 
 
 def to_read(part: Range, file: OpenFile) -> Range:
-    """The range to read for a missing one: what the index was read from, if that has it, is more likely to be here."""
+    """The range to read for a missing one: the range that the index was read from, if it includes this one, is more likely to be cached."""
     offset, length = part
     around = (r for r in file.read_from if r[0] <= offset and offset + length <= r[0] + r[1])
     return next(around, part)
@@ -295,5 +295,7 @@ def to_read(part: Range, file: OpenFile) -> Range:
 def is_missing(part: Range, file: OpenFile) -> bool:
     """Whether a range has to be read before its rows can be decoded."""
     offset, length = part
-    held = part in file.data or any(start <= offset and offset + length <= start + size for start, size in file.head)
-    return length > 0 and not held
+    in_memory = part in file.data or any(
+        start <= offset and offset + length <= start + size for start, size in file.head
+    )
+    return length > 0 and not in_memory

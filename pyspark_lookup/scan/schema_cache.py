@@ -1,4 +1,4 @@
-"""`HostSchemas`: the columns of a table's versions, which a process and its host keep by digest, for a version's never change."""
+"""`HostSchemas`: the columns of a table's versions, cached by digest in the process and on the host, because a version never changes."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ _AT_MOST = 8  # in a process
 
 
 class HostSchemas:
-    """What `scan` says of the columns of versions."""
+    """The columns of versions, read by `scan` and cached."""
 
     def __init__(self, scan: TableScan, context: HostContext) -> None:
         self._scan = scan
         self._context = context
-        self._known = Latest[tuple[pa.Schema, pa.Schema]](_AT_MOST)
+        self._schemas = Latest[tuple[pa.Schema, pa.Schema]](_AT_MOST)
 
-    def of(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
+    def get_columns(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, partition columns) of a version, as the table's metadata says, or its files."""
         if version.metadata is not None or table.retained:
             return require_metadata(table, version).columns
         if not all(file.cacheable for file in version.files):
             return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)
-        found = self._known.get((key,)) or self._keep(table, version, key)
-        self._known.put((key,), found, 1)
-        return found
+        schemas = self._schemas.get((key,)) or self._keep(table, version, key)
+        self._schemas.put((key,), schemas, 1)
+        return schemas
 
     def _keep(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
         disk = self._context.disk
-        record: tuple[pa.Schema, pa.Schema] | None = disk.get_record("schema", key, _schemas_of) if disk else None
+        record: tuple[pa.Schema, pa.Schema] | None = disk.get_record("schema", key, _parse_schemas) if disk else None
         if record is not None:
             return record
-        found = self._scan.schema(table, version.files)
+        schemas = self._scan.schema(table, version.files)
         if disk:
             try:
-                disk.replace_record("schema", key, [text_of_schema(schema) for schema in found])
+                disk.replace_record("schema", key, [text_of_schema(schema) for schema in schemas])
             except OSError:
                 self._context.metrics.inc("cacheFailureCount")
-        return found
+        return schemas
 
 
-def _schemas_of(found: Any) -> tuple[pa.Schema, pa.Schema]:
-    data, partitions = map(schema_of_text, found)
+def _parse_schemas(texts: Any) -> tuple[pa.Schema, pa.Schema]:
+    data, partitions = map(schema_of_text, texts)
     return data, partitions

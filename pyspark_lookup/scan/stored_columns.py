@@ -39,7 +39,7 @@ _HYPHENS = (8, 13, 18, 23)
 def find_names(
     file: FileVersion, index: FileIndex, planned: pa.Schema, declared: pa.Schema | None = None
 ) -> dict[str, str]:
-    """Planned column -> what a file calls it, for those it has. `declared`: all columns that the files are declared to have, in order.
+    """The name in a file of each planned column that the file has. `declared`: all columns that the files are declared to have, in order.
 
     Raises SchemaError for a file of columns without names that has more than are declared.
     """
@@ -57,12 +57,12 @@ def find_names(
     columns = {column.name: column for column in file.columns}
     fields = _Fields(index.stored_schema)
     by_place = file.format is not FileFormatName.ORC
-    found = {}
+    stored_names = {}
     for name in planned.names:
         place = fields.find(columns[name], by_place) if name in columns else None
         if place is not None:
-            found[name] = fields.all[place].name
-    return found
+            stored_names[name] = fields.all[place].name
+    return stored_names
 
 
 def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str, planned: pa.DataType) -> pa.DataType:
@@ -76,16 +76,16 @@ def stats_as_planned(
     file: FileVersion, index: FileIndex, unit: Unit, stored: str, planned: pa.DataType | None
 ) -> ColumnStats | None:
     """The bounds of a file's column in the planned type (None: whatever it is), if they are bounds there."""
-    held = index.schema.field(stored).type
-    found = index.stats(unit, stored)
-    if found is None or file.columns is None or held == planned:
-        return found
-    if not pa.types.is_temporal(held):
-        return None if pa.types.is_binary(held) else found
-    if (held, planned) != (_LOCAL, _INSTANT):
+    stored_type = index.schema.field(stored).type
+    stats = index.stats(unit, stored)
+    if stats is None or file.columns is None or stored_type == planned:
+        return stats
+    if not pa.types.is_temporal(stored_type):
+        return None if pa.types.is_binary(stored_type) else stats
+    if (stored_type, planned) != (_LOCAL, _INSTANT):
         return None
-    low, high = (None if end is None else end.replace(tzinfo=datetime.timezone.utc) for end in (found.low, found.high))
-    return ColumnStats(low, high, found.null_count, found.rows)
+    low, high = (None if end is None else end.replace(tzinfo=datetime.timezone.utc) for end in (stats.low, stats.high))
+    return ColumnStats(low, high, stats.null_count, stats.rows)
 
 
 def column_as_planned(file: FileVersion, column: pa.Array, name: str, planned: pa.DataType) -> pa.Array:
@@ -100,18 +100,18 @@ def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
     """The value of a column in all rows of a file that lacks it: that of its partition, or the column's default, or null."""
     text = dict(file.partition or ()).get(name)
     if text is not None:
-        return _value_of(text, planned)
+        return _parse_value(text, planned)
     return None if file.columns is None else _default(_column(file.columns, name), planned)
 
 
 def may_lack(file: FileVersion, name: str) -> bool:
-    """Whether a file that lacks a column has something else than null for it."""
+    """Whether a file that lacks a column may have a value other than null for it (a default, or that of its partition)."""
     default = None if file.columns is None else _column(file.columns, name).default
     return default is not None or name in dict(file.partition or ())
 
 
 def missing_column(file: FileVersion, name: str, planned: pa.DataType, rows: int) -> pa.Array:
-    """A column of rows of a file that lacks it: see `missing_value`."""
+    """A column that a file lacks, for its rows: see `missing_value`."""
     return _repeat(missing_value(file, name, planned), planned, rows)
 
 
@@ -129,35 +129,35 @@ def _default(column: StoredColumn, kind: pa.DataType) -> object:
         return {field.name: _default(_column(column.parts, field.name), field.type) for field in kind}
     if pa.types.is_nested(kind):
         return []
-    return _value_of(text, kind)
+    return _parse_value(text, kind)
 
 
-def _value_of(text: str, kind: pa.DataType) -> object:
-    """What a text stands for: bytes are in hexadecimal digits."""
+def _parse_value(text: str, kind: pa.DataType) -> object:
+    """The value of a text in the metadata: bytes are written in hexadecimal digits."""
     if pa.types.is_floating(kind):
         return float(text)
     return bytes.fromhex(text) if pa.types.is_binary(kind) else partition_value(text, kind)
 
 
 def _column(columns: Sequence[StoredColumn], name: str) -> StoredColumn:
-    """The column of that name; one of which nothing is said has it in files, too."""
+    """The stored column of that name; without an entry it has the same name in files."""
     if len(columns) <= _FEW:
         return next((column for column in columns if column.name == name), StoredColumn(name, name, None))
-    known = _wide.get(id(columns))
-    if known is None or known[0] is not columns:
-        known = columns, {column.name: column for column in reversed(columns)}
+    entry = _wide.get(id(columns))
+    if entry is None or entry[0] is not columns:
+        entry = columns, {column.name: column for column in reversed(columns)}
         if len(_wide) > _FEW:
             _wide.clear()
-        _wide[id(columns)] = known
-    return known[1].get(name) or StoredColumn(name, name, None)
+        _wide[id(columns)] = entry
+    return entry[1].get(name) or StoredColumn(name, name, None)
 
 
-def _id_of(field: pa.Field) -> bytes | None:
-    return next((found for key in _FIELD_IDS if (found := (field.metadata or {}).get(key)) is not None), None)
+def _get_field_id(field: pa.Field) -> bytes | None:
+    return next((field_id for key in _FIELD_IDS if (field_id := (field.metadata or {}).get(key)) is not None), None)
 
 
 class _Fields:
-    """The fields of a file, or of a struct there, by what tells them apart."""
+    """The fields of a file, or of a struct in it, by field id and by name."""
 
     def __init__(self, fields: Iterable[pa.Field]) -> None:
         self.all = list(fields)
@@ -165,18 +165,18 @@ class _Fields:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """The first of each name."""
+        """The position of the first field of each name."""
         return {field.name: place for place, field in reversed(list(enumerate(self.all)))}
 
     @cached_property
     def _by_id(self) -> dict[bytes | None, int]:
-        return {_id_of(field): place for place, field in reversed(list(enumerate(self.all)))}
+        return {_get_field_id(field): place for place, field in reversed(list(enumerate(self.all)))}
 
     def find(self, column: StoredColumn, by_place: bool = False) -> int | None:
-        """The place of a column; None: it is not there. `by_place`: of such as nothing else is said of."""
+        """The position of a column; None if it is not there. `by_place`: a column without names is taken by its position."""
         if column.field_id is None:
             return self._folded.get(column.stored.lower())
-        if any(one is not None for one in self._by_id):
+        if any(field_id is not None for field_id in self._by_id):
             return self._by_id.get(b"%d" % column.field_id)
         if column.names is None and by_place:
             return column.field_id - 1 if 0 < column.field_id <= len(self.all) else None
@@ -184,50 +184,50 @@ class _Fields:
         return min((self._places[name] for name in names if name in self._places), default=None)
 
 
-def _type(found: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.DataType:
+def _type(stored: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.DataType:
     parts = column.parts
-    if pa.types.is_struct(planned) and pa.types.is_struct(found):
-        fields, kinds, places = list(found), [], _Fields(found)
+    if pa.types.is_struct(planned) and pa.types.is_struct(stored):
+        fields, kinds, places = list(stored), [], _Fields(stored)
         for field in planned:
-            own = _column(parts, field.name)
-            place = places.find(own)
-            kinds.append(pa.null() if place is None else _type(fields[place].type, field.type, own))
+            child = _column(parts, field.name)
+            place = places.find(child)
+            kinds.append(pa.null() if place is None else _type(fields[place].type, field.type, child))
         return pa.struct([pa.field(field.name, kind) for field, kind in zip(planned, kinds, strict=True)])
-    if pa.types.is_list(planned) and parts_of(found)[0] == "list":
-        return pa.list_(pa.field("element", _type(found.value_type, planned.value_type, _column(parts, "element"))))
-    if pa.types.is_map(planned) and pa.types.is_map(found):
-        key = _type(found.key_type, planned.key_type, _column(parts, "key"))
-        return pa.map_(key, pa.field("value", _type(found.item_type, planned.item_type, _column(parts, "value"))))
-    known = spark_type(found, pa.null())
-    as_planned = column.uuid or (known, planned) in _DESCRIBED_BETTER
-    return planned if as_planned else known
+    if pa.types.is_list(planned) and parts_of(stored)[0] == "list":
+        return pa.list_(pa.field("element", _type(stored.value_type, planned.value_type, _column(parts, "element"))))
+    if pa.types.is_map(planned) and pa.types.is_map(stored):
+        key = _type(stored.key_type, planned.key_type, _column(parts, "key"))
+        return pa.map_(key, pa.field("value", _type(stored.item_type, planned.item_type, _column(parts, "value"))))
+    spark_stored = spark_type(stored, pa.null())
+    as_planned = column.uuid or (spark_stored, planned) in _DESCRIBED_BETTER
+    return planned if as_planned else spark_stored
 
 
-def _array(column: pa.Array, planned: pa.DataType, of: StoredColumn, name: str, origin: str) -> pa.Array:
+def _array(column: pa.Array, planned: pa.DataType, stored: StoredColumn, name: str, origin: str) -> pa.Array:
     if pa.types.is_struct(planned) and pa.types.is_struct(column.type):
         places = _Fields(column.type)
-        held, children = column.flatten(), []  # which applies the parent's nulls and offset to the children
+        arrays, children = column.flatten(), []  # which applies the parent's nulls and offset to the children
         for field in planned:
-            own = _column(of.parts, field.name)
-            place = places.find(own)
+            child = _column(stored.parts, field.name)
+            place = places.find(child)
             if place is None:
-                children.append(_repeat(_default(own, field.type), field.type, len(column)))
+                children.append(_repeat(_default(child, field.type), field.type, len(column)))
             else:
-                children.append(_array(held[place], field.type, own, f"{name}.{field.name}", origin))
+                children.append(_array(arrays[place], field.type, child, f"{name}.{field.name}", origin))
         return pa.StructArray.from_arrays(
             children, fields=list(planned), mask=column.is_null() if column.null_count else None
         )
     if pa.types.is_list(planned) and parts_of(column.type)[0] == "list":
-        own = _column(of.parts, "element")
-        values = _array(column.flatten(), planned.value_type, own, f"{name}.element", origin)
+        child = _column(stored.parts, "element")
+        values = _array(column.flatten(), planned.value_type, child, f"{name}.element", origin)
         return pa.ListArray.from_arrays(offsets_of(column), values, type=planned)
     if pa.types.is_map(planned) and pa.types.is_map(column.type):
         as_list = list_of_entries(column)
         inner = as_list.flatten()
-        keys = _array(inner.field(0), planned.key_type, _column(of.parts, "key"), f"{name}.key", origin)
-        items = _array(inner.field(1), planned.item_type, _column(of.parts, "value"), f"{name}.value", origin)
+        keys = _array(inner.field(0), planned.key_type, _column(stored.parts, "key"), f"{name}.key", origin)
+        items = _array(inner.field(1), planned.item_type, _column(stored.parts, "value"), f"{name}.value", origin)
         return pa.MapArray.from_arrays(offsets_of(as_list), keys, items, type=planned)
-    return _text_of_uuids(column) if of.uuid else cast_column(column, planned, name, origin)
+    return _text_of_uuids(column) if stored.uuid else cast_column(column, planned, name, origin)
 
 
 def _text_of_uuids(column: pa.Array) -> pa.Array:
@@ -235,11 +235,11 @@ def _text_of_uuids(column: pa.Array) -> pa.Array:
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     fixed = column.cast(pa.binary()).fill_null(bytes(_UUID_BYTES)).cast(pa.binary(_UUID_BYTES))
-    held = np.frombuffer(fixed.buffers()[1], np.uint8).reshape(-1, _UUID_BYTES)
-    data = held[fixed.offset : fixed.offset + len(fixed)]
+    raw_bytes = np.frombuffer(fixed.buffers()[1], np.uint8).reshape(-1, _UUID_BYTES)
+    data = raw_bytes[fixed.offset : fixed.offset + len(fixed)]
     digits = _HEX_DIGITS[np.stack([data >> 4, data & 15], axis=2).reshape(-1, 2 * _UUID_BYTES)]
     text = np.full((len(data), _UUID_TEXT), ord("-"), np.uint8)
     text[:, [place for place in range(_UUID_TEXT) if place not in _HYPHENS]] = digits
     offsets = np.arange(len(data) + 1, dtype=np.int32) * _UUID_TEXT
-    found = pa.StringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text)))
-    return pc.if_else(column.is_null(), pa.scalar(None, pa.string()), found)
+    texts = pa.StringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text)))
+    return pc.if_else(column.is_null(), pa.scalar(None, pa.string()), texts)

@@ -18,7 +18,7 @@ from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of
 from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_schemas, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
-from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, mask_of, matching_rows, slices_of
+from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, evaluate_mask, matching_rows, slices_of
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
 from pyspark_lookup.scan.equality import DeletedValues, EqualityDeleted, merge_positions
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, join_inferred, open_format
@@ -43,19 +43,19 @@ _READS_KEPT = 200  # after so many in which a file was not looked at, its index 
 
 
 class Scan(TableScan):
-    """Reads of one table through one block cache. `again`: most of the next reads are of the same files."""
+    """Reads of one table through one block cache. `rereads`: most of the next reads are of the same files."""
 
-    def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int, again: bool = True) -> None:
+    def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int, rereads: bool = True) -> None:
         self._blocks = blocks
         self._metrics = metrics
         self._block_size = block_size
         self._deleted = DeletedRows(blocks)
-        self._reads_kept = _READS_KEPT if again else 1  # parts of one large file are read one after the other
-        self._known = KnownFiles(self._reads_kept)
+        self._reads_kept = _READS_KEPT if rereads else 1  # parts of one large file are read one after the other
+        self._known_files = KnownFiles(self._reads_kept)
         self._by_value: EqualityDeleted | None = None
 
     def forget_files(self) -> None:
-        self._known = KnownFiles(self._reads_kept)
+        self._known_files = KnownFiles(self._reads_kept)
 
     def splittable(self, table: Table) -> bool:
         assert table.format is not None
@@ -82,7 +82,7 @@ class Scan(TableScan):
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]:
-        """See `TableScan`. Reads what tells each file's statistics, through the cache."""
+        """See `TableScan`. Reads each file's statistics through the cache."""
         described = {file.url: _described_bounds(table, file, partitions, names) for file in files}
         unknown = [file for file in files if described[file.url] is None]
         read = zip(unknown, self._open(table, slices_of(unknown), None), strict=True)
@@ -92,20 +92,20 @@ class Scan(TableScan):
     def _read_bounds(
         self, table: Table, file: OpenFile, partitions: pa.Schema, names: Sequence[str]
     ) -> list[ColumnStats | None]:
-        values = _partition_of(table, file.piece.file, partitions)
-        wanted = pa.schema([pa.field(name, pa.null()) for name in names])
-        spelled = find_names(file.piece.file, file.index, wanted, _declared(table, [file.piece]))
+        values = _partition_values(table, file.piece.file, partitions)
+        requested = pa.schema([pa.field(name, pa.null()) for name in names])
+        spelled = find_names(file.piece.file, file.index, requested, _declared_schema(table, [file.piece]))
         row: list[ColumnStats | None] = []
         for name in names:
             if name in values:
-                row.append(ColumnStats.of(values[name]))
+                row.append(ColumnStats.from_constant(values[name]))
             elif name not in spelled:
                 # Null in every row; but what names rows of others has the keys of its time only.
                 unknown = file.piece.file.identity == DELETE_FILE or may_lack(file.piece.file, name)
-                row.append(None if unknown else ColumnStats.of(None))
+                row.append(None if unknown else ColumnStats.from_constant(None))
             else:
-                of, stored = (file.piece.file, file.index), spelled[name]
-                row.append(join_stats([stats_as_planned(*of, unit, stored, None) for unit in file.index.units]))
+                source, stored = (file.piece.file, file.index), spelled[name]
+                row.append(join_stats([stats_as_planned(*source, unit, stored, None) for unit in file.index.units]))
         return row
 
     def unit_bounds(
@@ -113,7 +113,7 @@ class Scan(TableScan):
     ) -> list[tuple[ColumnStats | None, int]]:
         """(bounds of the projection's only column, bytes) of each unit of which rows may be in the projection."""
         (name,) = projection.columns.names
-        found = []
+        bounds = []
         for file in self._open(table, slices_of(files), projection):
             for unit in file.index.units:
                 if self._may_match(file, unit, projection):
@@ -122,8 +122,8 @@ class Scan(TableScan):
                     if name in file.names:
                         planned = projection.columns.field(name).type
                         stats = stats_as_planned(file.piece.file, file.index, unit, file.names[name], planned)
-                    found.append((stats, size))
-        return found
+                    bounds.append((stats, size))
+        return bounds
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
         """See `TableScan`. Reads footers, through the cache, where needed."""
@@ -131,33 +131,35 @@ class Scan(TableScan):
         unknown = [file for file, count in zip(files, counts, strict=True) if count is None]
         counts = [count for count in counts if count is not None]
         counts += [f.index.rows(unit) for f in self._open(table, slices_of(unknown), None) for unit in f.index.units]
-        known = [count for count in counts if count is not None]
+        known_counts = [count for count in counts if count is not None]
         deleted = sum(map(len, self.read_deleted(table, files).values()))
-        return sum(known) - deleted if len(known) == len(counts) else None
+        return sum(known_counts) - deleted if len(known_counts) == len(counts) else None
 
     def decoded_bytes(self, table: Table, files: Sequence[FileVersion], names: Sequence[str]) -> int | None:
-        """See `TableScan`. Reads footers, through the cache, of formats that have some."""
+        """See `TableScan`. Reads footers through the cache, for formats that have them."""
         if not self.splittable(table):
             return None
-        wanted = pa.schema([pa.field(name, pa.null()) for name in names])
+        requested = pa.schema([pa.field(name, pa.null()) for name in names])
         sizes: list[int | None] = []
         for file in self._open(table, slices_of(files), None):
-            columns = list(find_names(file.piece.file, file.index, wanted).values())
+            columns = list(find_names(file.piece.file, file.index, requested).values())
             sizes += [file.index.decoded_bytes(unit, columns) for unit in file.index.units]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
+        known_sizes = [size for size in sizes if size is not None]
+        return sum(known_sizes) if len(known_sizes) == len(sizes) else None
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
-        """See `TableScan`. Reads what says so, through the cache."""
-        return merge_positions(self._deleted.of(table.url, files), self._equal(table).of(files))
+        """See `TableScan`. Reads delete files through the cache."""
+        return merge_positions(
+            self._deleted.read_positions(table.url, files), self._equality_deleted(table).read_positions(files)
+        )
 
     def deleted_values(
         self, table: Table, deletes: Sequence[Deletes]
     ) -> Iterable[tuple[EqualityColumns, DeletedValues]]:
         """See `TableScan`. Reads delete files, through the cache."""
-        return self._equal(table).values(deletes)
+        return self._equality_deleted(table).values(deletes)
 
-    def _equal(self, table: Table) -> EqualityDeleted:
+    def _equality_deleted(self, table: Table) -> EqualityDeleted:
         if self._by_value is None:
             read = functools.partial(self._read_rows, table)
             self._by_value = EqualityDeleted(read, functools.partial(self._place_rows, table))
@@ -168,9 +170,9 @@ class Scan(TableScan):
         return pa.Table.from_batches(list(prepared.batches()), schema)
 
     def _place_rows(
-        self, table: Table, file: FileVersion, schema: pa.Schema, wanted: Predicate | None
+        self, table: Table, file: FileVersion, schema: pa.Schema, predicate: Predicate | None
     ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        prepared = self._prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([]), wanted))
+        prepared = self._prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([]), predicate))
         return ((places, batch) for _, places, batch in prepared.place())
 
     # --- rows -------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ class Scan(TableScan):
 
         Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit the projection.
         """
-        self._known.begin_read()
+        self._known_files.begin_read()
         return self._prepare(table, pieces, projection, columns_of_version)
 
     def _prepare(
@@ -196,38 +198,40 @@ class Scan(TableScan):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> Prepared:
-        kept = self._prune_files(table, pieces, projection)
-        opened = self._open(table, kept, projection)
+        remaining = self._prune_files(table, pieces, projection)
+        opened = self._open(table, remaining, projection)
         self._check_schema(opened, projection, columns_of_version)
-        deleted = self.read_deleted(table, [piece.file for piece in kept])
+        deleted = self.read_deleted(table, [piece.file for piece in remaining])
         for file in opened:
             file.deleted = deleted.get(file.piece.file.url)
             inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
             file.units = [unit for unit in inside if self._may_match(file, unit, projection)]
-            file.units = [unit for unit in file.units if self._known.may_have(file, unit, projection)]
+            file.units = [unit for unit in file.units if self._known_files.may_have(file, unit, projection)]
             self._metrics.inc("rowGroupsPrunedCount", len(inside) - len(file.units))
         self._load(opened, projection)
         for file in opened:
-            self._known.learn(file, projection)
+            self._known_files.learn(file, projection)
         return Prepared(opened, projection, self._metrics)
 
     def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
         described = any(piece.file.statistics is not None and piece.file.statistics.bounds for piece in pieces)
         if projection.predicate is None or not (projection.partitions.names or described):
             return list(pieces)
-        kept = []
+        remaining = []
         for piece in pieces:
-            values = _partition_of(table, piece.file, projection.partitions)
+            values = _partition_values(table, piece.file, projection.partitions)
             bounds = {} if piece.file.statistics is None else piece.file.statistics.bounds
-            if may_match(projection.predicate, {**bounds, **{n: ColumnStats.of(v) for n, v in values.items()}}.get):
-                kept.append(piece)
-        self._metrics.inc("filesPrunedCount", len(pieces) - len(kept))
-        return kept
+            if may_match(
+                projection.predicate, {**bounds, **{n: ColumnStats.from_constant(v) for n, v in values.items()}}.get
+            ):
+                remaining.append(piece)
+        self._metrics.inc("filesPrunedCount", len(pieces) - len(remaining))
+        return remaining
 
     def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
         """Open every file's index, all files at once: one round of requests where a tail suffices."""
         assert table.format is not None
-        declared = _declared(table, pieces)
+        declared = _declared_schema(table, pieces)
         forms = {
             name: open_format(name or table.format, self._block_size, table.csv, declared)
             for name in {piece.file.format for piece in pieces}
@@ -236,24 +240,26 @@ class Scan(TableScan):
         planned = columns or pa.schema([])
         partitions = projection.partitions if projection else pa.schema([])
 
-        def file_of(piece: Slice, index: FileIndex, head: dict[Range, Data], read_from: tuple[Range, ...]) -> OpenFile:
-            values = _partition_of(table, piece.file, partitions)
+        def make_file(
+            piece: Slice, index: FileIndex, head: dict[Range, Data], read_from: tuple[Range, ...]
+        ) -> OpenFile:
+            values = _partition_values(table, piece.file, partitions)
             names = find_names(piece.file, index, planned, declared)
             reopen = functools.partial(self._open_anew, forms[piece.file.format], columns)
             return OpenFile(piece, self._blocks, index, head, {}, names, values, reopen, read_from=read_from)
 
-        found: list[OpenFile | None] = []
+        files: list[OpenFile | None] = []
         for piece in pieces:
-            known = self._known.index(piece.file)
-            found.append(None if known is None else file_of(piece, known[0], {}, known[1]))
-        new = [number for number, file in enumerate(found) if file is None]
+            cached_index = self._known_files.index(piece.file)
+            files.append(None if cached_index is None else make_file(piece, cached_index[0], {}, cached_index[1]))
+        new = [number for number, file in enumerate(files) if file is None]
         locations = {n: self._blocks.get_blocks_and_locations(pieces[n].file.url, pieces[n].file) for n in new}
         data: dict[int, dict[Range, Data]] = {number: {} for number in new}
-        asked = {n: forms[pieces[n].file.format].first_ranges(pieces[n].file) for n in new}
-        while asked:
-            answers = self._blocks.read([(locations[number], ranges) for number, ranges in asked.items()])
+        requested = {n: forms[pieces[n].file.format].first_ranges(pieces[n].file) for n in new}
+        while requested:
+            answers = self._blocks.read([(locations[number], ranges) for number, ranges in requested.items()])
             following: dict[int, list[Range]] = {}
-            for (number, ranges), parts in zip(asked.items(), answers, strict=True):
+            for (number, ranges), parts in zip(requested.items(), answers, strict=True):
                 data[number].update(zip(ranges, parts, strict=True))
                 piece = pieces[number]
                 form = forms[piece.file.format]
@@ -264,26 +270,26 @@ class Scan(TableScan):
                 if isinstance(result, list):
                     following[number] = result
                     continue
-                self._known.keep(piece.file, result, data[number])
-                found[number] = file_of(piece, result, data[number], ())
-            asked = following
-        return [file for file in found if file is not None]
+                self._known_files.keep(piece.file, result, data[number])
+                files[number] = make_file(piece, result, data[number], ())
+            requested = following
+        return [file for file in files if file is not None]
 
     def _open_anew(
         self, form: FileFormat, planned: pa.Schema | None, file: FileVersion, location: BlocksAndLocations
     ) -> tuple[FileIndex, dict[Range, Data]]:
-        """A file's index, and what it was read from, of bytes that the store gives now. Raises DamagedFileError or UfsError."""
-        self._known.forget(file)
+        """A file's index and the ranges it was read from, read from the store and not from the cache. Raises DamagedFileError or UfsError."""
+        self._known_files.forget(file)
         data: dict[Range, Data] = {}
-        asked = form.first_ranges(file)
+        requested = form.first_ranges(file)
         while True:
-            data.update(zip(asked, self._blocks.read_anew(location, asked), strict=True))
+            data.update(zip(requested, self._blocks.read_anew(location, requested), strict=True))
             result = form.open_index(file, data, planned)
             if not isinstance(result, list):
                 self._blocks.count_damaged()
-                self._known.keep(file, result, data)
+                self._known_files.keep(file, result, data)
                 return result, data
-            asked = result
+            requested = result
 
     def _check_schema(
         self,
@@ -291,21 +297,21 @@ class Scan(TableScan):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None,
     ) -> None:
-        needed = _needed(projection)
+        needed_names = _scanned_columns(projection)
         for file in opened:
-            for name in needed & file.names.keys():
+            for name in needed_names & file.names.keys():
                 field = projection.data.field(name)
-                found = type_as_planned(file.piece.file, file.index, name, file.names[name], field.type)
+                stored_type = type_as_planned(file.piece.file, file.index, name, file.names[name], field.type)
                 misfit = file.index.misfits.get(file.names[name])
-                check_readable(field, found, file.piece.file.url, projection.declared, misfit)
-        lost = sorted(name for name in needed if not any(name in file.names for file in opened))
-        if projection.declared or not lost or not opened or columns_of_version is None:
+                check_readable(field, stored_type, file.piece.file.url, projection.declared, misfit)
+        missing_names = sorted(name for name in needed_names if not any(name in file.names for file in opened))
+        if projection.declared or not missing_names or not opened or columns_of_version is None:
             return  # as in Spark, a declared column that no file has is null
         elsewhere = {name.lower() for name in columns_of_version().names}  # files that are not read here may have it
-        lost = [name for name in lost if name.lower() not in elsewhere]
-        if lost:
+        missing_names = [name for name in missing_names if name.lower() not in elsewhere]
+        if missing_names:
             raise SchemaError(
-                f"column {lost[0]!r} is in no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} any more: the table "
+                f"column {missing_names[0]!r} is in no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} any more: the table "
                 "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             )
 
@@ -315,9 +321,9 @@ class Scan(TableScan):
 
         def stats(name: str) -> ColumnStats | None:
             if name in file.partition:
-                return ColumnStats.of(file.partition[name])
+                return ColumnStats.from_constant(file.partition[name])
             if name not in file.names:
-                return ColumnStats.of(missing_value(file.piece.file, name, projection.data.field(name).type))
+                return ColumnStats.from_constant(missing_value(file.piece.file, name, projection.data.field(name).type))
             planned = projection.data.field(name).type
             if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
                 return None  # of another type than is asked for
@@ -326,36 +332,36 @@ class Scan(TableScan):
         return may_match(projection.predicate, stats)
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
-        """Bring the bytes of all units into memory, those that no matching row needs left out if it pays."""
+        """Read the bytes of all units into memory; if it pays, only those of units with matching rows."""
         tested = columns_of(projection.predicate)
         units = sum(len(file.units) for file in opened)
-        rest = sum(
+        deferred_bytes = sum(
             length
             for file in opened
             for unit in file.units
-            for _, length in set(file.index.ranges(unit, file.spell(_needed(projection))))
+            for _, length in set(file.index.ranges(unit, file.spell(_scanned_columns(projection))))
             - set(file.index.ranges(unit, file.spell(tested)))
         )
-        if tested and units <= _TWO_PHASE_UNITS and rest > _TWO_PHASE_BYTES:
+        if tested and units <= _TWO_PHASE_UNITS and deferred_bytes > _TWO_PHASE_BYTES:
             self._fetch(opened, tested)
             for file in opened:
                 matching = []
                 for unit in file.units:
                     batches = decode(file, unit, sorted(tested), projection)
-                    if any(mask_of(projection.predicate, batch).true_count for batch in batches):
+                    if any(evaluate_mask(projection.predicate, batch).true_count for batch in batches):
                         matching.append(unit)
                 file.units = matching
-        self._fetch(opened, _needed(projection))
+        self._fetch(opened, _scanned_columns(projection))
 
     def _fetch(self, opened: list[OpenFile], columns: frozenset[str]) -> None:
-        wanted = []
+        requests = []
         for file in opened:
             ranges = [part for unit in file.units for part in file.index.ranges(unit, file.spell(columns))]
             missing = dict.fromkeys(to_read(part, file) for part in ranges if is_missing(part, file))
             if missing:
-                wanted.append((file, list(missing)))
-        answers = self._blocks.read([(file.location, ranges) for file, ranges in wanted])
-        for (file, ranges), parts in zip(wanted, answers, strict=True):
+                requests.append((file, list(missing)))
+        answers = self._blocks.read([(file.location, ranges) for file, ranges in requests])
+        for (file, ranges), parts in zip(requests, answers, strict=True):
             for part, data in zip(ranges, parts, strict=True):
                 (file.head if part in file.read_from else file.data)[part] = data
 
@@ -386,7 +392,7 @@ class Prepared:
                 yield PreparedUnit(file.piece.file, unit.middle, size, rows, batches)
 
     def place(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
-        """(file, places in it, the live rows) of all units that may hold rows of which the predicate is true."""
+        """(file, positions in it, the live rows there) of all units that may hold rows for which the predicate is true."""
         for file, unit, batches in self._decode(self._projection.columns.names):
             first = file.first_row(unit)
             for batch in batches:
@@ -401,9 +407,9 @@ class Prepared:
             for batch in batches:
                 rows = batch if file.deleted is None else drop_deleted(file.deleted, first, batch)[0]
                 first += batch.num_rows
-                kept = matching_rows(rows, self._projection.predicate)
-                if kept is not None and kept.num_rows:
-                    yield kept.select(self._projection.columns.names)
+                matches = matching_rows(rows, self._projection.predicate)
+                if matches is not None and matches.num_rows:
+                    yield matches.select(self._projection.columns.names)
 
     def _decode(self, names: Sequence[str]) -> Iterator[tuple[OpenFile, Unit, Iterator[pa.RecordBatch]]]:
         for file in self._opened:
@@ -412,12 +418,12 @@ class Prepared:
             file.data.clear()
 
 
-def _needed(projection: Projection) -> frozenset[str]:
+def _scanned_columns(projection: Projection) -> frozenset[str]:
     """Columns of the files that the scan returns or tests."""
     return frozenset(projection.needed) - frozenset(projection.partitions.names)
 
 
-def _declared(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
+def _declared_schema(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
     """The columns that a table's files are declared to have."""
     if table.declared is None:
         return None
@@ -426,13 +432,15 @@ def _declared(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
 
 
 def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.Schema]]:
-    """The columns of each file; those of text with the types of the values in all files."""
-    found: dict[str, Inferred] = {}
+    """The schema of each file; columns of text files have the type of their values in all files."""
+    inferred_by_name: dict[str, Inferred] = {}
     for file in opened:
         for name, inferred in (file.index.inferred or {}).items():
             folded = name.lower()
-            found[folded] = join_inferred(found[folded], inferred) if folded in found else inferred
-    types = {folded: inferred.type() for folded, inferred in found.items()}
+            inferred_by_name[folded] = (
+                join_inferred(inferred_by_name[folded], inferred) if folded in inferred_by_name else inferred
+            )
+    types = {folded: inferred.type() for folded, inferred in inferred_by_name.items()}
     for file in opened:
         schema = file.index.schema
         if file.index.inferred is not None:
@@ -445,13 +453,16 @@ def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.S
 def _described_bounds(
     table: Table, file: FileVersion, partitions: pa.Schema, names: Sequence[str]
 ) -> list[ColumnStats | None] | None:
-    """What the table's metadata says of the bounds of a file's columns; None if it does not say all."""
-    values = _partition_of(table, file, partitions)
+    """The bounds of a file's columns as the table's metadata has them; None if some are missing there."""
+    values = _partition_values(table, file, partitions)
     bounds = {} if file.statistics is None else file.statistics.bounds
-    known: dict[str, ColumnStats] = {**bounds, **{name: ColumnStats.of(value) for name, value in values.items()}}
-    return [known[name] for name in names] if all(name in known for name in names) else None
+    stats: dict[str, ColumnStats] = {
+        **bounds,
+        **{name: ColumnStats.from_constant(value) for name, value in values.items()},
+    }
+    return [stats[name] for name in names] if all(name in stats for name in names) else None
 
 
-def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
+def _partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
     # What names rows of others belongs to no partition, or to several.
     return typed_partition_values(table, file, fields) if fields.names and file.identity != DELETE_FILE else {}

@@ -1,1 +1,1 @@
-"""The edges that know pyspark."""
+"""What Spark calls, and what calls Spark: the only package that imports pyspark."""

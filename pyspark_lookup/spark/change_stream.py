@@ -53,7 +53,7 @@ _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files"
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReader:
-    """The reader of a stream with these options. Raises OptionError or NotSupportedError for what cannot be one."""
+    """The reader of a stream with these options. Raises OptionError or NotSupportedError if they cannot make a stream."""
     parsed = stream_options(options, schema)
     if parsed.pinned is not None:
         raise OptionError(f"option {next(iter(parsed.pins))} is for batch reads: use lookup.stream.start")
@@ -70,7 +70,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
 
 @errors_without_traceback
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark asks for offsets and partitions; lives on the driver as long as its query."""
+    """Gives Spark the offsets and partitions of a stream. It lives on the driver as long as its query."""
 
     def __init__(self, options: LookupOptions, columns: pa.Schema, added: Sequence[str] = ()) -> None:
         self._options = options
@@ -83,7 +83,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- offsets ----------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """The position before the first commit to consume; 0: before the rows that there are."""
+        """The position before the first commit to consume; 0 means that the table's present rows come first."""
         state, start = self._state(), self._options.stream_start
         position = 0 if start is StreamStart.SNAPSHOT else state.position if start is StreamStart.LATEST else start
         assert isinstance(position, int)
@@ -95,7 +95,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reached
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """The position up to which the next micro-batch goes: within the limit, but one commit at least.
+        """The log position at which the next micro-batch ends: within the limit, but at least one commit.
 
         Spark 4.1 gives no arguments. The first micro-batch of a restarted query then goes to the end of the log, also if
         nothing has changed.
@@ -107,7 +107,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reached
 
     def _next(self, state: TableState, start: dict[str, Any], until: int, limit: ReadLimit | None) -> dict[str, Any]:
-        after = _position_of(start)[1]
+        after = _parse_offset(start)[1]
         if after == 0:
             # The rows there are come at once: they are of one version.
             assert self._table is not None
@@ -124,12 +124,12 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(state, end)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What lookup.stream.max-…-per-trigger says."""
+        """The limit of a micro-batch that lookup.stream.max-…-per-trigger sets."""
         limits = zip(_LIMITS, self._options.stream_limits, strict=True)
         return next((limit(most) for limit, most in limits if most is not None), ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is committed from now on is for another run."""
+        """Fix the end of the log for this run; later commits are left to the next one."""
         self._until = self._state().position
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -145,11 +145,11 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return runtime().engine(self._options).reader.resolver.log(self._table.url)
 
     def _state(self, *offsets: Mapping[str, Any]) -> TableState:
-        """The log now, which must be the one that the offsets are of."""
+        """The state of the log now. The log must be the one that the offsets belong to."""
         engine = runtime().engine(self._options)
         state = managed_state(engine, self._options)
         self._table = engine.reader.resolver.to_managed_table(self._options)
-        for table_id, position in map(_position_of, offsets):
+        for table_id, position in map(_parse_offset, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(
                     f"{redact('path', self._options.path)} was dropped and created anew since this stream began: begin anew with "
@@ -169,14 +169,14 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state = self._state(start, end)
         assert self._table is not None
         self._reached = end
-        after, until = _position_of(start)[1], _position_of(end)[1]
+        after, until = _parse_offset(start)[1], _parse_offset(end)[1]
         if after == 0:
             # Spark asks for nothing, too: an aggregation ends what it knows in a micro-batch without rows.
             tasks = plan_snapshot(self._table, self._log(), state, until) if until else []
         else:
             rows_only = self._options.view is View.DATA
             tasks = list(changes_between(self._table, self._log(), state, after, until, rows_only))
-        return [InputPartition((self._options, self._columns, self._added, some)) for some in shares(tasks)]
+        return [InputPartition((self._options, self._columns, self._added, share)) for share in shares(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(*partition.value)
@@ -191,8 +191,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ChangeReader, (self._options, self._columns)
 
 
-def _position_of(offset: Any) -> tuple[str, int]:
-    """(table id, log position) of an offset. Raises DamagedFileError for what is none of ours."""
+def _parse_offset(offset: Any) -> tuple[str, int]:
+    """(table id, log position) of an offset. Raises DamagedFileError for an offset of another source."""
     try:
         return text_of(offset["table"]), count_of(offset["position"])
     except UNREADABLE:
@@ -202,7 +202,7 @@ def _position_of(offset: Any) -> tuple[str, int]:
 
 
 def _exceeds(limit: ReadLimit | None, spent: Sequence[int]) -> bool:
-    """Whether so many rows, files and bytes are more than a limit allows of one of them."""
+    """Whether these rows, files or bytes exceed the limit of a micro-batch."""
     name = _LIMITS.get(type(limit))
     return name is not None and dict(zip(_LIMITS.values(), spent, strict=True))[name] > getattr(limit, name)
 
@@ -210,7 +210,7 @@ def _exceeds(limit: ReadLimit | None, spent: Sequence[int]) -> bool:
 def _read(
     options: LookupOptions, columns: pa.Schema, added: Sequence[str], tasks: Sequence[ChangeTask]
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of some tasks. `added`: columns that the table may lack, as ALTER TABLE has added them."""
+    """The changes of some tasks. `added`: columns that ALTER TABLE added; the table itself may not have them yet."""
     options = options.on_host(session_options())
     engine = runtime().engine(options)
     try:

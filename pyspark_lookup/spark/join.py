@@ -47,12 +47,12 @@ from pyspark_lookup.spark.lookup_pass import (
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.table_argument import (
-    LookedUp,
+    DimensionTable,
     TableArgument,
-    cache_given,
     defaults_to_full,
+    is_cache_set,
+    load_view,
     look_up,
-    view_of,
     with_cache,
     with_default_cache,
 )
@@ -81,7 +81,7 @@ _PASS_ROWS = 500_000
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcasts:
-    """Lookups in a row for which `auto` chose broadcasts: of what DataFrame, of how many rows in all, and each as it is in a pass."""
+    """Consecutive lookups for which `auto` chose broadcasts: their DataFrame, the rows of their tables in all, and each as a pass would have it."""
 
     base: DataFrame
     rows: int = 0
@@ -90,24 +90,24 @@ class _Broadcasts:
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """A strategy, and why. `cached`: the table with the cache that a pass needs. `rows`: the table's, if it is a broadcast that nobody asked for."""
+    """A strategy and the reason for it. `cached`: the table with the cache that a pass needs. `rows`: of the table, if `auto` chose a broadcast."""
 
     broadcast: bool
-    cached: LookedUp
+    cached: DimensionTable
     why: str
     rows: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Explanation:
-    """What there is to say of a lookup. `full`: the options of a table whose snapshot hosts are to keep; they say whether they do."""
+    """The text that explains a lookup. `full`: the table's options if hosts are to keep a snapshot of it; they are asked whether they do."""
 
     text: str
     full: Mapping[str, str] | None
 
 
 class _Unknown(StructField):
-    """A column of a DataFrame of which Spark does not tell."""
+    """A column of a DataFrame whose schema Spark does not tell."""
 
 
 # By the name of a pass, or of a broadcast, the newest last; text, so that no session is held. A stream's function may make others for ever.
@@ -149,7 +149,7 @@ def lookup_join(
     Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and at
     execution what a lookup raises (see `lookup.on-error`).
     """
-    pairs = None if on is None else _pairs(on)
+    pairs = None if on is None else _parse_join_keys(on)
     kind = _HOW.get(str(how).lower().strip().replace("_", ""))
     if kind is None:
         raise OptionError(f"argument how = {how!r}: a lookup join is 'left', 'inner', 'left_semi' or 'left_anti'")
@@ -161,52 +161,57 @@ def lookup_join(
         columns = ()
     if strategy not in ("auto", "cache", "broadcast"):
         raise OptionError(f"argument strategy = {strategy!r}: 'auto', 'cache' or 'broadcast'")
-    wanted = None if pairs is None else [right for _, right in pairs]
-    found = look_up(df.sparkSession, table, wanted, columns, options or {}, as_of is not None)
-    pairs = [(name, name) for name in found.keys] if pairs is None else pairs
-    keys = [_key(df, left, found, right) for (left, _), right in zip(pairs, found.keys, strict=True)]
-    validity = None if as_of is None else _validity(found)
+    key_columns = None if pairs is None else [table_column for _, table_column in pairs]
+    dim_table = look_up(df.sparkSession, table, key_columns, columns, options or {}, as_of is not None)
+    pairs = [(name, name) for name in dim_table.keys] if pairs is None else pairs
+    keys = [
+        _key(df, df_column, dim_table, table_column)
+        for (df_column, _), table_column in zip(pairs, dim_table.keys, strict=True)
+    ]
+    validity = None if as_of is None else _validity(dim_table)
     if as_of is not None and validity is not None:
-        keys.append(_time(df, as_of, found, validity))
-    names = tuple((prefix or "") + field.name for field in found.chosen)
-    _check_names(df, names, found)
-    choice = _choose(df, found, strategy, as_of is not None)
+        keys.append(_time(df, as_of, dim_table, validity))
+    names = tuple((prefix or "") + field.name for field in dim_table.returned_fields)
+    _check_names(df, names, dim_table)
+    choice = _choose(df, dim_table, strategy, as_of is not None)
     lookup = ChainedLookup(
         choice.cached, tuple(keys), names, kind, validity, current_build(df.sparkSession), why=choice.why
     )
-    chain, others = _chain_of(df), _broadcasts_of(df)
+    chain, broadcasts = _get_chain(df), _get_broadcasts(df)
     roots = {key.path[0].lower() for key in keys if len(key.path) > 1}
-    if roots & {name.lower() for one in (*chain.lookups, *others.lookups) for name in one.names}:
+    if roots & {name.lower() for earlier in (*chain.lookups, *broadcasts.lookups) for name in earlier.names}:
         # A pass hands columns on, not what is in them.
-        chain, others = Chain(df, "a key lies in a column that an earlier lookup has found"), _Broadcasts(df)
+        chain, broadcasts = Chain(df, "a key lies in a column that an earlier lookup has found"), _Broadcasts(df)
     if not choice.broadcast:
         return _pass(chain, lookup)
-    if choice.rows is not None and (few := _few(others.base, others.rows + choice.rows)) is not None:
+    if choice.rows is not None and (few := _explain_pass(broadcasts.base, broadcasts.rows + choice.rows)) is not None:
         # The earlier ones join the pass: it costs little more for them.
-        joining = (dataclasses.replace(one, why=few) for one in (*others.lookups, lookup))
-        return _pass(_chain_of(others.base), *joining)
-    plain = dataclasses.replace(lookup, table=found, broadcast=True)
+        joining = (dataclasses.replace(earlier, why=few) for earlier in (*broadcasts.lookups, lookup))
+        return _pass(_get_chain(broadcasts.base), *joining)
+    plain = dataclasses.replace(lookup, table=dim_table, broadcast=True)
     _explain(plain.name, (plain,), "Spark joins it")
-    made = broadcast_join(df, plain)
+    joined = broadcast_join(df, plain)
     if choice.rows is not None:
-        vars(made)[_BROADCASTS] = _Broadcasts(others.base, others.rows + choice.rows, (*others.lookups, lookup))
-    return made
+        vars(joined)[_BROADCASTS] = _Broadcasts(
+            broadcasts.base, broadcasts.rows + choice.rows, (*broadcasts.lookups, lookup)
+        )
+    return joined
 
 
 def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
-    """A chain with more lookups."""
+    """A DataFrame of the chain with more lookups added, all in one pass."""
     longer = dataclasses.replace(chain, lookups=(*chain.lookups, *lookups))
     _explain(longer.name, longer.lookups, longer.apart, len(lookups))
-    joined = longer.joined()
+    joined = longer.to_dataframe()
     vars(joined)[_CHAIN] = longer
     return joined
 
 
 def _explain(name: str, lookups: tuple[ChainedLookup, ...], apart: str, new: int = 1) -> None:
-    """Remember what `explain_lookup` says of a step of plans, and log the `new` ones of its lookups."""
+    """Remember what `explain_lookup` says about a step of the plan, and log those of its lookups that are new."""
     for lookup in lookups[-new:]:
-        _log.info("lookup join %s: %s (%s)", lookup.name, _strategy_of(lookup), lookup.why)
-    explanations = tuple(map(_explanation_of, lookups))
+        _log.info("lookup join %s: %s (%s)", lookup.name, _strategy_name(lookup), lookup.why)
+    explanations = tuple(map(_build_explanation, lookups))
     with _explained_lock:
         _explained[name] = explanations, apart
         _explained.move_to_end(name)
@@ -214,45 +219,45 @@ def _explain(name: str, lookups: tuple[ChainedLookup, ...], apart: str, new: int
             _explained.popitem(last=False)
 
 
-def _strategy_of(lookup: ChainedLookup) -> str:
+def _strategy_name(lookup: ChainedLookup) -> str:
     return "broadcast" if lookup.broadcast else "cache"
 
 
-def _explanation_of(lookup: ChainedLookup) -> _Explanation:
+def _build_explanation(lookup: ChainedLookup) -> _Explanation:
     table = lookup.table
     pairs = ", ".join(f"{key.column} = {name}" for key, name in zip(lookup.keys, table.keys, strict=False))
     text = f"{lookup.name}\n  table: {table.url}\n  on: {pairs} ({lookup.how})\n"
     if lookup.validity is not None:
         text += f"  as of: {lookup.keys[-1].column}, by {' and '.join(filter(None, lookup.validity))}\n"
-    default = "" if cache_given(table.options) else ", by default"
-    text += f"  strategy: {_strategy_of(lookup)} ({lookup.why})\n  cache: lookup.cache = {table.parsed.cache.value}{default}; "
+    default = "" if is_cache_set(table.options) else ", by default"
+    text += f"  strategy: {_strategy_name(lookup)} ({lookup.why})\n  cache: lookup.cache = {table.parsed.cache.value}{default}; "
     text += f"lookup.metadata.source = {table.parsed.metadata_source.value}"
     full = table.parsed.cache is CacheMode.FULL and table.parsed.provider is None
     return _Explanation(text, table.options if full else None)
 
 
-def _chain_of(df: DataFrame) -> Chain:
-    """The lookups to which one more of `df` is added."""
+def _get_chain(df: DataFrame) -> Chain:
+    """The chain of lookups that ends in `df`, to which the next lookup is added."""
     chain: Chain | None = vars(df).get(_CHAIN)
     if chain is None:
         return Chain(df, "its DataFrame is not what lookup_join returned")
     return Chain(df, "its DataFrame is persisted") if _is_persisted(df) else chain
 
 
-def _broadcasts_of(df: DataFrame) -> _Broadcasts:
-    """The broadcasts that `auto` has chosen for `df`, of which the lookup of one more may make a pass."""
-    known: _Broadcasts | None = vars(df).get(_BROADCASTS)
-    return _Broadcasts(df) if known is None or _is_persisted(df) else known
+def _get_broadcasts(df: DataFrame) -> _Broadcasts:
+    """The broadcasts that `auto` chose for `df`; the next lookup may turn them into a pass."""
+    broadcasts: _Broadcasts | None = vars(df).get(_BROADCASTS)
+    return _Broadcasts(df) if broadcasts is None or _is_persisted(df) else broadcasts
 
 
 def _is_persisted(df: DataFrame) -> bool:
     return not in_flow_function(df.sparkSession) and df.storageLevel != StorageLevel.NONE
 
 
-def _few(df: DataFrame, rows: int) -> str | None:
-    """Why tables of so many rows together are looked up faster than broadcast, if Spark expects that few of the DataFrame."""
+def _explain_pass(df: DataFrame, rows: int) -> str | None:
+    """Why a pass beats broadcasting tables of so many rows together; None if it does not, or Spark cannot estimate the rows of `df`."""
     # Of looked-up columns Spark knows no size, from which it would tell the rows.
-    expected, enough = estimated_rows(_chain_of(df).base), _PASS_ROWS + rows // 2
+    expected, enough = estimated_rows(_get_chain(df).base), _PASS_ROWS + rows // 2
     return (
         None if expected is None or expected >= enough else f"a batch of about {expected:,} rows, fewer than {enough:,}"
     )
@@ -264,32 +269,32 @@ def explain_lookup(df: DataFrame) -> str:
     Where a full cache is wanted one host is asked, by a job, whether it has room for a snapshot. Of lookups that this process
     has joined, the last 500 of them; there is none in what was built elsewhere.
     """
-    named = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan_text(df)))
+    pass_names = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan_text(df)))
     with _explained_lock:
-        known = [_explained[name] for name in named if name in _explained]
-    told = []
-    for lookups, apart in known:
-        texts = [lookup.text + _not_kept(df.sparkSession, lookup.full) for lookup in lookups]
+        explanations = [_explained[name] for name in pass_names if name in _explained]
+    paragraphs = []
+    for lookups, apart in explanations:
+        texts = [lookup.text + _snapshot_line(df.sparkSession, lookup.full) for lookup in lookups]
         if len(texts) > 1:
             texts = [f"{len(texts)} lookups in one pass", *("  " + text.replace("\n", "\n  ") for text in texts)]
-        if len(known) > 1:
+        if len(explanations) > 1:
             texts.append(f"  pass: its own ({apart})")
-        told += texts
-    return "\n".join(told) if told else "no lookup join in this DataFrame"
+        paragraphs += texts
+    return "\n".join(paragraphs) if paragraphs else "no lookup join in this DataFrame"
 
 
-def _not_kept(spark: SparkSession, full: Mapping[str, str] | None) -> str:
-    """A line that says why a host keeps no snapshot of a table; nothing if it has one, would, or is not to."""
+def _snapshot_line(spark: SparkSession, full: Mapping[str, str] | None) -> str:
+    """A line that says why a host keeps no snapshot of a table; empty if it has one, would keep one, or need not."""
     if full is None or in_flow_function(spark):
         return ""
     try:
-        reason = view_of(spark, full, View.SUMMARY).collect()[0].not_kept
+        reason = load_view(spark, full, View.SUMMARY).collect()[0].not_kept
     except Exception as problem:  # the store or Spark fails: then so will the query, and say why
         reason = f"unknown, {type(problem).__name__}"
     return "" if reason is None else f"\n  snapshot: none, the table is read from its files ({reason})"
 
 
-def _pairs(on: Any) -> list[tuple[str, str]]:
+def _parse_join_keys(on: Any) -> list[tuple[str, str]]:
     """(column of the DataFrame, column of the table) for each key."""
     pairs: list[tuple[Any, Any]] = []
     if isinstance(on, str):
@@ -310,34 +315,34 @@ def _pairs(on: Any) -> list[tuple[str, str]]:
 
 
 def _known_fields(df: DataFrame) -> list[StructField]:
-    """The columns of the DataFrame; in the function of a pipeline's flow, where Spark does not tell, those of its lookups."""
+    """The columns of the DataFrame. In the function of a pipeline's flow Spark does not tell them: there, those of its lookups."""
     if in_flow_function(df.sparkSession):
-        return [field for lookup in _chain_of(df).lookups for field in lookup.fields]
+        return [field for lookup in _get_chain(df).lookups for field in lookup.fields]
     return df.schema.fields
 
 
-def _within(fields: Sequence[StructField], name: str) -> list[tuple[StructField, ...]]:
-    """The columns of a name, each as the structs that lead to it, itself last: `s.id` is the field `id` of `s`, if no column is called so."""
-    found = [(field,) for field in fields if field.name.lower() == name.lower()]
-    if found:
-        return list(found)
+def _find_fields(fields: Sequence[StructField], name: str) -> list[tuple[StructField, ...]]:
+    """All columns that a name may mean, each as its path through structs: `s.id` is the field `id` of `s`, unless a column is called `s.id`."""
+    matches = [(field,) for field in fields if field.name.lower() == name.lower()]
+    if matches:
+        return list(matches)
     return [
         (field, *inner)
         for field in fields
         if isinstance(field.dataType, StructType) and name.lower().startswith(f"{field.name.lower()}.")
-        for inner in _within(field.dataType.fields, name[len(field.name) + 1 :])
+        for inner in _find_fields(field.dataType.fields, name[len(field.name) + 1 :])
     ]
 
 
-def _field(df: DataFrame, name: str, argument: str, theirs: DataType) -> tuple[StructField, ...]:
-    """The column of the DataFrame that an argument names, after the structs that it is in.
+def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tuple[StructField, ...]:
+    """The column of the DataFrame that an argument names, as its path through structs.
 
-    Where Spark does not tell of it, an `_Unknown` of the type `theirs` of the table, with which tasks will compare it.
+    Where Spark does not tell the schema, an `_Unknown` of the type `table_type`, against which tasks check it.
     """
-    fields = _within(_known_fields(df), name)
+    fields = _find_fields(_known_fields(df), name)
     if not fields:
         if in_flow_function(df.sparkSession):
-            return tuple(_Unknown(part, theirs) for part in name.split("."))
+            return tuple(_Unknown(part, table_type) for part in name.split("."))
         raise SchemaError(
             f"argument {argument}: the DataFrame has no column {name!r}; it has {names_shown(df.columns, name)}"
         )
@@ -346,34 +351,34 @@ def _field(df: DataFrame, name: str, argument: str, theirs: DataType) -> tuple[S
     return fields[0]
 
 
-def _widen(path: tuple[StructField, ...], theirs: DataType) -> Key:
-    """A column of the DataFrame in a type of the table that has all its values, if it is one."""
+def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
+    """A column of the DataFrame, cast to the table's type if that holds all of its values."""
     field, names = path[-1], tuple(field.name for field in path)
     if isinstance(field, _Unknown):
-        return Key(names, theirs, cast=False, planned=False)
-    mine, other = arrow_type(field.dataType), arrow_type(theirs)
-    wider = mine != other and widens(mine, other)
-    return Key(names, theirs if wider else field.dataType, wider)
+        return Key(names, table_type, cast=False, planned=False)
+    df_arrow, table_arrow = arrow_type(field.dataType), arrow_type(table_type)
+    wider = df_arrow != table_arrow and widens(df_arrow, table_arrow)
+    return Key(names, table_type if wider else field.dataType, wider)
 
 
-def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Key:
+def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str) -> Key:
     """The key column of the DataFrame, in a type that the table's keys can be compared with."""
-    theirs = table.type_of(right)
-    path = _field(df, left, "on", theirs)
+    table_type = table.column_type(table_column)
+    path = _field(df, df_column, "on", table_type)
     field = path[-1]
     if isinstance(field.dataType, CharType):
         raise SchemaError(
-            f"key {left!r} is {field.dataType.simpleString()}, whose texts are padded with blanks to that length, and the table's are not: look "
-            f"up what they are without blanks, e.g. df.withColumn({left!r}, expr('CAST(rtrim({left}) AS STRING)'))"
+            f"key {df_column!r} is {field.dataType.simpleString()}, whose texts are padded with blanks to that length, and the table's are not: look "
+            f"up what they are without blanks, e.g. df.withColumn({df_column!r}, expr('CAST(rtrim({df_column}) AS STRING)'))"
         )
     if isinstance(field.dataType, VarcharType):  # text, with a limit
-        _check_key(left, StringType(), right, theirs)
+        _check_key(df_column, StringType(), table_column, table_type)
         return Key(tuple(field.name for field in path), StringType(), cast=True)
-    _check_key(left, field.dataType, right, theirs)
-    return _widen(path, theirs)
+    _check_key(df_column, field.dataType, table_column, table_type)
+    return _widen(path, table_type)
 
 
-def _validity(table: LookedUp) -> tuple[str, str | None]:
+def _validity(table: DimensionTable) -> tuple[str, str | None]:
     """The table's columns that say when a row is valid."""
     start, end = table.parsed.valid_from, table.parsed.valid_to
     if start is None:
@@ -381,45 +386,45 @@ def _validity(table: LookedUp) -> tuple[str, str | None]:
             "argument as_of needs the table's columns that say when a row is valid: "
             "options={'lookup.valid-from': 'valid_from', 'lookup.valid-to': 'valid_to'}"
         )
-    (own,) = resolve_names((start,), table.schema, "lookup.valid-from")
-    other = None if end is None else resolve_names((end,), table.schema, "lookup.valid-to")[0]
-    if other is not None and table.type_of(own) != table.type_of(other):
+    (start_column,) = resolve_names((start,), table.schema, "lookup.valid-from")
+    end_column = None if end is None else resolve_names((end,), table.schema, "lookup.valid-to")[0]
+    if end_column is not None and table.column_type(start_column) != table.column_type(end_column):
         raise SchemaError(
-            f"options lookup.valid-from and lookup.valid-to: {own!r} is {table.type_of(own).simpleString()}, {other!r} is "
-            f"{table.type_of(other).simpleString()}; both must be of one type"
+            f"options lookup.valid-from and lookup.valid-to: {start_column!r} is {table.column_type(start_column).simpleString()}, {end_column!r} is "
+            f"{table.column_type(end_column).simpleString()}; both must be of one type"
         )
-    return own, other
+    return start_column, end_column
 
 
-def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str | None]) -> Key:
-    """The column of the DataFrame with the time, in the type of the table's."""
-    theirs = table.type_of(validity[0])
-    path = _field(df, as_of, "as_of", theirs)
+def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str, str | None]) -> Key:
+    """The column of the DataFrame with the time, in the type of the table's validity columns."""
+    table_type = table.column_type(validity[0])
+    path = _field(df, as_of, "as_of", table_type)
     field = path[-1]
-    mine, other = arrow_type(field.dataType), arrow_type(theirs)
+    df_arrow, table_arrow = arrow_type(field.dataType), arrow_type(table_type)
     ordered = (pa.types.is_temporal, pa.types.is_integer, pa.types.is_decimal)
-    if not any(test(other) for test in ordered) or not widens(mine, other):
+    if not any(test(table_arrow) for test in ordered) or not widens(df_arrow, table_arrow):
         raise SchemaError(
             f"argument as_of: {as_of!r} is {field.dataType.simpleString()}, the table's {validity[0]!r} is "
-            f"{theirs.simpleString()}: give a time, date or number of one type, cast with df.withColumn"
+            f"{table_type.simpleString()}: give a time, date or number of one type, cast with df.withColumn"
         )
-    return _widen(path, theirs)
+    return _widen(path, table_type)
 
 
-def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
-    """Raise SchemaError unless keys of the type `own` can be looked up among those of type `theirs`."""
-    if isinstance(own, StringType) and own.collation not in (None, "UTF8_BINARY"):
+def _check_key(df_column: str, df_type: DataType, table_column: str, table_type: DataType) -> None:
+    """Raise SchemaError unless keys of the type `df_type` can be looked up among those of `table_type`."""
+    if isinstance(df_type, StringType) and df_type.collation not in (None, "UTF8_BINARY"):
         raise SchemaError(
-            f"key {left!r} is {own.simpleString()}, whose texts are equal by rules of that collation; the table compares bytes: "
-            f"cast it, e.g. df.withColumn({left!r}, expr('CAST({left} AS STRING)'))"
+            f"key {df_column!r} is {df_type.simpleString()}, whose texts are equal by rules of that collation; the table compares bytes: "
+            f"cast it, e.g. df.withColumn({df_column!r}, expr('CAST({df_column} AS STRING)'))"
         )
     try:
-        fits = accepts(arrow_type(theirs), arrow_type(own))
+        fits = accepts(arrow_type(table_type), arrow_type(df_type))
     except Exception:  # a type that Arrow does not have
         fits = False
     if not fits:
-        types = f"key {left!r} is {own.simpleString()}, the table's {right!r} is {theirs.simpleString()}"
-        if isinstance(own, _NO_KEYS) or isinstance(theirs, _NO_KEYS):
+        types = f"key {df_column!r} is {df_type.simpleString()}, the table's {table_column!r} is {table_type.simpleString()}"
+        if isinstance(df_type, _NO_KEYS) or isinstance(table_type, _NO_KEYS):
             raise SchemaError(
                 f"{types}: keys of this type are not supported. Keys are numbers, text, binary, dates, times and booleans"
             )
@@ -430,28 +435,28 @@ def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
         )
 
 
-def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
-    """Raise OptionError if a column of the result would have the name of another."""
+def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> None:
+    """Raise OptionError if two columns of the result would have one name."""
     added = [*names, *([ERROR_COLUMN] if table.parsed.on_error is OnError.NULL else [])]
-    taken = {field.name.lower() for field in _known_fields(df)}
+    used_names = {field.name.lower() for field in _known_fields(df)}
     for name in added:
-        if name.lower() in taken:
+        if name.lower() in used_names:
             raise OptionError(
                 f"column {name!r} of the table is also one of the DataFrame: give prefix='…', choose others by "
                 "columns=[…], or rename one"
                 if name in names
                 else f"column {name!r}, which lookup.on-error = 'NULL' adds, is also one of the DataFrame: rename it"
             )
-        taken.add(name.lower())
-    for name in taken:
+        used_names.add(name.lower())
+    for name in used_names:
         if name == FOUND_COLUMN or name.startswith(VERSION_COLUMN):
             raise OptionError(f"column {name!r}: that name is used by lookup joins; rename it")
 
 
-def _choose(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> _Choice:
-    """How a table is joined to a DataFrame."""
+def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) -> _Choice:
+    """The strategy by which a table is joined to a DataFrame, and why."""
     by_null = table.parsed.on_error is OnError.NULL
-    if wanted == "broadcast":
+    if strategy == "broadcast":
         if as_of:
             raise OptionError("argument as_of needs strategy='cache': a broadcast would give every row that is valid")
         if by_null:
@@ -463,15 +468,15 @@ def _choose(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> _Choice
             )
         return _Choice(True, table, "asked for")
     facts = None
-    given = cache_given(table.options)
+    has_cache_option = is_cache_set(table.options)
     cached = table
     unknown = in_flow_function(df.sparkSession)
-    if table.parsed.provider is None and not (given and (wanted == "cache" or unknown or df.isStreaming)):
+    if table.parsed.provider is None and not (has_cache_option and (strategy == "cache" or unknown or df.isStreaming)):
         # A snapshot that is there knows more.
         viewed = with_cache(table, CacheMode.FULL) if defaults_to_full(table) else table
         facts = viewed.facts()
         cached = with_default_cache(table, facts.bytes)
-    if wanted == "cache":
+    if strategy == "cache":
         return _Choice(False, cached, "asked for")
     if as_of:
         return _Choice(False, cached, "one row of several by their time")
@@ -489,7 +494,7 @@ def _choose(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> _Choice
         return _Choice(False, cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size")
     if facts.rows is None:
         return _Choice(False, cached, "how many rows it has is not known before they are read")
-    bound, keys = (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
-    if facts.rows > bound:
-        return _Choice(False, cached, f"{facts.rows:,} rows are more than {bound:,}")
-    return _Choice(True, cached, f"a batch, and {facts.rows:,} {keys}rows are no more than {bound:,}", facts.rows)
+    row_limit, keys = (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
+    if facts.rows > row_limit:
+        return _Choice(False, cached, f"{facts.rows:,} rows are more than {row_limit:,}")
+    return _Choice(True, cached, f"a batch, and {facts.rows:,} {keys}rows are no more than {row_limit:,}", facts.rows)

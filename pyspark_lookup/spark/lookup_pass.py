@@ -1,4 +1,4 @@
-"""A chain of lookups as one step of a plan.
+"""Several lookups of one DataFrame as a single step of the plan (a pass).
 
 The versions come from a relation of one row, which is broadcast: Spark resolves it once per execution and micro-batch.
 An Arrow UDF gets them beside the keys of all lookups and returns lists of rows, which `inline_outer` makes rows again
@@ -42,7 +42,7 @@ from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import OnError
 from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.reading import Probe, Resolve
-from pyspark_lookup.spark.table_argument import LookedUp, quote
+from pyspark_lookup.spark.table_argument import DimensionTable, quote
 from pyspark_lookup.spark.types import arrow_type
 from pyspark_lookup.table.executions import Build
 
@@ -60,7 +60,7 @@ _WIDTHS = {"string": 20, "binary": 100, "byte": 1, "boolean": 1, "short": 2, "in
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A column of a DataFrame by which a lookup is done, and the type in which it is handed over.
+    """A key column of a DataFrame, and the type in which tasks get it.
 
     `planned`: False for one whose type nobody knows yet: it comes as it is, for a column of the table of that type, and tasks
     compare the two. `path`: its name; of a field of a struct the names that lead to it.
@@ -73,7 +73,7 @@ class Key:
 
     @property
     def column(self) -> str:
-        """The name as messages and plans have it."""
+        """The column's name in messages and plans, e.g. `s.id`."""
         return ".".join(self.path)
 
     @property
@@ -87,12 +87,12 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class ChainedLookup:
-    """A lookup of a chain: `keys` of the DataFrame for those of the table, with `validity` and a time after them.
+    """A lookup of a chain: the DataFrame's `keys` for the table's. With `validity` the last key is the time of the row.
 
     `build`: if it was built in a `foreachBatch` function. `broadcast`: it is no part of a pass. `why`: it is, or is not.
     """
 
-    table: LookedUp
+    table: DimensionTable
     keys: tuple[Key, ...]
     names: tuple[str, ...]
     how: str
@@ -103,15 +103,15 @@ class ChainedLookup:
 
     @property
     def name(self) -> str:
-        """The name of the lookup in plans: another one for each that `explain_lookup` tells apart."""
+        """The name of the lookup in plans, different for each lookup that `explain_lookup` tells apart."""
         pairs = [(key.column, name) for key, name in itertools.zip_longest(self.keys, self.table.keys)]
-        shown = [field.name for field in self.table.chosen]
-        mark = key_of(pairs, shown, self.names, self.how, self.validity, self.broadcast, self.why)
+        returned_names = [field.name for field in self.table.returned_fields]
+        mark = key_of(pairs, returned_names, self.names, self.how, self.validity, self.broadcast, self.why)
         return f"lookup_{self.table.label}_{mark[:6]}"
 
     @property
     def version(self) -> str:
-        """The column with the version that it reads, in any relation that has it."""
+        """The name of the column with the version that the lookup reads, in whichever relation has it."""
         return f"{VERSION_COLUMN}_{key_of(self.options_text, self.build and dataclasses.astuple(self.build))[:16]}"
 
     @property
@@ -120,37 +120,44 @@ class ChainedLookup:
 
     @property
     def fields(self) -> list[StructField]:
-        """The columns that it adds."""
-        fields = [StructField(name, of.dataType) for name, of in zip(self.names, self.table.chosen, strict=True)]
+        """The columns that the lookup adds."""
+        fields = [
+            StructField(name, field.dataType)
+            for name, field in zip(self.names, self.table.returned_fields, strict=True)
+        ]
         by_null = self.table.parsed.on_error is OnError.NULL
         return [*fields, StructField(ERROR_COLUMN, StringType())] if by_null else fields
 
     @property
     def spec(self) -> LookupSpec:
         table = self.table
-        shown = [field.name for field in table.chosen]
-        needed = [column for column in self.validity or () if column is not None and column not in shown]
+        returned_names = [field.name for field in table.returned_fields]
+        validity_names = [
+            column for column in self.validity or () if column is not None and column not in returned_names
+        ]
         keys = pa.schema([(name, arrow_type(key.type)) for name, key in zip(table.keys, self.keys, strict=False)])
-        return LookupSpec(table.options, keys, table.arrow([*shown, *needed]), self.names, self.validity)
+        return LookupSpec(
+            table.options, keys, table.arrow([*returned_names, *validity_names]), self.names, self.validity
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Lookups one after the other, of a DataFrame that is `base`. `apart`: why those of the base, if any, are not among them."""
+    """Consecutive lookups of the DataFrame `base`. `apart`: why the base's own lookups, if any, are not among them."""
 
     base: DataFrame
     apart: str
     lookups: tuple[ChainedLookup, ...] = ()
 
-    def joined(self) -> DataFrame:
+    def to_dataframe(self) -> DataFrame:
         """The base with the columns of all lookups, in one pass."""
-        relations = versions_of(self.base, {lookup.version: lookup for lookup in self.lookups})
+        relations = relate_versions(self.base, {lookup.version: lookup for lookup in self.lookups})
         versions = {version: (n, m) for n, (tables, _) in enumerate(relations) for m, version in enumerate(tables)}
         arguments: dict[tuple[tuple[str, ...], str], Column] = {}
         stages = []
         for number, lookup in enumerate(self.lookups):
-            own = tuple(self._place(key, number, arguments) for key in lookup.keys)
-            stages.append(Stage(lookup.spec, own, versions[lookup.version], lookup.how, lookup.build))
+            places = tuple(self._place(key, number, arguments) for key in lookup.keys)
+            stages.append(Stage(lookup.spec, places, versions[lookup.version], lookup.how, lookup.build))
         fields = [field for lookup in self.lookups for field in lookup.fields]
         spec = PassSpec(tuple(stages), many=True)
         if spec.drops or not fields:
@@ -182,19 +189,19 @@ class Chain:
         return f"lookup_{len(names)}_{'_'.join(lookup.table.place for lookup in self.lookups)[:60]}_{marks}"
 
     def _place(self, key: Key, number: int, arguments: dict[tuple[tuple[str, ...], str], Column]) -> Place:
-        """Where the key of a lookup comes from: an earlier one, or the arguments, to which it is added."""
+        """Where a lookup's key comes from: a column of an earlier lookup, or an argument of the UDF, which is added if need be."""
         folded = tuple(name.lower() for name in key.path)
         for earlier, lookup in enumerate(self.lookups[:number]):
             for column, field in enumerate(lookup.fields):
                 if (field.name.lower(),) == folded:
                     return earlier, column
-        known = folded, key.type.json()
-        arguments.setdefault(known, key.expression)
-        return list(arguments).index(known)
+        argument = folded, key.type.json()
+        arguments.setdefault(argument, key.expression)
+        return list(arguments).index(argument)
 
 
 def _compared_by_bytes(name: str, key: Column) -> Column:
-    """A key whose type only Spark's planner will know. It does not tell tasks of collations and CHAR, so that these fail here."""
+    """A key whose type only Spark's planner will know. Tasks do not see collations and CHAR, so such a key is refused in the plan."""
     kind = sf.typeof(key)  # a constant to the optimizer, as is all that is made of it
     message = sf.concat(
         sf.lit(f"key '{name}' is "),
@@ -207,7 +214,7 @@ def _compared_by_bytes(name: str, key: Column) -> Column:
 
 
 def lookup_udf(name: str, spec: PassSpec, fields: Sequence[StructField], versions: int) -> Any:
-    """The UDF (arguments…, columns of versions…) -> a row's results, as a list of structs of these fields, or its result."""
+    """The UDF that looks a row up: its arguments, then columns with versions. Returns a list of structs of `fields`, or one struct."""
     row = StructType(list(fields))
     kind: Any = ArrayType(row) if spec.many else row
     with warnings.catch_warnings():  # type hints cannot say how many arguments there are
@@ -216,8 +223,8 @@ def lookup_udf(name: str, spec: PassSpec, fields: Sequence[StructField], version
         return arrow_udf(probe, kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
 
 
-def versions_of(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tuple[tuple[str, ...], DataFrame]]:
-    """(tables, a relation of one row and one column: the versions of them that the execution reads), with all these tables.
+def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tuple[tuple[str, ...], DataFrame]]:
+    """For all `tables`: (some of them, a relation of one row and one column with the versions that the execution reads of these).
 
     A table that lookups in `df` read comes from their relation, so that all of a query read one version of it. The same DataFrames
     for the same tables: Spark uses the exchange of one again, and refuses two observations of one name unless they are one. The last ones
@@ -225,70 +232,74 @@ def versions_of(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tupl
     """
     spark = df.sparkSession
     observed = not in_flow_function(spark) and df.isStreaming
-    wanted = dict(tables)
-    build = max((lookup.build for lookup in tables.values() if lookup.build), key=lambda own: own.at_s, default=None)
+    missing = dict(tables)
+    build = max(
+        (lookup.build for lookup in tables.values() if lookup.build), key=lambda build: build.at_s, default=None
+    )
     with _versions_lock:
-        known: collections.OrderedDict[tuple[tuple[str, ...], bool], _Relation]
-        known = vars(spark).setdefault("_lookup_versions", collections.OrderedDict())
-        others = {at: one for at, one in known.items() if at[1] == observed and {*at[0]} & {*wanted}}
-        others.pop((tuple(wanted), observed), None)
-        found = []
-        if others:
+        relations: collections.OrderedDict[tuple[tuple[str, ...], bool], _Relation]
+        relations = vars(spark).setdefault("_lookup_versions", collections.OrderedDict())
+        shared = {key: relation for key, relation in relations.items() if key[1] == observed and {*key[0]} & {*missing}}
+        shared.pop((tuple(missing), observed), None)
+        pairs = []
+        if shared:
             plan = plan_text(df)
-            for (own, _), other in others.items():
-                if {*own} & {*wanted} and other.name in plan:
-                    known.move_to_end((own, observed))
-                    found.append((own, other.versions))
-                    wanted = {version: table for version, table in wanted.items() if version not in own}
-        if wanted:
-            place = tuple(wanted), observed
-            if place not in known:
-                _forget(known, build)
-                known[place] = _Relation(*_resolved(spark, wanted, observed), build)
-            known.move_to_end(place)
-            found.append((place[0], known[place].versions))
-        return found
+            for (versions, _), relation in shared.items():
+                if {*versions} & {*missing} and relation.name in plan:
+                    relations.move_to_end((versions, observed))
+                    pairs.append((versions, relation.versions))
+                    missing = {version: table for version, table in missing.items() if version not in versions}
+        if missing:
+            place = tuple(missing), observed
+            if place not in relations:
+                _forget(relations, build)
+                relations[place] = _Relation(*_resolve_versions(spark, missing, observed), build)
+            relations.move_to_end(place)
+            pairs.append((place[0], relations[place].versions))
+        return pairs
 
 
 class _Relation(NamedTuple):
-    """The versions of some tables: its name in plans, the DataFrame, and the micro-batch in whose function it was made, if in one."""
+    """The versions of some tables: the name in plans, the DataFrame, and the micro-batch in whose function it was made (if in one)."""
 
     name: str
     versions: DataFrame
     build: Build | None
 
 
-def _forget(known: collections.OrderedDict[Any, _Relation], build: Build | None) -> None:
-    """Make room for a relation: those of a stream's earlier micro-batches have served, and so have the oldest of very many."""
-    for place, other in list(known.items()):
-        if build and other.build and other.build.stream == build.stream and other.build.batch != build.batch:
-            del known[place]
-    while len(known) >= _RELATIONS_AT_MOST:
-        known.popitem(last=False)
+def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | None) -> None:
+    """Make room for a relation: drop those of a stream's earlier micro-batches, and the oldest if there are very many."""
+    for place, relation in list(relations.items()):
+        if build and relation.build and relation.build.stream == build.stream and relation.build.batch != build.batch:
+            del relations[place]
+    while len(relations) >= _RELATIONS_AT_MOST:
+        relations.popitem(last=False)
 
 
-def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool) -> tuple[str, DataFrame]:
-    """(the name in plans, one value: the versions of tables; their digests in the query's progress if `observed`)."""
+def _resolve_versions(
+    spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool
+) -> tuple[str, DataFrame]:
+    """(the name in plans, a relation of one row: the versions of `tables`). If `observed`, the query's progress shows their digests."""
     first = next(iter(tables.values())).table
     mark = key_of(*tables)[:6]
     name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
     joined = _joined_column(tables)
-    resolve = Resolve(name, {column: (of.options_text, of.build) for column, of in tables.items()}, joined)
+    resolve = Resolve(name, {column: (lookup.options_text, lookup.build) for column, lookup in tables.items()}, joined)
     # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
     columns = StructType([StructField(column, BinaryType()) for column in (*tables, joined)])
     # Spark Connect asks the server for the columns of what `mapInArrow` is given, if it is not told.
-    one = spark.range(0, 1, 1, 1).to(StructType([StructField("id", LongType())]))
-    versions = one.mapInArrow(resolve, columns)
+    single_row = spark.range(0, 1, 1, 1).to(StructType([StructField("id", LongType())]))
+    versions = single_row.mapInArrow(resolve, columns)
     if observed:
-        for column, of in tables.items():
+        for column, lookup in tables.items():
             digest = sf.lower(sf.hex(sf.substring(column, 2, 16)))
             number = sf.conv(sf.hex(sf.substring(column, 26, 8)), 16, -10).cast("long")
             # A table has several, of several names, if it is in passes with different others.
-            told = f"lookup_{of.table.label}" if len(tables) == 1 else f"lookup_{of.table.label}_{mark}"
-            url = sf.max(sf.lit(of.table.url)).alias("table")
+            observation = f"lookup_{lookup.table.label}" if len(tables) == 1 else f"lookup_{lookup.table.label}_{mark}"
+            url = sf.max(sf.lit(lookup.table.url)).alias("table")
             # Null of plain files, which have no numbers.
             version = sf.max(sf.when(number >= 0, number)).alias("version")
-            versions = versions.observe(told, sf.max(digest).alias("digest"), url, version)
+            versions = versions.observe(observation, sf.max(digest).alias("digest"), url, version)
     return name, versions.select(joined)
 
 
@@ -298,24 +309,24 @@ def _joined_column(tables: Iterable[str]) -> str:
 
 
 def plan_text(df: DataFrame, mode: str = "extended") -> str:
-    """A DataFrame's plans, as Spark shows them. (`explain` prints them, where other threads print as well.)
+    """The text of a DataFrame's plans. `DataFrame.explain` would print it, among the output of other threads.
 
     In a flow's function the plan that it is to have.
     """
-    of: Any = df
+    frame: Any = df
     if in_flow_function(df.sparkSession):
-        return str(of._plan.to_proto(of.sparkSession.client))
+        return str(frame._plan.to_proto(frame.sparkSession.client))
     if isinstance(df, ClassicFrame):
-        return str(of.sparkSession._jvm.PythonSQLUtils.explainString(of._jdf.queryExecution(), mode))
-    return str(of._explain_string(extended=mode))
+        return str(frame.sparkSession._jvm.PythonSQLUtils.explainString(frame._jdf.queryExecution(), mode))
+    return str(frame._explain_string(extended=mode))
 
 
 def estimated_rows(df: DataFrame) -> int | None:
     """About how many rows Spark expects of a DataFrame; None if it does not know."""
-    found = _STATISTICS.search(plan_text(df, "cost"))
-    if found is None:
+    statistics = _STATISTICS.search(plan_text(df, "cost"))
+    if statistics is None:
         return None
-    size, unit, rows = found.groups()
+    size, unit, rows = statistics.groups()
     if rows is not None:
         return int(float(rows))
     expected = float(size) * 1024 ** _UNITS.index(unit)
@@ -330,13 +341,13 @@ def broadcast_join(df: DataFrame, lookup: ChainedLookup) -> DataFrame:
     if df.isStreaming and "lookup.version-at" not in table.options:
         # A table of several tasks would stay as it was when the stream began.
         table = dataclasses.replace(table, options={**table.options, "lookup.version-at": "READ"})
-    taken = {name.lower() for name in (*df.columns, *lookup.names)}
-    free = (key for number in itertools.count() if (key := f"_lookup_key_{number}") not in taken)
-    own = list(itertools.islice(free, len(lookup.keys)))
-    wanted = [field.name for field in table.chosen]
-    read = table.read(list(dict.fromkeys([*table.keys, *wanted])))
-    renamed = [*zip(table.keys, own, strict=True), *zip(wanted, lookup.names, strict=True)]
-    shown = [sf.col(quote(column)).alias(alias) for column, alias in renamed]
-    side = sf.broadcast(read.select(*shown).alias(lookup.name))
-    pairs = [key.expression == sf.col(alias) for key, alias in zip(lookup.keys, own, strict=True)]
-    return df.join(side, functools.reduce(operator.and_, pairs), lookup.how).drop(*own)
+    used_names = {name.lower() for name in (*df.columns, *lookup.names)}
+    free = (key for number in itertools.count() if (key := f"_lookup_key_{number}") not in used_names)
+    key_aliases = list(itertools.islice(free, len(lookup.keys)))
+    value_columns = [field.name for field in table.returned_fields]
+    read = table.read(list(dict.fromkeys([*table.keys, *value_columns])))
+    renamed = [*zip(table.keys, key_aliases, strict=True), *zip(value_columns, lookup.names, strict=True)]
+    selected = [sf.col(quote(column)).alias(alias) for column, alias in renamed]
+    side = sf.broadcast(read.select(*selected).alias(lookup.name))
+    pairs = [key.expression == sf.col(alias) for key, alias in zip(lookup.keys, key_aliases, strict=True)]
+    return df.join(side, functools.reduce(operator.and_, pairs), lookup.how).drop(*key_aliases)

@@ -1,4 +1,4 @@
-"""Which micro-batch a thread works for: on the driver, in a function that `foreachBatch` calls; in a task, by Spark's properties.
+"""Which micro-batch a thread works for: on the driver in a `foreachBatch` function, in a task by Spark's properties.
 
 Users set job groups, and hand work to threads that lack Spark's properties. So a lookup is told where it is built, and carries it.
 """
@@ -24,30 +24,30 @@ ROOT_EXECUTION = "spark.sql.execution.root.id"
 _CONNECT_WORKER = "pyspark/sql/connect/streaming/worker/foreach_batch_worker.py"
 
 
-def build_in(property_of: Callable[[str], str | None]) -> Build | None:
-    """The micro-batch that a thread's properties tell of.
+def read_build(property_of: Callable[[str], str | None]) -> Build | None:
+    """The micro-batch that a thread's properties name; None outside of one.
 
-    A batch that runs again after a restart is another one: it sees what is current then.
+    A batch that runs again after a restart counts as another one: it reads what is current then.
     """
     stream, batch = property_of("sql.streaming.queryId"), property_of("streaming.sql.batchId")
     return Build(stream, f"{batch} in {property_of(ROOT_EXECUTION)}", time.time()) if stream and batch else None
 
 
 def current_build(spark: SparkSession) -> Build | None:
-    """Where something is built now, if that is in a `foreachBatch` function: it reads back what the function has written before."""
-    return _in_connect() if _CONNECT_WORKER in _main_file() else _in_classic(spark)
+    """The micro-batch whose `foreachBatch` function runs now, if any: lookups built there see what the function has written."""
+    return _connect_build() if _CONNECT_WORKER in _main_file() else _classic_build(spark)
 
 
-def _in_classic(spark: Any) -> Build | None:
-    """The micro-batch of this thread; in a thread of a pool, that of the stream whose session it is."""
+def _classic_build(spark: Any) -> Build | None:
+    """The micro-batch of this thread; in a pool's thread, that of the stream that owns the session."""
     try:
-        return build_in(spark.sparkContext.getLocalProperty) or _of_session(spark._jsparkSession)
+        return read_build(spark.sparkContext.getLocalProperty) or _session_build(spark._jsparkSession)
     except (AttributeError, NotImplementedError, PySparkException, Py4JError):
         return None  # Spark Connect, outside a function; or a Spark that is built otherwise
 
 
-def _of_session(session: Any) -> Build | None:
-    """The micro-batch of the stream that has this session of the JVM for its own."""
+def _session_build(session: Any) -> Build | None:
+    """The micro-batch of the stream whose own session (of the JVM) this is."""
     for query in list(session.sharedState().activeStreamingQueries().values()):
         if query.sparkSessionForStream().equals(session):
             batch = query.getLatestExecutionContext().batchId()
@@ -60,8 +60,8 @@ def _main_file() -> str:
     return (getattr(sys.modules.get("__main__"), "__file__", None) or "").replace("\\", "/")
 
 
-def _in_connect() -> Build | None:
-    """The micro-batch in whose function this process is, which Spark Connect has started for that: its main thread runs it."""
+def _connect_build() -> Build | None:
+    """The micro-batch of this process, if Spark Connect started it for a `foreachBatch` function: the main thread runs the function."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if frame.f_code.co_name == "process" and "df_id" in frame.f_locals:

@@ -36,15 +36,15 @@ from pyspark_lookup.options.catalog import (
     absolute_path,
     added_columns,
     comparable_path,
-    mark_of,
-    placed,
+    read_mark,
+    resolve_path,
     table_options,
 )
 from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
 from pyspark_lookup.options.enums import FileFormatName, FilterPushdown, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
-from pyspark_lookup.options.read_write_options import BUILT, GIVEN, refuse_block_size, refuse_in_reads
+from pyspark_lookup.options.read_write_options import BUILT, EXPLICIT, refuse_block_size, refuse_in_reads
 from pyspark_lookup.spark.types import arrow_schema, is_collated, scopes_pushed_filters, struct_type
 from pyspark_lookup.table.executions import Build
 
@@ -62,100 +62,100 @@ _COMPARE: Mapping[type[spark.Filter], str] = {
 }
 
 
-def schema_of(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable | None]:
-    """The schema Spark asked for, and what finding it taught (None for a view of the table).
+def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable | None]:
+    """The schema Spark asked for, and the table as planning resolved it (None for a view of the table).
 
     For CREATE TABLE it carries the options, and the table is made at its path if they say so.
     """
     creating = "provider" in options
-    given: Collection[str]
+    explicit: Collection[str]
     if creating:
-        own = _table_to_create(options)
-        given = own.keys() & _ONLY_OF_READS  # the others are for all that is done with the table
+        source_options = _table_to_create(options)
+        explicit = source_options.keys() & _ONLY_OF_READS  # the others are for all that is done with the table
     else:
-        own, given = _of_read(options)
-    parsed = runtime().effective(LookupOptions.parse(own, conf=conf_file_options()))
-    refuse_in_reads(given, parsed.view, stream=parsed.view in (View.DATA, View.CHANGES))
+        source_options, explicit = _split_explicit(options)
+    parsed = runtime().effective(LookupOptions.parse(source_options, conf=conf_file_options()))
+    refuse_in_reads(explicit, parsed.view, stream=parsed.view in (View.DATA, View.CHANGES))
     if parsed.view not in (View.DATA, View.CHANGES):
-        return _with_options(view_schema(parsed.view), own if creating else None), None
+        return _with_options(view_schema(parsed.view), source_options if creating else None), None
     engine = runtime().engine(parsed)
     with engine.publish():
-        found = planner.find(engine.reader, parsed)
-        refuse_block_size(given, found.table.format, redact("path", parsed.path))
-        columns = planner.table_columns(found, parsed)
+        resolved_table = planner.find(engine.reader, parsed)
+        refuse_block_size(explicit, resolved_table.table.format, redact("path", parsed.path))
+        columns = planner.table_columns(resolved_table, parsed)
         columns = change_columns(columns) if parsed.view is View.CHANGES else columns
-    return _with_options(columns, own if creating else None), found
+    return _with_options(columns, source_options if creating else None), resolved_table
 
 
 def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that the catalog is to keep, once there is such a table. Raises what making it raises."""
-    own = _own_options(options)
-    create = own.pop(_CREATE, "false")
+    """The options that the catalog is to keep; the table is created first if they ask for that. Raises what creating it raises."""
+    catalog_options = _catalog_options(options)
+    create = catalog_options.pop(_CREATE, "false")
     try:
         if not parse_boolean(create):
-            return own
+            return catalog_options
     except ValueError as problem:
         raise OptionError(f"option {_CREATE} = {create!r}: expected {problem}") from None
-    columns = LookupOptions.parse(own, conf=conf_file_options()).schema
-    refuse_in_reads(own.keys() & _ONLY_OF_READS)
-    refuse_block_size(own, FileFormatName.PARQUET, redact("path", own["path"]))
+    columns = LookupOptions.parse(catalog_options, conf=conf_file_options()).schema
+    refuse_in_reads(catalog_options.keys() & _ONLY_OF_READS)
+    refuse_block_size(catalog_options, FileFormatName.PARQUET, redact("path", catalog_options["path"]))
     if columns is None:
         raise OptionError(
             f"option {_CREATE} = 'true' needs lookup.schema, the columns of the new table, e.g. 'id INT, name STRING'"
         )
-    del own["lookup.schema"]  # from now on its log says what they are
-    parsed = LookupOptions.parse(own, conf=conf_file_options())
+    del catalog_options["lookup.schema"]  # from now on its log says what they are
+    parsed = LookupOptions.parse(catalog_options, conf=conf_file_options())
     engine = runtime().engine(parsed)
     with engine.publish():
         engine.writer(parsed).create(columns)
-    return {key: text for key, text in own.items() if key != "lookup.keys"}
+    return {key: text for key, text in catalog_options.items() if key != "lookup.keys"}
 
 
-def _own_options(options: Mapping[str, str]) -> dict[str, str]:
-    """A table's options without what is the catalog's: each of OPTIONS (…) also arrives as `option.<key>`, a property does not."""
-    own = {key: text for key, text in options.items() if f"option.{key}" in options or key == "path"}
-    for key in sorted(options.keys() - own.keys()):
+def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options given in OPTIONS (…), without the catalog's properties: an option also arrives as `option.<key>`, a property does not."""
+    catalog_options = {key: text for key, text in options.items() if f"option.{key}" in options or key == "path"}
+    for key in sorted(options.keys() - catalog_options.keys()):
         if key.startswith("lookup."):
             raise OptionError(
                 f"option {key} is among the table's properties, of which a read learns nothing: put it into OPTIONS (…)"
             )
-    if "lookup.provider" in own:
-        return own
-    if tells_secret("path", own.get("path", "")):
+    if "lookup.provider" in catalog_options:
+        return catalog_options
+    if tells_secret("path", catalog_options.get("path", "")):
         raise OptionError(
-            f"option path = {redact('path', own['path'])!r} holds a credential, which the catalog would keep: let it come from "
+            f"option path = {redact('path', catalog_options['path'])!r} holds a credential, which the catalog would keep: let it come from "
             "the environment, the store's own chain or the conf file ($LOOKUPCACHE_CONF)"
         )
-    if "path" not in own:
+    if "path" not in catalog_options:
         raise OptionError(
             "option path is missing: CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
         )
-    return placed(own)
+    return resolve_path(catalog_options)
 
 
 def _single_path(options: Mapping[str, str]) -> dict[str, str]:
-    """Options of a load(); several paths come as a JSON list."""
-    own = dict(options)
-    paths = own.pop("paths", None)
+    """The options of a load() with its one path. Raises OptionError for several, which Spark passes as a JSON list."""
+    load_options = dict(options)
+    paths = load_options.pop("paths", None)
     if paths is not None:
         try:
-            several = texts_of(json.loads(paths))
+            path_list = texts_of(json.loads(paths))
         except UNREADABLE:
             raise OptionError("option paths: expected a list of paths, as Spark writes it for load()") from None
-        if len(several) != 1:
+        if len(path_list) != 1:
             raise OptionError(
-                f"option path: {len(several)} paths given; give one file, directory or glob, e.g. '{{a,b}}/*.parquet'"
+                f"option path: {len(path_list)} paths given; give one file, directory or glob, e.g. '{{a,b}}/*.parquet'"
             )
-        own.setdefault("path", several[0])
-    return own
+        load_options.setdefault("path", path_list[0])
+    return load_options
 
 
-def _of_read(options: Mapping[str, str]) -> tuple[dict[str, str], Collection[str]]:
-    """(The options of a load(), the names of those that somebody has given for it: of a read that is part of a lookup few)."""
-    own = _single_path(options)
-    own.pop(BUILT, None)
-    given = own.pop(GIVEN, None)
-    return own, own.keys() if given is None else given.split(",")
+def _split_explicit(options: Mapping[str, str]) -> tuple[dict[str, str], Collection[str]]:
+    """(the options of a load(), the names of those given for this read). A read within a lookup names them; its other options are the table's."""
+    load_options = _single_path(options)
+    load_options.pop(BUILT, None)
+    explicit = load_options.pop(EXPLICIT, None)
+    return load_options, load_options.keys() if explicit is None else explicit.split(",")
 
 
 def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> StructType:
@@ -175,28 +175,32 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
     return schema
 
 
-def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options of a write, which say where it goes. Raises OptionError where that would be a guess."""
-    own = _single_path(write)
+def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """The options of a write, including where it goes. Raises OptionError if that would be a guess."""
+    write_options = _single_path(write)
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
-    marks = {mark_of(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
+    marks = {read_mark(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
     # Not one of its subclasses: those are of columns that nobody has aliased.
-    text = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
-    named = text and not any(_VARCHAR in (field.metadata or {}) for field in schema)
-    stored = {} if carrier is None else table_options(schema)
-    if "path" in own:
-        if stored and not named and _differ(stored.get("path", ""), own["path"]):
+    carries_options = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
+    is_catalog_table = carries_options and not any(_VARCHAR in (field.metadata or {}) for field in schema)
+    catalog_options = {} if carrier is None else table_options(schema)
+    if "path" in write_options:
+        if catalog_options and not is_catalog_table and _differ(catalog_options.get("path", ""), write_options["path"]):
             raise OptionError(
-                f"option path = {redact('path', own['path'])!r}: the rows carry the options of the catalog table at "
-                f"{redact('path', stored.get('path', ''))}, which a catalog table that is made of them would take for its own. Read "
+                f"option path = {redact('path', write_options['path'])!r}: the rows carry the options of the catalog table at "
+                f"{redact('path', catalog_options.get('path', ''))}, which a catalog table that is made of them would take for its own. Read "
                 "them with spark.read.format('lookupcache').load(path), or select their columns by expressions"
             )
-        same = bool(stored) and not _differ(stored.get("path", ""), own["path"])
+        same_path = bool(catalog_options) and not _differ(catalog_options.get("path", ""), write_options["path"])
         # An INSERT … WITH (path …) that names its table's own place, or rows of it: what is for writes counts.
-        of_table = {key: text for key, text in stored.items() if same and key.startswith(_OF_WRITES)}
-        options = {**of_table, **(_for_added(schema) if same and named else {}), **own}
-    elif named:
-        options = {**stored, **_for_added(schema), **own}
+        of_table = {key: text for key, text in catalog_options.items() if same_path and key.startswith(_OF_WRITES)}
+        options = {
+            **of_table,
+            **(_added_column_options(schema) if same_path and is_catalog_table else {}),
+            **write_options,
+        }
+    elif is_catalog_table:
+        options = {**catalog_options, **_added_column_options(schema), **write_options}
     else:
         raise OptionError(
             "which table is written cannot be told: Spark does not pass a catalog table's options to its writer, and "
@@ -205,7 +209,7 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
             ".save('s3://bucket/dim'). In place of CREATE TABLE dim … AS SELECT: CREATE TABLE dim USING lookupcache OPTIONS "
             f"(path '…', 'lookup.schema' 'id INT, …', '{_CREATE}' 'true'), then INSERT INTO dim SELECT …"
         )
-    if named and any(key.lower() == "lookup.write.missing-columns" for key in options):
+    if is_catalog_table and any(key.lower() == "lookup.write.missing-columns" for key in options):
         raise OptionError(
             "option lookup.write.missing-columns says nothing about rows that are inserted into a catalog table: Spark fills the "
             "columns that an INSERT does not name, with null. Select the values that are to stay, or write the rows with "
@@ -214,26 +218,28 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
     return options
 
 
-def _for_added(schema: StructType) -> dict[str, str]:
+def _added_column_options(schema: StructType) -> dict[str, str]:
     return {"lookup.write.merge-schema": "true"} if added_columns(schema) else {}
 
 
-def _differ(one: str, other: str) -> bool:
-    return comparable_path(one) != comparable_path(absolute_path(other))
+def _differ(stored_path: str, path: str) -> bool:
+    return comparable_path(stored_path) != comparable_path(absolute_path(path))
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
-    """The options of a stream that is read. Raises OptionError for those of a table that lost its options."""
-    own, given = _of_read(read)
-    options = runtime().effective(LookupOptions.parse(own, _stored_options(own, schema), conf_file_options()))
-    refuse_in_reads(given, options.view, stream=True)
+    """The options of a streaming read. Raises OptionError for a catalog table that has lost its options."""
+    load_options, explicit = _split_explicit(read)
+    options = runtime().effective(
+        LookupOptions.parse(load_options, _stored_options(load_options, schema), conf_file_options())
+    )
+    refuse_in_reads(explicit, options.view, stream=True)
     return options
 
 
-def _stored_options(own: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """What a catalog table was created with; {} for a read that names its place."""
+def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """The options that a catalog table was created with; {} for a read that names its own path or provider."""
     # A read that names its path is no read of the catalog table its schema may have come from.
-    if "path" in own or "lookup.provider" in own:
+    if "path" in load_options or "lookup.provider" in load_options:
         return {}
     stored = table_options(schema)
     if not stored:
@@ -247,43 +253,45 @@ def _stored_options(own: Mapping[str, str], schema: StructType) -> dict[str, str
 
 
 class Planning:
-    """One read being planned in this process."""
+    """A read that this process is planning."""
 
     def __init__(
         self,
         options: LookupOptions,
         columns: pa.Schema,
-        found: ResolvedTable | None,
+        resolved_table: ResolvedTable | None,
         declared: bool,
         added: Sequence[str],
-        given: Collection[str],
+        explicit: Collection[str],
         build: Build | None,
         collated: Collection[str],
     ) -> None:
         self.options = options
         self.build = build
         self._collated = collated
-        self._given = given
+        self._explicit = explicit
         self.columns = columns
         self._declared = declared
         self._added = added
-        self._found = found
+        self._resolved_table = resolved_table
         self._pushed: list[Predicate] = []
 
     @classmethod
-    def of(cls, read: Mapping[str, str], schema: StructType, found: ResolvedTable | None) -> Planning:
-        """The plan of a read with these options of a table whose schema Spark knows already."""
-        own, given = _of_read(read)
-        stored = _stored_options(own, schema)
-        options = runtime().effective(LookupOptions.parse(own, stored, conf_file_options()))
-        refuse_in_reads(given, options.view)
+    def from_options(
+        cls, read: Mapping[str, str], schema: StructType, resolved_table: ResolvedTable | None
+    ) -> Planning:
+        """The planning of a read with these options; Spark knows the schema already."""
+        load_options, explicit = _split_explicit(read)
+        stored = _stored_options(load_options, schema)
+        options = runtime().effective(LookupOptions.parse(load_options, stored, conf_file_options()))
+        refuse_in_reads(explicit, options.view)
         if options.view is View.CHANGES and options.changes_from is None:
             raise NotSupportedError(
                 "option lookup.view = 'changes': changes are read by spark.readStream, and by a batch that says where they begin "
                 "(lookup.changes-from)"
             )
         for fixed in ("lookup.columns", "lookup.view", "lookup.changes-from"):
-            if stored and fixed in own:
+            if stored and fixed in load_options:
                 raise OptionError(
                     f"option {fixed} cannot change the columns of a catalog table in one read: use SELECT, or load(path)"
                 )
@@ -294,25 +302,30 @@ class Planning:
                     "hands to no source in Python: set it to 'false', and the column is STRING"
                 )
         columns = arrow_schema(schema)
-        if options.columns is not None and list(options.columns) != columns.names and found is None and not stored:
+        if (
+            options.columns is not None
+            and list(options.columns) != columns.names
+            and resolved_table is None
+            and not stored
+        ):
             raise OptionError("option lookup.columns contradicts the given schema: give one of them")
-        declared = found is None and not stored and options.view is View.DATA
+        declared = resolved_table is None and not stored and options.view is View.DATA
         if declared and options.provider is None:
-            options = _declaring(options, columns)
+            options = _with_declared_columns(options, columns)
         built = read.get(BUILT)
         build = None if built is None else Build(*json.loads(built))
         collated = [field.name for field in schema if is_collated(field.dataType)]
         added = added_columns(schema) if stored else ()
-        return cls(options, columns, found, declared, added, given, build, collated)
+        return cls(options, columns, resolved_table, declared, added, explicit, build, collated)
 
     def push(self, filters: list[spark.Filter]) -> None:
-        """Prune by those filters that mean the same here as in Spark."""
-        others = {*self._added, *self._collated}
-        fields = {field.name: field for field in self.columns if field.name not in others}
-        self._pushed = [p for f in filters if (p := predicate_of(f, fields)) is not None]
+        """Prune by those of the filters that mean the same here as in Spark."""
+        unpushable = {*self._added, *self._collated}
+        fields = {field.name: field for field in self.columns if field.name not in unpushable}
+        self._pushed = [p for f in filters if (p := to_predicate(f, fields)) is not None]
 
     def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
-        """Each task with the plan it belongs to."""
+        """The tasks of the read, each with its plan."""
         if self.options.view is View.CHANGES:
             engine = runtime().engine(self.options)
             with engine.publish():
@@ -322,18 +335,22 @@ class Planning:
             return [(self.options, task) for task in view_tasks(self.options, runtime().nonce())]
         engine = runtime().engine(self.options)
         with engine.publish():
-            found = self._found or planner.find(engine.reader, self.options)
-            refuse_block_size(self._given, found.table.format, redact("path", self.options.path))
-            options = engine.reader.resolver.host.with_floor(found.table, planner.with_table_keys(self.options, found))
-            planner.table_columns(found, options)
-            known = {name.lower() for name in found.columns.names}
-            columns = pa.schema([c for c in self.columns if c.name not in self._added or c.name.lower() in known])
-            plan = planner.plan_read(found, options, columns, runtime().clock, self._pushed, self._declared)
-            return [(plan, task) for task in planner.plan_tasks(engine.reader, found, plan)]
+            resolved_table = self._resolved_table or planner.find(engine.reader, self.options)
+            refuse_block_size(self._explicit, resolved_table.table.format, redact("path", self.options.path))
+            options = engine.reader.resolver.host.with_floor(
+                resolved_table.table, planner.with_table_keys(self.options, resolved_table)
+            )
+            planner.table_columns(resolved_table, options)
+            current_names = {name.lower() for name in resolved_table.columns.names}
+            columns = pa.schema(
+                [c for c in self.columns if c.name not in self._added or c.name.lower() in current_names]
+            )
+            plan = planner.plan_read(resolved_table, options, columns, runtime().clock, self._pushed, self._declared)
+            return [(plan, task) for task in planner.plan_tasks(engine.reader, resolved_table, plan)]
 
 
-def _declaring(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
-    """The options with the columns of `.schema(…)` as if `lookup.schema` said them."""
+def _with_declared_columns(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
+    """The options with the columns of `.schema(…)`, as if `lookup.schema` declared them."""
     columns = pa.schema([(field.name, spark_type(field.type)) for field in columns])
     if options.schema is not None and options.schema != columns:
         raise OptionError(
@@ -347,10 +364,10 @@ def prunes_by_pushed_filters(plan: Planning) -> bool:
 
     Where what one scan pushes leaks into others, it takes `lookup.filter-pushdown=true` to prune.
     """
-    wanted = plan.options.filter_pushdown
-    if plan.options.view is not View.DATA or wanted is FilterPushdown.FALSE:
+    pushdown = plan.options.filter_pushdown
+    if plan.options.view is not View.DATA or pushdown is FilterPushdown.FALSE:
         return False
-    if wanted is FilterPushdown.AUTO and not scopes_pushed_filters():
+    if pushdown is FilterPushdown.AUTO and not scopes_pushed_filters():
         return False
     return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
 
@@ -358,10 +375,10 @@ def prunes_by_pushed_filters(plan: Planning) -> bool:
 # --- Spark's pushed filters as predicates, where they mean exactly the same ------------------------
 
 
-def predicate_of(pushed: spark.Filter, fields: Mapping[str, pa.Field]) -> Predicate | None:
-    """The predicate a pushed filter means over top-level columns; None if it has no counterpart here."""
+def to_predicate(pushed: spark.Filter, fields: Mapping[str, pa.Field]) -> Predicate | None:
+    """The predicate of a filter that Spark pushed down, over top-level columns; None if it has no counterpart here."""
     if isinstance(pushed, spark.Not):
-        inner = predicate_of(pushed.child, fields)
+        inner = to_predicate(pushed.child, fields)
         return None if inner is None else negate(inner)
     path: tuple[str, ...] = getattr(pushed, "attribute", ())
     if len(path) != 1 or path[0] not in fields:

@@ -21,7 +21,7 @@ from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
-from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, build_in
+from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, read_build
 from pyspark_lookup.spark.worker_errors import without_traceback
 from pyspark_lookup.table.executions import Build, Execution
 
@@ -36,7 +36,7 @@ def read(
     built_at_s: float,
     columns: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a task of a DataFrame that was built at a time. Everything is read from the store before the first one.
+    """The batches of one task. All bytes are read from the store before the first batch is yielded.
 
     `columns`: those of the batches; what the plan does not read of them is null.
     """
@@ -59,13 +59,13 @@ def read(
 
 
 def _widen(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-    held = dict(zip(batch.schema.names, batch.columns, strict=True))
-    values = [held[c.name] if c.name in held else pa.nulls(batch.num_rows, c.type) for c in columns]
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+    values = [arrays[c.name] if c.name in arrays else pa.nulls(batch.num_rows, c.type) for c in columns]
     return pa.RecordBatch.from_arrays(values, schema=columns)
 
 
 def count_for_application() -> None:
-    """Count what this worker does for the application that it is a worker of."""
+    """Count the metrics of this worker under its Spark application."""
     context = TaskContext.get()
     name = context.getLocalProperty("spark.app.id") if context is not None else None
     if name:
@@ -73,19 +73,19 @@ def count_for_application() -> None:
 
 
 def session_options() -> dict[str, str]:
-    """What the session sets as `spark.lookupcache.*` at run time, as option keys."""
+    """The options that the session sets at run time as `spark.lookupcache.*`, by option key."""
     context = TaskContext.get()
     if context is None:
         return {}
     # Asked by name, a mistyped key would be ignored; Spark keeps no public list of them.
-    known = {key: context.getLocalProperty(SPARK_CONF_PREFIX + key.removeprefix("lookup.")) for key in HOST_KEYS}
-    given = getattr(context, "_localProperties", None) or {}
-    found = {
+    host_values = {key: context.getLocalProperty(SPARK_CONF_PREFIX + key.removeprefix("lookup.")) for key in HOST_KEYS}
+    local_properties = getattr(context, "_localProperties", None) or {}
+    other_values = {
         "lookup." + key.removeprefix(SPARK_CONF_PREFIX): v
-        for key, v in given.items()
+        for key, v in local_properties.items()
         if key.startswith(SPARK_CONF_PREFIX)
     }
-    return {key: value for key, value in {**known, **found}.items() if value}
+    return {key: value for key, value in {**host_values, **other_values}.items() if value}
 
 
 def largest_row() -> int:
@@ -103,7 +103,7 @@ def largest_row() -> int:
 
 
 def current_execution(build: Build | None = None, built_at_s: float | None = None) -> Execution | None:
-    """What this task's rows must agree with: a stream's micro-batch, or a query with all its parts.
+    """The execution of this task, whose tasks all read one version: a stream's micro-batch, or a whole query.
 
     `build`: the micro-batch in whose function the lookup was built, whatever thread runs it; without one, Spark's properties say
     whether there is a micro-batch. `built_at_s`: when a DataFrame was built, of which the driver does not say where. None
@@ -115,7 +115,7 @@ def current_execution(build: Build | None = None, built_at_s: float | None = Non
     application = "/".join(context.getLocalProperty(key) or "" for key in ("spark.app.id", "spark.app.startTime"))
     if build is not None:
         return Execution(application, build.execution, build.at_s)
-    build = build_in(context.getLocalProperty)
+    build = read_build(context.getLocalProperty)
     if build is not None:
         return Execution(application, build.execution, built_at_s)
     for key in (ROOT_EXECUTION, "spark.sql.execution.id"):
@@ -126,7 +126,7 @@ def current_execution(build: Build | None = None, built_at_s: float | None = Non
 
 
 class Resolve:
-    """For `mapInArrow`: one row with the versions that this execution reads of tables, and a last column with all of them.
+    """The function for `mapInArrow` that returns one row: the version of each table that this execution reads, and all of them joined.
 
     `tables`: by the column that its version goes into, the options of each, and where its lookup was built.
     `joined`: the last column.
@@ -143,19 +143,19 @@ class Resolve:
             pass
         count_for_application()
         session = session_options()
-        asked = [(text, current_execution(build)) for text, build in self._tables.values()]
+        requests = [(text, current_execution(build)) for text, build in self._tables.values()]
 
-        def resolve(of: tuple[str, Execution | None]) -> bytes:
-            return issue_token(runtime().effective(parse_options(of[0]).on_host(session)), of[1])
+        def resolve(request: tuple[str, Execution | None]) -> bytes:
+            return issue_token(runtime().effective(parse_options(request[0]).on_host(session)), request[1])
 
-        several = len(self._tables) if len(self._tables) > 1 else 0
-        tokens = list(run_in_order(resolve, asked, several))
+        threads = len(self._tables) if len(self._tables) > 1 else 0
+        tokens = list(run_in_order(resolve, requests, threads))
         columns = [pa.array([value], pa.binary()) for value in (*tokens, join_tokens(tokens))]
         yield pa.RecordBatch.from_arrays(columns, names=[*self._tables, self._joined])
 
 
 class Probe:
-    """For an iterator Arrow UDF: what a pass answers to its arguments, of which the last ones are the versions."""
+    """The iterator Arrow UDF of a pass: looks up the keys among its arguments; the last arguments are the versions."""
 
     def __init__(self, name: str, spec: str, versions: int) -> None:
         self.__name__ = name
@@ -169,8 +169,8 @@ class Probe:
         executions = [current_execution(stage.build) for stage in lookups.spec.stages]
         row_bytes = largest_row()
         try:
-            for given in batches:
-                keys, versions = given[: -self._versions], given[-self._versions :]
+            for arrays in batches:
+                keys, versions = arrays[: -self._versions], arrays[-self._versions :]
                 for answers in lookups.answers(keys, versions, executions, row_bytes):
                     lookups.publish()  # a worker that is killed has published all but the batch in its hands
                     yield answers

@@ -14,7 +14,7 @@ RECOMMENDED: Mapping[str, str] = {
 
 
 def configure(spark: SparkSession) -> SparkSession:
-    """Set the recommended run-time confs on a session, whatever it had there; returns it.
+    """Set the recommended run-time confs on a session, overwriting its own; returns the session.
 
     `lookupcache` works without: these make its logs queryable and the batches larger that an Arrow UDF
     behind a scan gets.

@@ -1,4 +1,4 @@
-"""The `lookupcache` format: what Spark calls, in short-lived planner and reader processes.
+"""The `lookupcache` data source. Spark calls it in short-lived planner and reader processes.
 
 Spark imports this module to list formats, so it stays light: the engine is imported inside the
 methods, the one place in this package where imports are not at the top.
@@ -41,7 +41,7 @@ class DefaultSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = dict(options)
         self._built_at_s = time.time()
-        self._found: ResolvedTable | None = None
+        self._resolved_table: ResolvedTable | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -51,13 +51,13 @@ class DefaultSource(DataSource):
         """The table's columns now; for CREATE TABLE also its options, as metadata of the first one."""
         from pyspark_lookup.spark import planning
 
-        schema, self._found = planning.schema_of(self.options)
+        schema, self._resolved_table = planning.plan_schema(self.options)
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_lookup.spark import planning
 
-        plan = planning.Planning.of(self.options, schema, self._found)
+        plan = planning.Planning.from_options(self.options, schema, self._resolved_table)
         # Spark refuses a reader with pushFilters unless it is about to call it.
         reader = PushdownReader if planning.prunes_by_pushed_filters(plan) else LookupReader
         return reader(plan, self._built_at_s)
@@ -83,17 +83,17 @@ class DefaultSource(DataSource):
 
 @errors_without_traceback
 class LookupReader(DataSourceReader):
-    """Plans tasks and reads them. Its state is not needed after `partitions()`."""
+    """Plans the tasks of a batch read and reads them. Tasks need nothing of its state: `partitions()` puts all into them."""
 
     def __init__(self, plan: Planning, built_at_s: float) -> None:
         self._plan: Planning | None = plan
         self._built_at_s = built_at_s
 
     def partitions(self) -> list[InputPartition]:
-        """One for each task, with its whole plan: nothing else reaches the reading process."""
+        """The tasks, each with its whole plan, because nothing else reaches the reading process."""
         assert self._plan is not None
-        others = self._plan.build, self._built_at_s, self._plan.columns
-        return [InputPartition((plan, task, *others)) for plan, task in self._plan.tasks()]
+        common = self._plan.build, self._built_at_s, self._plan.columns
+        return [InputPartition((plan, task, *common)) for plan, task in self._plan.tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading
@@ -108,7 +108,7 @@ class LookupReader(DataSourceReader):
 
 @errors_without_traceback
 class PushdownReader(LookupReader):
-    """A reader that prunes by the filters Spark pushes; Spark still applies all of them itself."""
+    """A reader that prunes by the filters that Spark pushes down. Spark applies all of them again itself."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         assert self._plan is not None

@@ -22,12 +22,12 @@ from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, lookup_udf
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_pipeline
 from pyspark_lookup.spark.table_argument import (
-    LookedUp,
+    DimensionTable,
     TableArgument,
     defaults_to_full,
+    load_view,
     look_up,
     quote,
-    view_of,
     with_default_cache,
 )
 
@@ -65,35 +65,35 @@ def register_lookup(
             "SQL join the table itself, which CREATE TABLE … USING lookupcache has made before"
         )
     keys = [key] if isinstance(key, str) else list(key)
-    found = look_up(spark, table, keys, columns, options or {}, key_argument="key")
-    if defaults_to_full(found):
-        found = with_default_cache(found, found.facts().bytes)
-    if not found.chosen:
+    dim_table = look_up(spark, table, keys, columns, options or {}, key_argument="key")
+    if defaults_to_full(dim_table):
+        dim_table = with_default_cache(dim_table, dim_table.facts().bytes)
+    if not dim_table.returned_fields:
         raise OptionError("argument columns: give at least one column of the table")
     # The rows of a key show the key as well: as it is in the table, if it was chosen there.
-    own = tuple(StructField(column, found.type_of(column)) for column in found.keys)
-    others = tuple(field for field in found.chosen if field.name not in found.keys)
-    whole = dataclasses.replace(found, chosen=(*own, *others))
+    key_fields = tuple(StructField(column, dim_table.column_type(column)) for column in dim_table.keys)
+    value_fields = tuple(field for field in dim_table.returned_fields if field.name not in dim_table.keys)
+    whole = dataclasses.replace(dim_table, returned_fields=(*key_fields, *value_fields))
     with _creating:
         registered: set[str] = vars(spark).setdefault("_lookup_functions", set())
         _check_name(name, registered)
         try:
-            _create(found, whole, _TRIED + name.lower(), multi)
+            _create(dim_table, whole, _TRIED + name.lower(), multi)
         finally:  # those that are there stay whole until Spark has shown that it takes both
             _drop(spark, _TRIED + name.lower())
-        _create(found, whole, name, multi)
+        _create(dim_table, whole, name, multi)
         registered.add(name.lower())
 
 
-def _create(found: LookedUp, whole: LookedUp, name: str, multi: bool) -> None:
-    """Both functions, with what they stand on: the view of the version, and a UDF for each."""
+def _create(dim_table: DimensionTable, whole: DimensionTable, name: str, multi: bool) -> None:
+    """Create both functions, and what they use: the view of the version, and a UDF for each."""
     base = f"_lookup_{name.lower()}"
     # Spark adds its own stack frames to an error in a subquery. So the function gets the error in place of the version, and raises it.
-    options = {**found.options, "lookup.on-error": OnError.NULL.value}
-    view_of(found.spark, options, View.TOKEN).createOrReplaceTempView(f"{base}_version")
-    bodies = {name: _body(found, base, many=multi), f"{name}_rows": _body(whole, base, many=True, as_rows=True)}
+    options = {**dim_table.options, "lookup.on-error": OnError.NULL.value}
+    load_view(dim_table.spark, options, View.TOKEN).createOrReplaceTempView(f"{base}_version")
+    bodies = {name: _body(dim_table, base, many=multi), f"{name}_rows": _body(whole, base, many=True, as_rows=True)}
     for function, body in bodies.items():
-        found.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {function}{body}")
+        dim_table.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {function}{body}")
 
 
 def _drop(spark: SparkSession, name: str) -> None:
@@ -103,13 +103,13 @@ def _drop(spark: SparkSession, name: str) -> None:
 
 
 def _check_name(name: str, registered: set[str]) -> None:
-    """Raise OptionError for a name by which two lookups would have a function of one name."""
-    mine = name.lower()
-    clashes = {f"{mine}_rows": f"{mine}_rows", mine.removesuffix("_rows"): mine}
-    for other, function in clashes.items():
-        if other != mine and other in registered:
+    """Raise OptionError if another lookup of the session has a function of that name."""
+    lower_name = name.lower()
+    clashes = {f"{lower_name}_rows": f"{lower_name}_rows", lower_name.removesuffix("_rows"): lower_name}
+    for clashing, function in clashes.items():
+        if clashing != lower_name and clashing in registered:
             raise OptionError(
-                f"argument name = {name!r}: a lookup {other!r} is registered in this session, and both would have a function "
+                f"argument name = {name!r}: a lookup {clashing!r} is registered in this session, and both would have a function "
                 f"{function}(): give another name"
             )
 
@@ -119,15 +119,15 @@ def _udfs(base: str) -> tuple[str, str]:
     return f"{base}_udf", f"{base}_rows_udf"
 
 
-def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
-    """What follows a function's name where it is created: on top of a UDF, and of the view of the version."""
-    names = [field.name for field in table.chosen]
+def _body(table: DimensionTable, base: str, many: bool, as_rows: bool = False) -> str:
+    """The rest of CREATE FUNCTION after the name: arguments, result, and the query that calls the UDF with the version."""
+    names = [field.name for field in table.returned_fields]
     udf = _udfs(base)[as_rows]
-    keys = tuple(Key((key,), table.type_of(key), False) for key in table.keys)
+    keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
     lookup = ChainedLookup(table, keys, tuple(names), "left", None, current_build(table.spark))
     spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.build),), many)
     table.spark.udf.register(udf, lookup_udf(udf, spec, lookup.fields, 1))
-    declared = ", ".join(f"{quote(key)} {_ddl(table.type_of(key))}" for key in table.keys)
+    declared = ", ".join(f"{quote(key)} {_ddl(table.column_type(key))}" for key in table.keys)
     call = f"{udf}({', '.join(map(quote, table.keys))}, (SELECT version FROM {base}_version))"
     if not as_rows:
         return f"({declared}) RETURN {call}"
@@ -136,7 +136,7 @@ def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
 
 
 def _ddl(kind: DataType) -> str:
-    """A type as SQL takes it, whatever its fields are named."""
+    """The DDL of a type, with quoted field names."""
     if isinstance(kind, StructType):
         return f"STRUCT<{', '.join(f'{quote(field.name)}: {_ddl(field.dataType)}' for field in kind)}>"
     if isinstance(kind, ArrayType):

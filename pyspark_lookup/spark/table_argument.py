@@ -1,4 +1,4 @@
-"""What a lookup is given as its table: a path, a catalog table's name, or a `LookupTable`."""
+"""The table argument of a lookup: a path, a catalog table's name, or a `LookupTable`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.metadata_tables import describe_version
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.options.catalog import named_options, placed
+from pyspark_lookup.options.catalog import named_options, resolve_path
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions, merge_options
 from pyspark_lookup.options.parsing import option_text, parse_names
-from pyspark_lookup.options.read_write_options import BUILT, GIVEN, refuse_in_reads
+from pyspark_lookup.options.read_write_options import BUILT, EXPLICIT, refuse_in_reads
 from pyspark_lookup.spark import planning
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_flow_function
@@ -38,15 +38,15 @@ _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
 
 
 @dataclasses.dataclass(frozen=True)
-class LookedUp:
-    """A table as a lookup sees it: its options, all its columns, those it is looked up by, and for, in the answer's order."""
+class DimensionTable:
+    """The table of a lookup: its options, all its columns (`schema`), the key columns, and the columns to return, in their order."""
 
     spark: SparkSession
     options: Mapping[str, str]
     parsed: LookupOptions
     schema: StructType
     keys: tuple[str, ...]
-    chosen: tuple[StructField, ...]
+    returned_fields: tuple[StructField, ...]
 
     @property
     def place(self) -> str:
@@ -58,7 +58,7 @@ class LookedUp:
 
     @property
     def label(self) -> str:
-        """A name for plans, of the table and what it is looked up by."""
+        """A name for plans, from the table's place and a hash of its options."""
         return f"{self.place}_{key_of(*sorted(self.options.items()))[:6]}"
 
     @property
@@ -68,23 +68,23 @@ class LookedUp:
 
     def read(self, columns: Sequence[str]) -> DataFrame:
         """These columns of the table as a DataFrame, through the host's cache."""
-        shown = ",".join(map(quote, columns))
-        return _load(self.spark, {**self.options, "lookup.columns": shown})
+        column_list = ",".join(map(quote, columns))
+        return _load(self.spark, {**self.options, "lookup.columns": column_list})
 
     def arrow(self, names: Sequence[str]) -> pa.Schema:
         return arrow_schema(StructType([self.schema[name] for name in names]))
 
-    def type_of(self, name: str) -> DataType:
+    def column_type(self, name: str) -> DataType:
         return self.schema[name].dataType
 
     def facts(self) -> Row:
-        """The row of the view `summary`: as the driver's host knows it, or over Connect one of the server's."""
+        """The row of the view `summary`, as the driver's host knows the table; over Connect, as one of the server's hosts does."""
         return _facts(self.spark, self.options)
 
 
 def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
     if not plans_here(spark):
-        return view_of(spark, options, View.SUMMARY).collect()[0]
+        return load_view(spark, options, View.SUMMARY).collect()[0]
     keys = {key: SPARK_CONF_PREFIX + key.removeprefix("lookup.") for key in HOST_KEYS}
     session = {key: text for key, name in keys.items() if (text := spark.conf.get(name, None))}
     parsed = runtime().effective(LookupOptions.parse(options, conf=conf_file_options()).on_host(session))
@@ -94,30 +94,30 @@ def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
 
 
 def plans_here(spark: SparkSession) -> bool:
-    """Whether tables are planned in this process: the driver's, or one to which a Connect server tells nothing.
+    """Whether this process plans tables: the driver does, and a process to which a Connect server tells nothing.
 
     In a driver Spark would start a Python process for it each time.
     """
     return in_flow_function(spark) or isinstance(spark, SparkSession)
 
 
-def _columns(spark: SparkSession, options: Mapping[str, str], given: Iterable[str]) -> StructType:
-    """A table's columns now. `given`: the options of the lookup itself."""
+def _columns(spark: SparkSession, options: Mapping[str, str], explicit: Iterable[str]) -> StructType:
+    """A table's columns now. `explicit`: the options of the lookup itself."""
     if plans_here(spark):
-        return planning.schema_of({**options, GIVEN: ",".join(given)})[0]
-    return _load(spark, options, given).schema
+        return planning.plan_schema({**options, EXPLICIT: ",".join(explicit)})[0]
+    return _load(spark, options, explicit).schema
 
 
-def view_of(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
-    """What a view shows of the table with these options."""
-    kept = {key: text for key, text in options.items() if key not in ("lookup.where", "lookup.columns")}
-    return _load(spark, {**kept, "lookup.view": view.value})
+def load_view(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
+    """A DataFrame of a view (`lookup.view`) of the table with these options."""
+    view_options = {key: text for key, text in options.items() if key not in ("lookup.where", "lookup.columns")}
+    return _load(spark, {**view_options, "lookup.view": view.value})
 
 
-def _load(spark: SparkSession, options: Mapping[str, str], given: Iterable[str] = ()) -> DataFrame:
+def _load(spark: SparkSession, options: Mapping[str, str], explicit: Iterable[str] = ()) -> DataFrame:
     build = current_build(spark)
     built = {} if build is None else {BUILT: json.dumps(dataclasses.astuple(build))}
-    return spark.read.format(_FORMAT).options(**options, **{GIVEN: ",".join(given)}, **built).load()
+    return spark.read.format(_FORMAT).options(**options, **{EXPLICIT: ",".join(explicit)}, **built).load()
 
 
 def look_up(
@@ -128,61 +128,63 @@ def look_up(
     options: Mapping[str, Any],
     as_of: bool = False,
     key_argument: str = "on",
-) -> LookedUp:
+) -> DimensionTable:
     """The table that a lookup names, with its columns as Spark sees them now.
 
     `keys`: None for those that its options or its log name; `key_argument`: what the caller calls them. `as_of`: of what is valid at a time. Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
     """
-    given = {key: option_text(value) for key, value in options.items()}
-    asked = {key.lower() for key in given}
-    for key in sorted(_OF_READS & asked):
+    argument_options = {key: option_text(value) for key, value in options.items()}
+    explicit = {key.lower() for key in argument_options}
+    for key in sorted(_OF_READS & explicit):
         raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
-    refuse_in_reads(asked - {"lookup.on-error"}, as_of=as_of)
-    stored, schema = _table(spark, table, given)
-    merged = _absolute(merge_options(stored, given))
-    if any(key.lower() == "lookup.changes-from" for key in merged):
+    refuse_in_reads(explicit - {"lookup.on-error"}, as_of=as_of)
+    stored, schema = _table(spark, table, argument_options)
+    merged_options = resolve_path(merge_options(stored, argument_options))
+    if any(key.lower() == "lookup.changes-from" for key in merged_options):
         raise OptionError("option lookup.changes-from reads changes, in which nothing can be looked up: leave it out")
-    own = {key.lower(): text for key, text in given.items()}.get("lookup.keys")
+    keys_option = {key.lower(): text for key, text in argument_options.items()}.get("lookup.keys")
     if keys is None:
-        keys = _stored_keys(spark, merged)
-    elif own is not None and {key.lower() for key in parse_names(own)} != {key.lower() for key in keys}:
+        keys = _stored_keys(spark, merged_options)
+    elif keys_option is not None and {key.lower() for key in parse_names(keys_option)} != {key.lower() for key in keys}:
         raise OptionError(
-            f"option lookup.keys = {own!r} is not what the argument `on` (or `key`) says, {', '.join(keys)}: a lookup is by all of "
+            f"option lookup.keys = {keys_option!r} is not what the argument `on` (or `key`) says, {', '.join(keys)}: a lookup is by all of "
             "its keys; leave one of the two out"
         )
-    merged["lookup.keys"] = ",".join(map(quote, keys))
-    kept = merged.get("lookup.columns")
-    parsed = LookupOptions.parse(merged, conf=conf_file_options())
-    of_files = asked & {"lookup.block.size"}
+    merged_options["lookup.keys"] = ",".join(map(quote, keys))
+    columns_option = merged_options.get("lookup.columns")
+    parsed = LookupOptions.parse(merged_options, conf=conf_file_options())
+    of_files = explicit & {"lookup.block.size"}
     if schema is None or of_files:
-        found = _columns(spark, _without_cache(merged), of_files)
-        schema = schema or found
-    spelled = tuple(_resolve(keys, schema, key_argument))
-    merged["lookup.keys"] = ",".join(map(quote, _order(spelled, {**stored, **given})))
+        table_schema = _columns(spark, _without_cache(merged_options), of_files)
+        schema = schema or table_schema
+    key_names = tuple(_resolve(keys, schema, key_argument))
+    merged_options["lookup.keys"] = ",".join(map(quote, _order(key_names, {**stored, **argument_options})))
     if columns is None:
-        shown_names = schema.names if kept is None else resolve_names(parsed.columns or (), schema, "lookup.columns")
-        columns = [name for name in shown_names if name not in spelled]
+        shown_names = (
+            schema.names if columns_option is None else resolve_names(parsed.columns or (), schema, "lookup.columns")
+        )
+        columns = [name for name in shown_names if name not in key_names]
     names = _resolve(columns, schema, "columns")
     if KEY_INDEX in names:
         raise SchemaError(
             f"column {KEY_INDEX!r} of the table has the name by which answers say whose a row is: leave it out by columns=[…], or rename it"
         )
-    for name in (*spelled, *names):
+    for name in (*key_names, *names):
         if is_collated(schema[name].dataType):
             raise SchemaError(
                 f"column {name!r} of the table is {schema[name].dataType.simpleString()}, and a lookup compares and returns plain text: leave it "
                 f"out by columns=[…], or declare it by options={{'lookup.schema': '{name} STRING, …'}}"
             )
-    chosen = tuple(StructField(name, schema[name].dataType) for name in names)
-    wanted = LookupOptions.parse(merged, conf=conf_file_options())
-    floor = _own_floor(wanted)
+    returned_fields = tuple(StructField(name, schema[name].dataType) for name in names)
+    final_options = LookupOptions.parse(merged_options, conf=conf_file_options())
+    floor = _known_floor(final_options)
     if floor is not None:
-        merged.setdefault("lookup.floor", floor)
-    return LookedUp(spark, merged, wanted, schema, spelled, chosen)
+        merged_options.setdefault("lookup.floor", floor)
+    return DimensionTable(spark, merged_options, final_options, schema, key_names, returned_fields)
 
 
 def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:
-    """The key columns that a table's options name, or else its log."""
+    """The key columns that a table's options name, or else those in its log."""
     text = {key.lower(): value for key, value in options.items()}.get("lookup.keys")
     if text is not None:
         return parse_names(text)
@@ -195,8 +197,8 @@ def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[st
     return list(keys)
 
 
-def _own_floor(options: LookupOptions) -> str | None:
-    """What this host has committed, for the hosts that answer the lookup from what they know."""
+def _known_floor(options: LookupOptions) -> str | None:
+    """The last commit that this host made to the table: hosts that answer from cached metadata must not go behind it."""
     if options.provider is not None or options.metadata_source is MetadataSource.UFS:
         return None
     engine = runtime().engine(options)
@@ -205,12 +207,12 @@ def _own_floor(options: LookupOptions) -> str | None:
 
 
 def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
-    """What tells a table's columns."""
-    shown = {key: text for key, text in options.items() if key not in _OF_READS}
-    if "lookup.provider" in shown:
-        return shown
-    shown.pop("lookup.keys", None)
-    without = merge_options(shown, {"lookup.cache": CacheMode.NONE.value})
+    """The options that decide a table's columns, without its cache: to learn the columns needs none."""
+    schema_options = {key: text for key, text in options.items() if key not in _OF_READS}
+    if "lookup.provider" in schema_options:
+        return schema_options
+    schema_options.pop("lookup.keys", None)
+    without = merge_options(schema_options, {"lookup.cache": CacheMode.NONE.value})
     if without.get("lookup.metadata.source", "").strip().upper() == MetadataSource.CACHE.value:
         # With a full cache no interval says when the store is asked: what is known will do.
         without.setdefault("lookup.metadata.sync-interval", "-1")
@@ -221,47 +223,47 @@ def _resolve(columns: Sequence[str], schema: StructType, argument: str) -> list[
     if isinstance(columns, str):
         raise SchemaError(f"argument {argument} = {columns!r}: give a list of names, e.g. [{columns!r}]")
     try:
-        found = resolve_names(tuple(columns), schema, argument)
+        spelled_names = resolve_names(tuple(columns), schema, argument)
     except SchemaError as problem:
         raise SchemaError(str(problem).replace("option", "argument", 1)) from None
-    twice = [name for name in found if found.count(name) > 1]
+    twice = [name for name in spelled_names if spelled_names.count(name) > 1]
     if twice:
         raise SchemaError(f"argument {argument}: {twice[0]!r} is given twice")
-    return found
+    return spelled_names
 
 
 def quote(name: str) -> str:
-    """A column's name as SQL takes it, whatever is in it."""
+    """A column's name in backquotes, as SQL takes any name."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys in the order that the table's own option has them, if it has these: caches are per order."""
+    """The keys in the order of the table's own `lookup.keys`, if these are the same: each order has a cache of its own."""
     text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
     if text is None:
         return keys
-    own = LookupOptions.parse({"path": "x", "lookup.keys": text}).keys or ()
+    table_keys = LookupOptions.parse({"path": "x", "lookup.keys": text}).keys or ()
     folded = {key.lower(): key for key in keys}
-    if {name.lower() for name in own} != set(folded):
+    if {name.lower() for name in table_keys} != set(folded):
         return keys
-    return tuple(folded[name.lower()] for name in own)
+    return tuple(folded[name.lower()] for name in table_keys)
 
 
 def _table(
-    spark: SparkSession, table: TableArgument, given: Mapping[str, str]
+    spark: SparkSession, table: TableArgument, argument_options: Mapping[str, str]
 ) -> tuple[dict[str, str], StructType | None]:
     """(a table's own options, its columns if a catalog has them)."""
     if isinstance(table, LookupTable):
         return table.given, None
     if table is None:
-        if "lookup.provider" in {key.lower() for key in given}:
+        if "lookup.provider" in {key.lower() for key in argument_options}:
             return {}, None
         raise OptionError("argument table is None: give a path, a catalog table's name or a LookupTable")
     if isinstance(table, os.PathLike):
         return {"path": os.fspath(table)}, None
     if not isinstance(table, str):
         raise OptionError(f"argument table = {table!r}: give a path, a catalog table's name or a LookupTable")
-    if "/" in table or "\\" in table or "lookup.catalog" in {key.lower() for key in given}:
+    if "/" in table or "\\" in table or "lookup.catalog" in {key.lower() for key in argument_options}:
         return {"path": table}, None
     if in_flow_function(spark):
         raise NotSupportedError(
@@ -270,8 +272,8 @@ def _table(
         )
     if not spark.catalog.tableExists(table):
         raise OptionError(f"argument table = {table!r}: there is no such table; a path has a '/', e.g. './{table}'")
-    own, schema = named_options(spark, table)
-    return own, None if schema is None else StructType([_plain_text(field) for field in schema])
+    table_options, schema = named_options(spark, table)
+    return table_options, None if schema is None else StructType([_plain_text(field) for field in schema])
 
 
 def _plain_text(field: StructField) -> StructField:
@@ -279,35 +281,31 @@ def _plain_text(field: StructField) -> StructField:
     return StructField(field.name, StringType()) if isinstance(field.dataType, VarcharType) else field
 
 
-def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
+def resolve_table_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
     """The options of the table that an argument means, with those given besides. Raises OptionError if it means none."""
-    given = {key: option_text(value) for key, value in options.items()}
-    refuse_in_reads(given)
-    stored, _ = _table(spark, table, given)
-    return _absolute(merge_options(stored, given))
+    argument_options = {key: option_text(value) for key, value in options.items()}
+    refuse_in_reads(argument_options)
+    stored, _ = _table(spark, table, argument_options)
+    return resolve_path(merge_options(stored, argument_options))
 
 
-def _absolute(options: dict[str, str]) -> dict[str, str]:
-    return placed(options)
-
-
-def cache_given(options: Mapping[str, str]) -> bool:
+def is_cache_set(options: Mapping[str, str]) -> bool:
     """Whether `lookup.cache` is set, by the table, the lookup or the conf file."""
     return "lookup.cache" in options or "lookup.cache" in conf_file_options()
 
 
-def defaults_to_full(table: LookedUp) -> bool:
+def defaults_to_full(table: DimensionTable) -> bool:
     """Whether a lookup gives the table a full cache if it is small: nobody said which, and none would need a trigger."""
     by_query = table.parsed.metadata_source is MetadataSource.UFS and table.parsed.provider is None
-    return by_query and not cache_given(table.options)
+    return by_query and not is_cache_set(table.options)
 
 
-def with_default_cache(table: LookedUp, size: int) -> LookedUp:
+def with_default_cache(table: DimensionTable, size: int) -> DimensionTable:
     """The table with the cache that a lookup gives it. `size`: of its files, in bytes."""
     small = size <= table.parsed.split_size
     return with_cache(table, CacheMode.FULL) if small and defaults_to_full(table) else table
 
 
-def with_cache(table: LookedUp, mode: CacheMode) -> LookedUp:
+def with_cache(table: DimensionTable, mode: CacheMode) -> DimensionTable:
     options = merge_options(table.options, {"lookup.cache": mode.value})
     return dataclasses.replace(table, options=options, parsed=LookupOptions.parse(options, conf=conf_file_options()))

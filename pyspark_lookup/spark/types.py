@@ -46,9 +46,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def struct_type(schema: pa.Schema) -> StructType:
-    """Spark's types of Arrow columns, with their collations; a timestamp without a zone has none there either."""
-    found = types.from_arrow_schema(schema, prefer_timestamp_ntz=True)  # 4.1 has another default
-    for field, column in zip(found, schema, strict=True):
+    """Spark's schema of Arrow columns, with their collations. A timestamp without a zone becomes TIMESTAMP_NTZ."""
+    struct = types.from_arrow_schema(schema, prefer_timestamp_ntz=True)  # 4.1 has another default
+    for field, column in zip(struct, schema, strict=True):
         collated = collated_field(column)
         if collated is not None:
             kind = StructField.fromJson(collated).dataType
@@ -58,11 +58,11 @@ def struct_type(schema: pa.Schema) -> StructType:
                     "declare it by lookup.schema, or leave it out by lookup.columns"
                 )
             field.dataType = kind
-    return found
+    return struct
 
 
 def is_collated(kind: DataType) -> bool:
-    """Whether texts of a type, or in it, are equal by rules of a collation."""
+    """Whether a type, or one nested in it, is a STRING with a collation (equal by other rules than bytes)."""
     return "__COLLATIONS" in StructType([StructField("c", kind)]).json()
 
 
@@ -71,8 +71,8 @@ def scopes_pushed_filters() -> bool:
     return SPARK >= (5, 0)
 
 
-def require(since: tuple[int, int], what: str, instead: str) -> None:
-    """Raise NotSupportedError if this Spark is older than `since`: `what` does not work there, do `instead`."""
+def require(since: tuple[int, int], feature: str, instead: str) -> None:
+    """Raise NotSupportedError if this Spark is older than `since`: `feature` does not work there, do `instead`."""
     if since > SPARK:
-        needed = ".".join(map(str, since))
-        raise NotSupportedError(f"{what} needs Spark {needed}, and this is {pyspark.__version__}: {instead}")
+        required = ".".join(map(str, since))
+        raise NotSupportedError(f"{feature} needs Spark {required}, and this is {pyspark.__version__}: {instead}")

@@ -20,14 +20,14 @@ from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.spark.reading import count_for_application, session_options
-from pyspark_lookup.spark.table_argument import TableArgument, own_options
+from pyspark_lookup.spark.table_argument import TableArgument, resolve_table_options
 
 _COLUMNS = "host STRING, cache_dir STRING, version STRING, rows BIGINT, bytes BIGINT, seconds DOUBLE, error STRING"
 
 
 @dataclasses.dataclass(frozen=True)
 class Warmed:
-    """An executor's cache directory that was reached: the version it has now, with its rows and bytes; else why not (`error`)."""
+    """A cache directory that `warm` reached: the version it has now with its rows and bytes, or the `error` that prevented it."""
 
     host: str
     cache_dir: str
@@ -48,10 +48,10 @@ class _Warm:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         count_for_application()
-        given = {**json.loads(self._options), **session_options()}
-        options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
+        table_options = {**json.loads(self._options), **session_options()}
+        options = runtime().effective(LookupOptions.parse(table_options, conf=conf_file_options()))
         if answers_for_host(runtime().engine(options), self._nonce, numbers[0]):
-            with LookupTable.of_stored(given) as table:
+            with LookupTable.of_stored(table_options) as table:
                 row = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory()), **_warm(table)}
             yield pa.RecordBatch.from_pylist([row], schema=parse_columns(_COLUMNS))
 
@@ -63,15 +63,20 @@ def _warm(table: LookupTable) -> dict[str, Any]:
         version = table.warm()
     except (PysparkLookupError, OSError) as problem:
         return {"seconds": clock.steady_s() - started_s, "error": f"{type(problem).__name__}: {problem}"}
-    found = table.metrics()
+    metrics = table.metrics()
     seconds = clock.steady_s() - started_s
-    return {"version": version, "rows": found["numCachedRecords"], "bytes": found["numCachedBytes"], "seconds": seconds}
+    return {
+        "version": version,
+        "rows": metrics["numCachedRecords"],
+        "bytes": metrics["numCachedBytes"],
+        "seconds": seconds,
+    }
 
 
 def warm(
     spark: SparkSession, table: TableArgument, tasks: int = 32, options: Mapping[str, Any] | None = None
 ) -> list[Warmed]:
-    """Load a table's current version into the full cache of as many executors as can be reached; which they were.
+    """Load a table's current version into the full cache of as many executors as can be reached; returns one entry for each.
 
     `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: of the Spark job that looks for executors; best
     several times as many as there are. `options`: as {"lookup.keys": "id"}. An executor that fails is told of with its
@@ -79,8 +84,8 @@ def warm(
     """
     if tasks < 1:
         raise ValueError(f"tasks = {tasks}: give 1 or more")
-    found = {**own_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
-    LookupOptions.parse(found, conf=conf_file_options())  # what is wrong is said here, not by tasks
+    table_options = {**resolve_table_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
+    LookupOptions.parse(table_options, conf=conf_file_options())  # what is wrong is said here, not by tasks
     numbers = spark.range(0, tasks, 1, tasks)
-    rows = numbers.mapInArrow(_Warm(json.dumps(found), runtime().nonce()), _COLUMNS).collect()
+    rows = numbers.mapInArrow(_Warm(json.dumps(table_options), runtime().nonce()), _COLUMNS).collect()
     return sorted((Warmed(**row.asDict()) for row in rows), key=lambda row: (row.host, row.cache_dir))

@@ -1,4 +1,4 @@
-"""What Spark shows of an error of ours that ends a worker: its message, in one line.
+"""Errors of this package that end a worker: Spark shows their message in one line, without a traceback.
 
 Spark formats an error with the frames of its worker, of this package and of all causes, unless the environment of the process
 says to hide them. A worker process ends with its first error, so what is set there is for that error only.
@@ -17,10 +17,10 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 
 def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a worker calls, or whose generator it reads: an error of ours that it raises is shown as its message."""
+    """A decorator for a function that a worker calls, or whose generator it reads: Spark shows this package's errors as their message only."""
 
     @functools.wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
+    def wrapper(*arguments: Any, **named: Any) -> Any:
         try:
             result = function(*arguments, **named)
         except Exception as problem:
@@ -28,11 +28,11 @@ def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
         return _read(result) if isinstance(result, types.GeneratorType) else result
 
-    return called
+    return wrapper
 
 
 def errors_without_traceback(cls: _Class) -> _Class:
-    """A class whose public methods Spark's workers call."""
+    """A decorator for a class whose public methods Spark's workers call: `without_traceback` for each of them."""
     for name, method in list(vars(cls).items()):
         # Where there is no stream's reader, Spark fails to stop it: only the frames of that error still say why there is none.
         if isinstance(method, types.FunctionType) and not name.startswith("_") and name != "streamReader":
@@ -49,7 +49,7 @@ def _read(values: Iterator[Any]) -> Iterator[Any]:
 
 
 def _hide_frames(problem: Exception) -> None:
-    """In a process that Spark has started for its tasks or plans, and for an error that this package raises on purpose."""
-    ours = any(kind.__name__ == "PysparkLookupError" for kind in type(problem).__mro__)
-    if ours and any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
+    """Tell Spark's worker to show no traceback, if Spark started this process and the error is one of this package's own."""
+    is_own_error = any(kind.__name__ == "PysparkLookupError" for kind in type(problem).__mro__)
+    if is_own_error and any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
         os.environ[_HIDE] = "1"

@@ -20,7 +20,7 @@ from pyspark_lookup.managed import Job, batch_directory
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import KeyedWrite, View
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.spark.planning import written_options
+from pyspark_lookup.spark.planning import resolve_write_options
 from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.types import arrow_schema
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
@@ -29,7 +29,7 @@ from pyspark_lookup.table.log import Batch, DataFile, WriteMode
 
 @dataclasses.dataclass
 class Written(WriterCommitMessage):
-    """What a task has put: its files, and of a stream the query and the directory they lie in."""
+    """A task's commit message: the files it wrote and, in a stream, the query and the job whose directory they lie in."""
 
     files: tuple[DataFile, ...]
     query: str | None = None
@@ -37,7 +37,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """The writer of one batch write, which has begun: it has its write id. Raises what beginning raises."""
+    """The writer of a batch write, with its write id: the write has begun. Raises what beginning it raises."""
     parsed = _parse(options, schema)
     batch = parsed.write_batch
     name = None if batch is None else batch_directory(batch, runtime().nonce())
@@ -45,7 +45,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of a streaming query, whose micro-batches begin at their commit. Raises what beginning raises."""
+    """The writer of a streaming query; each micro-batch begins when it commits. Raises what beginning a write raises."""
     if "path" not in {key.lower() for key in options}:
         raise OptionError(
             "option path is missing: a stream is written by df.writeStream.format('lookupcache').start(path); "
@@ -61,13 +61,17 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
-    parsed = LookupOptions.parse(written_options(options, schema), conf=conf_file_options(), origin="write option")
-    wrong = [key for key, given in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if given]
-    wrong += ["lookup.columns"] if parsed.columns else []
-    wrong += ["lookup.view"] if parsed.view is not View.DATA else []
-    wrong += parsed.pins
-    if wrong:
-        raise OptionError(f"option {wrong[0]} is for reads: a write takes none, remove it")
+    parsed = LookupOptions.parse(
+        resolve_write_options(options, schema), conf=conf_file_options(), origin="write option"
+    )
+    read_options = [
+        key for key, value in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if value
+    ]
+    read_options += ["lookup.columns"] if parsed.columns else []
+    read_options += ["lookup.view"] if parsed.view is not View.DATA else []
+    read_options += parsed.pins
+    if read_options:
+        raise OptionError(f"option {read_options[0]} is for reads: a write takes none, remove it")
     return parsed
 
 
@@ -83,24 +87,28 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
         return engine.writer(options).begin(arrow_schema(schema), mode, name)
 
 
-def _put(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
-    """The files of one attempt of a task."""
+def _write_files(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
+    """Write the rows of one attempt of a task; returns its files."""
     context = TaskContext.get()
-    own = options.on_host(session_options())
-    engine = runtime().engine(own)
+    task_options = options.on_host(session_options())
+    engine = runtime().engine(task_options)
     number = context.partitionId() if context is not None else 0
     with engine.publish():
-        return tuple(engine.writer(own).write(job, batches, f"part-{number:05d}"))
+        return tuple(engine.writer(task_options).write(job, batches, f"part-{number:05d}"))
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
     return [file for message in messages if isinstance(message, Written) for file in message.files]
 
 
-def _batch_of(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job, str]]:
-    """The job and the query of a micro-batch; [] of one that no task has written for."""
-    found = [(one.job, one.query) for one in messages if isinstance(one, Written) and one.job and one.query]
-    return found[:1]
+def _find_batch(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job, str]]:
+    """The job and query of a micro-batch; [] if no task wrote anything."""
+    jobs = [
+        (message.job, message.query)
+        for message in messages
+        if isinstance(message, Written) and message.job and message.query
+    ]
+    return jobs[:1]
 
 
 @errors_without_traceback
@@ -110,7 +118,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._job = job
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Written(_put(self._options, self._job, iterator))
+        return Written(_write_files(self._options, self._job, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         batch = self._options.write_batch
@@ -125,7 +133,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 @errors_without_traceback
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A streaming query's micro-batches. Spark makes another one for each commit: what that needs is in the messages."""
+    """Commits a streaming query's micro-batches. Spark makes a new one for each commit, so all a commit needs is in the messages."""
 
     def __init__(self, options: LookupOptions, job: Job) -> None:
         self._options = options
@@ -140,15 +148,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "Spark does not say which streaming query this task belongs to: its batches cannot be told apart"
             )
         job = dataclasses.replace(self._job, directory=batch_directory((query, int(batch)), self._job.directory))
-        return Written(_put(self._options, job, iterator), query, job)
+        return Written(_write_files(self._options, job, iterator), query, job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        for job, query in _batch_of(messages):
+        for job, query in _find_batch(messages):
             with runtime().engine(self._options).committing(self._options) as writer:
                 writer.commit(job, _files(messages), Batch(query, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        for job, query in _batch_of(messages):
+        for job, query in _find_batch(messages):
             engine = runtime().engine(self._options)
             with engine.publish():
                 engine.writer(self._options).abort(job, _files(messages), batch=Batch(query, batchId))

@@ -29,7 +29,7 @@ from pyspark.sql import datasource as filters
 from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.predicate import StartsWith
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.spark.planning import predicate_of
+from pyspark_lookup.spark.planning import to_predicate
 from pyspark_lookup.spark.types import struct_type
 from tests.fuzzing import MORE, by_day
 from tests.spark.common import FULL, Calls, conf, load
@@ -592,7 +592,7 @@ MEANINGS: list[tuple[filters.Filter, str | None]] = [
 def test_filters_keep_their_meaning(pushed: Any, text: str | None) -> None:
     """Each filter that Spark sends about a column means what the same text means in `lookup.where`, NOT included, or nothing."""
     for filter_, where in ((pushed, text), (filters.Not(pushed), f"NOT ({text})")):
-        found = predicate_of(filter_, FIELDS)
+        found = to_predicate(filter_, FIELDS)
         assert repr(found) == repr(None if text is None else parse_where(where, FILTERED))  # NaN equals itself
     # What LIKE takes for a pattern is text.
-    assert predicate_of(filters.StringStartsWith(NAME, "a%_"), FIELDS) == StartsWith("name", "a%_")
+    assert to_predicate(filters.StringStartsWith(NAME, "a%_"), FIELDS) == StartsWith("name", "a%_")

@@ -1,4 +1,4 @@
-"""What pyarrow does not show of Arrow's schemas, or cannot read: taken from the flatbuffers."""
+"""Parts of Arrow's schemas that pyarrow does not show or cannot read, read from the flatbuffers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Table:
 
 
 def narrow_parquet(footer: bytes) -> tuple[bytes, dict[str, str]]:
-    """A Parquet footer with the Arrow schema in it narrowed, and what `narrow` returns."""
+    """A Parquet footer whose embedded Arrow schema is narrowed, and what `narrow` returns."""
     part = _IN_PARQUET.search(footer)
     if part is None:
         return footer, {}

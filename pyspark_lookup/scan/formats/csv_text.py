@@ -1,4 +1,4 @@
-"""CSV files as columns of texts, and these as columns of types."""
+"""CSV files as columns of text, and these as columns of types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLANKS = bytes(range(33))
 
 
 class CsvFile:
-    """A CSV file's columns: what their values are inferred to be, and the values by type. Raises ArrowInvalid for one that is none.
+    """A CSV file's columns: the types inferred from their values, and the values in a type. Raises ArrowInvalid for a file that is no CSV.
 
     `declared`: the names of the columns of a file without a header, if somebody has said them.
     """
@@ -66,8 +66,8 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
         delimiter=options.sep, quote_char=options.quote or False, double_quote=True, newlines_in_values=True
     )
     head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
-    found = pa.csv.open_csv(pa.BufferReader(_first_row(content, options)), head, parse).schema.names
-    names = _name(found, options.header, url, declared)
+    raw_names = pa.csv.open_csv(pa.BufferReader(_first_row(content, options)), head, parse).schema.names
+    names = _name(raw_names, options.header, url, declared)
     # A name that is given twice is an error, and found before columns are asked for by name.
     spark_schema(pa.schema([pa.field(name, pa.string()) for name in names]), url)
     read = pa.csv.ReadOptions(
@@ -93,7 +93,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
 
 
 def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
-    """Raise OptionError for a file that cannot double the quotes in its quoted text: there is one behind a backslash."""
+    """Raise OptionError if quotes in quoted text are not doubled, because one stands behind a backslash."""
     quote, sep = (re.escape(text.encode()) for text in (options.quote, options.sep))
     # One that is neither doubled nor the end of the text.
     if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
@@ -116,7 +116,7 @@ class _Quoting:
         ordinary = rb"[^" + quote + escape + rb"]*"
         self._piece = re.compile(ordinary + rb"(?:" + escaped + ordinary + rb"){0,1000}")
         self._escaped = re.compile(escape + rb"([" + quote + escape + rb"])")
-        self._rest = re.compile(rb"[^\r\n" + sep + rb"]*")
+        self._tail = re.compile(rb"[^\r\n" + sep + rb"]*")
         inner = rb"[^" + quote + escape + rb"]*" + (rb"(?:" + escaped + ordinary + rb")*" if doubled else rb"")
         field = rb"(?:[^\r\n" + quote + sep + rb"][^\r\n" + sep + rb"]*|" + quote + inner + quote + rb")?"
         self._plain = (rb"\A(?:" + field + rb"[\r\n" + sep + rb"])*" + field + rb"\z").decode()
@@ -130,7 +130,7 @@ class _Quoting:
         return bool(pc.match_substring_regex(text, self._plain)[0].as_py())
 
     def texts(self, content: bytes) -> Iterator[tuple[int, int, int]]:
-        """Of each value that begins with a quote: the positions of that quote, of the closing quote and of the value's end."""
+        """For each value that begins with a quote: the positions of that quote, of the closing quote and of the value's end."""
         end = 0
         while (begin := self._begin.search(content, end)) is not None:
             close = begin.end()
@@ -141,7 +141,7 @@ class _Quoting:
                         raise _problem(content, begin.start(), "has no end")
                 elif self.quote != self.escape or content[close + 1 : close + 2] != self.quote:
                     break
-            end = self._rest.match(content, close + 1).end()  # type: ignore[union-attr]
+            end = self._tail.match(content, close + 1).end()  # type: ignore[union-attr]
             yield begin.start(), close, end
 
     def unescape(self, text: bytes) -> bytes:
@@ -161,14 +161,14 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
     quote = quoting.quote
     parts, last_end = [], 0
     for begin, close, end in quoting.texts(content):
-        text, rest = quoting.unescape(content[begin + 1 : close]), content[close + 1 : end]
-        if rest.strip(_BLANKS):
+        text, tail = quoting.unescape(content[begin + 1 : close]), content[close + 1 : end]
+        if tail.strip(_BLANKS):
             if re.search(rb"[\r\n]", text) or (
-                quoting.escape != quote and (rest[:1] == quote or quoting.escape in rest)
+                quoting.escape != quote and (tail[:1] == quote or quoting.escape in tail)
             ):
-                raise _problem(content, begin, f"is followed by {_shown(rest)} instead of the next value")
-            text = quote + text + quote + rest
-        elif quoting.escape == quote and not rest:
+                raise _problem(content, begin, f"is followed by {_show_text(tail)} instead of the next value")
+            text = quote + text + quote + tail
+        elif quoting.escape == quote and not tail:
             continue
         parts += [content[last_end:begin], quote, text.replace(quote, quote * 2), quote]
         last_end = end
@@ -179,22 +179,22 @@ def _problem(content: bytes, begin: int, problem: str) -> ValueError:
     """The error about the quoted text that begins at `begin`, with what to do."""
     line = content.count(b"\n" if b"\n" in content else b"\r", 0, begin) + 1
     return ValueError(
-        f"line {line}: quoted text {problem}: {_shown(content[begin:])}: set lookup.csv.quote = '' if quotes are ordinary "
+        f"line {line}: quoted text {problem}: {_show_text(content[begin:])}: set lookup.csv.quote = '' if quotes are ordinary "
         "characters there, or set lookup.csv.escape if another character escapes them"
     )
 
 
-def _shown(text: bytes) -> str:
+def _show_text(text: bytes) -> str:
     return repr(text[:40].decode(errors="replace"))
 
 
 def _first_row(content: bytes, options: CsvOptions) -> bytes:
-    """The first row, for nobody looks into the rest for names; all of the file where it is not clear where it ends."""
+    """The first row, in which the names of columns are looked for; the whole file if it is unclear where that row ends."""
     quote = re.escape(options.quote.encode())
     row = rb"(?:[^\r\n" + quote + rb"]+|" + quote + rb"[^" + quote + rb"]*" + quote + rb")*" if quote else rb"[^\r\n]*"
-    found = re.match(row + rb"\r?\n?", content)
-    assert found is not None
-    return found[0] if found[0].endswith((b"\r", b"\n")) else content
+    match = re.match(row + rb"\r?\n?", content)
+    assert match is not None
+    return match[0] if match[0].endswith((b"\r", b"\n")) else content
 
 
 def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
@@ -216,14 +216,14 @@ def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
     return b"".join([*parts, of_blanks.sub(b"", content[last_end:])])
 
 
-def _name(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
+def _name(raw_names: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
     """The names of the columns; as in Spark one that has none is called `_c` and its place."""
     if header:
-        return [name or f"_c{number}" for number, name in enumerate(found)]
+        return [name or f"_c{number}" for number, name in enumerate(raw_names)]
     if declared is None:
-        return [f"_c{number}" for number in range(len(found))]
-    if len(declared) != len(found):
+        return [f"_c{number}" for number in range(len(raw_names))]
+    if len(declared) != len(raw_names):
         raise SchemaError(
-            f"{url} has {len(found)} columns and no header, but lookup.schema has {len(declared)}: {', '.join(declared)}"
+            f"{url} has {len(raw_names)} columns and no header, but lookup.schema has {len(declared)}: {', '.join(declared)}"
         )
     return declared

@@ -1,4 +1,4 @@
-"""Which types the values of text files have, and their values as such types.
+"""The types that the values of text files have, and the values in these types.
 
 Nothing is lost: a column stays text if one of its values would not be written back as it was read, whether in one
 file or in several (`join_inferred`). Integers beyond int64 are decimals, and times with an offset are instants.
@@ -55,8 +55,8 @@ class Number:
     exact: bool
 
     def join(self, other: Number) -> Number:
-        known = [number.scales for number in (self, other) if number.fractions] or [(0, 0)]
-        scales = min(fewest for fewest, _ in known), max(most for _, most in known)
+        scale_ranges = [number.scales for number in (self, other) if number.fractions] or [(0, 0)]
+        scales = min(fewest for fewest, _ in scale_ranges), max(most for _, most in scale_ranges)
         return Number(
             max(self.whole, other.whole),
             scales,
@@ -77,9 +77,9 @@ class Number:
 
 
 def _decimal(whole: int, scale: int, precision: int) -> pa.DataType:
-    for chosen in (precision, 38):
-        if whole + scale <= chosen:
-            return pa.decimal128(chosen, scale)
+    for digits in (precision, 38):
+        if whole + scale <= digits:
+            return pa.decimal128(digits, scale)
     return pa.string()
 
 
@@ -118,32 +118,32 @@ _ONLY_SPECIAL = Inferred("special")  # words that are numbers beside numbers
 _SPECIAL_NUMBER = Number(0, (0, MANY_DIGITS), integers=False, fractions=True, fits64=True, exact=True)
 
 
-def join_inferred(one: Inferred, other: Inferred) -> Inferred:
-    """The type of a column that has values of both."""
-    if one.kind != other.kind:
+def join_inferred(first: Inferred, second: Inferred) -> Inferred:
+    """The type of a column that has values of both types."""
+    if first.kind != second.kind:
         for tells_least in (NOTHING, _EMPTY):
-            if tells_least in (one, other):
-                return other if one == tells_least else one
-        for words, numbers in ((one, other), (other, one)):
+            if tells_least in (first, second):
+                return second if first == tells_least else first
+        for words, numbers in ((first, second), (second, first)):
             if words == _ONLY_SPECIAL and numbers.number is not None:
                 return dataclasses.replace(numbers, number=numbers.number.join(_SPECIAL_NUMBER))
         return TEXT
-    if one.number is not None and other.number is not None:
-        return dataclasses.replace(one, number=one.number.join(other.number))
-    if one.element is not None and other.element is not None:
-        return dataclasses.replace(one, element=join_inferred(one.element, other.element))
-    if one.kind == "struct":
-        fields = dict(one.fields)
-        for name, inferred in other.fields:
+    if first.number is not None and second.number is not None:
+        return dataclasses.replace(first, number=first.number.join(second.number))
+    if first.element is not None and second.element is not None:
+        return dataclasses.replace(first, element=join_inferred(first.element, second.element))
+    if first.kind == "struct":
+        fields = dict(first.fields)
+        for name, inferred in second.fields:
             fields[name] = join_inferred(fields.get(name, NOTHING), inferred)
-        return dataclasses.replace(one, fields=tuple(fields.items()))
-    return one
+        return dataclasses.replace(first, fields=tuple(fields.items()))
+    return first
 
 
 def fits(inferred: Inferred, kind: pa.DataType) -> bool:
-    """Whether values of which that is known can be read as a type, and nothing of them is lost."""
-    found = inferred.type()
-    if found == kind or pa.types.is_string(kind) or widens(found, kind):
+    """Whether the values of which `inferred` is known can be read as a type without a loss."""
+    inferred_type = inferred.type()
+    if inferred_type == kind or pa.types.is_string(kind) or widens(inferred_type, kind):
         return True
     if inferred == _ONLY_SPECIAL:
         return bool(pa.types.is_float64(kind))
@@ -193,7 +193,7 @@ def infer_times(texts: pa.Array) -> Inferred:
 
 
 def infer_numbers(texts: pa.Array) -> Number | None:
-    """What is known of texts (none null) as numbers; None if one is none, or is not written as a number is."""
+    """What is known of the numbers that texts (none null) are; None if a text is no number, or not written like one."""
     if _matches(texts, _SHORT_INTEGER):
         return Number(pc.max(pc.utf8_length(pc.utf8_ltrim(texts, "-"))).as_py(), (0, 0), True, False, True, True)
     integers = pc.match_substring_regex(texts, _INTEGER)
@@ -201,18 +201,20 @@ def infer_numbers(texts: pa.Array) -> Number | None:
     special = pc.is_in(texts, value_set=pa.array(_SPECIAL))
     if not _all(pc.or_(pc.or_(integers, fractions), special)) or _all(special):
         return None
-    whole, found = texts.filter(integers), texts.filter(fractions)
+    whole, fractional = texts.filter(integers), texts.filter(fractions)
     digits = pc.utf8_length(pc.utf8_ltrim(texts.filter(pc.invert(special)), "-"))
-    points = pc.find_substring(pc.utf8_ltrim(found, "-"), ".")
-    scales = pc.subtract(pc.subtract(pc.utf8_length(pc.utf8_ltrim(found, "-")), points), 1)
+    points = pc.find_substring(pc.utf8_ltrim(fractional, "-"), ".")
+    scales = pc.subtract(pc.subtract(pc.utf8_length(pc.utf8_ltrim(fractional, "-")), points), 1)
     before = [pc.max(pc.utf8_length(pc.utf8_ltrim(whole, "-"))).as_py() or 0, pc.max(points).as_py() or 0]
     bounds = pc.min_max(scales).as_py()
     sure = pc.max(digits).as_py() <= _SURE_DIGITS
     fits64 = before[0] <= 18 or _parses(whole, pa.int64())
-    exact = _matches(found, _SHORTEST) and (sure or (_exact_integers(whole, fits64) and _exact_fractions(found)))
+    exact = _matches(fractional, _SHORTEST) and (
+        sure or (_exact_integers(whole, fits64) and _exact_fractions(fractional))
+    )
     negative = _any(pc.match_substring_regex(texts, _NEGATIVE_ZERO))  # no decimal has its sign
     scales = (0, MANY_DIGITS) if _any(special) or negative else (bounds["min"] or 0, bounds["max"] or 0)
-    return Number(max(before), scales, bool(len(whole)), bool(len(found)) or _any(special), fits64, exact)
+    return Number(max(before), scales, bool(len(whole)), bool(len(fractional)) or _any(special), fits64, exact)
 
 
 def _exact_integers(texts: pa.Array, fits64: bool) -> bool:
@@ -223,13 +225,13 @@ def _exact_integers(texts: pa.Array, fits64: bool) -> bool:
 
 
 def _exact_fractions(texts: pa.Array) -> bool:
-    """Whether a double's shortest text is that text, give or take how large and small ones are written."""
+    """Whether each text is the shortest one of its double, apart from how exponents are written."""
     long = texts.filter(pc.greater(pc.utf8_length(texts), _SURE_DIGITS + 1))
     return all(is_exact(text) for text in long.to_pylist())
 
 
 def is_exact(text: str) -> bool:
-    """Whether a number's text is of a double, and no longer than it takes to tell it from others."""
+    """Whether a number's text is a double's, with no more digits than it takes to tell it from other doubles."""
     return f"{float(text)!r}" == text or _plain(repr(float(text))) == _plain(text)
 
 
@@ -239,8 +241,11 @@ def _plain(text: str) -> tuple[str, int]:
     mantissa, _, exponent = text.lower().partition("e")
     head, _, tail = mantissa.partition(".")
     digits = (head.lstrip("-") + tail).lstrip("0")
-    kept = digits.rstrip("0")
-    return ("-" * mantissa.startswith("-") + kept, int(exponent or 0) - len(tail) + len(digits) - len(kept))
+    significant = digits.rstrip("0")
+    return (
+        "-" * mantissa.startswith("-") + significant,
+        int(exponent or 0) - len(tail) + len(digits) - len(significant),
+    )
 
 
 def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -270,7 +275,7 @@ def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as decimals. Arrow's own cast of one that does not fit gives another number, or ends the process."""
+    """Texts as decimals. Arrow's own cast of a text that does not fit returns another number, or ends the process."""
     digits = rf"\d{{1,{kind.precision - kind.scale}}}" if kind.precision > kind.scale else "0"
     plain = pc.match_substring_regex(texts, rf"^[+-]?0*{digits}(\.\d{{0,{kind.scale}}})?$")
     if _all(plain):

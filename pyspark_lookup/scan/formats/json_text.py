@@ -45,7 +45,7 @@ _PART = 1024 * 1024  # bytes
 
 
 class JsonFile:
-    """A JSON file's columns: what their values are inferred to be, and the values by type. Raises ValueError for what is no JSON."""
+    """A JSON file's columns: the types inferred from their values, and the values in a type. Raises ValueError for a file that is no JSON."""
 
     def __init__(self, content: bytes) -> None:
         _check_depth(content)
@@ -73,15 +73,15 @@ class JsonFile:
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
         """A column's values. Raises SchemaError with one that is not of that type."""
         if self._table is not None:
-            found = self._table.column(name).combine_chunks()
-            if found.type == kind or pa.types.is_null(found.type):
-                return found.cast(kind)
-            if pa.types.is_string(found.type) and not pa.types.is_nested(kind):
-                return convert(found, kind)
+            stored = self._table.column(name).combine_chunks()
+            if stored.type == kind or pa.types.is_null(stored.type):
+                return stored.cast(kind)
+            if pa.types.is_string(stored.type) and not pa.types.is_nested(kind):
+                return convert(stored, kind)
             numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-            if pa.types.is_integer(found.type) and numbers:
+            if pa.types.is_integer(stored.type) and numbers:
                 try:
-                    return cast_exactly(found, kind)
+                    return cast_exactly(stored, kind)
                 except pa.ArrowInvalid as problem:
                     raise SchemaError(str(problem)) from None
         return _build(self._all()[name], kind)
@@ -181,10 +181,10 @@ def _shape(kind: pa.DataType) -> Inferred:
 
 
 def _times(texts: pa.Array) -> Inferred:
-    """JSON has types of its own, so texts are texts, but for instants."""
+    """The type of texts: TEXT, because JSON has types of its own, or instants."""
     texts = texts.drop_null()
-    found = infer_times(texts) if len(texts) else NOTHING
-    return TEXT if found.kind == "local" else found
+    inferred = infer_times(texts) if len(texts) else NOTHING
+    return TEXT if inferred.kind == "local" else inferred
 
 
 # --- by the standard library ----------------------------------------------------------------------------
@@ -213,32 +213,32 @@ def _next(text: str, at: int) -> int:
 
 def _infer(values: list[Any]) -> Inferred:
     """The type of values that the standard library has read."""
-    there = [value for value in values if value is not None]
-    kinds = set(map(type, there))
+    non_nulls = [value for value in values if value is not None]
+    kinds = set(map(type, non_nulls))
     if len(kinds) != 1:
         return TEXT if kinds else NOTHING
     (kind,) = kinds
     if kind is bool:
         return BOOLEAN
     if kind is _Number:
-        return Inferred("number", _number(there))
+        return Inferred("number", _number(non_nulls))
     if kind is list:
-        return Inferred("list", element=_infer([value for part in there for value in part]))
+        return Inferred("list", element=_infer([value for part in non_nulls for value in part]))
     if kind is dict:
-        names = dict.fromkeys(name for value in there for name in value)
-        return Inferred("struct", fields=tuple((n, _infer([value.get(n) for value in there])) for n in names))
-    return _times(pa.array(there, pa.string()))
+        names = dict.fromkeys(name for value in non_nulls for name in value)
+        return Inferred("struct", fields=tuple((n, _infer([value.get(n) for value in non_nulls])) for n in names))
+    return _times(pa.array(non_nulls, pa.string()))
 
 
 def _number(texts: Iterable[str]) -> Number:
-    found: Number | None = None
+    joined: Number | None = None
     for text in texts:
         integer = text.lstrip("-").isdecimal()
         digits = len(text.lstrip("-")) if integer else 0
         value = int(text) if integer and digits <= _LONGEST_INTEGER else 2**64
         special = text.lstrip("-") in ("NaN", "Infinity")  # which Spark takes, too
         exact = abs(value) <= EXACT_INTEGER if integer else special or is_exact(text)
-        one = Number(
+        number = Number(
             digits,
             (0, 0) if integer else (0, MANY_DIGITS),
             integer,
@@ -246,51 +246,51 @@ def _number(texts: Iterable[str]) -> Number:
             not integer or -(2**63) <= value < 2**63,
             exact,
         )
-        found = one if found is None or found == one else found.join(one)
-    assert found is not None
-    return found
+        joined = number if joined is None or joined == number else joined.join(number)
+    assert joined is not None
+    return joined
 
 
 def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Values as an array of a type. Raises SchemaError with one that is none."""
-    known = [value for value in values if value is not None]
+    non_nulls = [value for value in values if value is not None]
     if pa.types.is_struct(kind):
-        _check(known, dict, kind)
-        names = {name.lower(): name for value in known for name in value}
-        own = [names.get(field.name.lower(), field.name) for field in kind]
+        _check(non_nulls, dict, kind)
+        names = {name.lower(): name for value in non_nulls for name in value}
+        stored_names = [names.get(field.name.lower(), field.name) for field in kind]
         children = [
             _build([None if v is None else v.get(f.name, v.get(name)) for v in values], f.type)
-            for f, name in zip(kind, own, strict=True)
+            for f, name in zip(kind, stored_names, strict=True)
         ]
         mask = pa.array([value is None for value in values], pa.bool_())
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if pa.types.is_list(kind):
-        _check(known, list, kind)
-        inner = _build([item for value in known for item in value], kind.value_type)
+        _check(non_nulls, list, kind)
+        inner = _build([item for value in non_nulls for item in value], kind.value_type)
         return pa.ListArray.from_arrays(_offsets(values), inner, type=kind)
     if pa.types.is_map(kind):
-        _check(known, dict, kind)
-        keys = _build([key for value in known for key in value], kind.key_type)
-        items = _build([item for value in known for item in value.values()], kind.item_type)
+        _check(non_nulls, dict, kind)
+        keys = _build([key for value in non_nulls for key in value], kind.key_type)
+        items = _build([item for value in non_nulls for item in value.values()], kind.item_type)
         return pa.MapArray.from_arrays(_offsets(values), keys, items, type=kind)
     if not pa.types.is_string(kind):
-        _check(known, (str, bool), kind)
+        _check(non_nulls, (str, bool), kind)
     return convert(pa.array([None if value is None else _text(value) for value in values], pa.string()), kind)
 
 
-def _check(values: list[Any], wanted: type | tuple[type, ...], kind: pa.DataType) -> None:
+def _check(values: list[Any], python_type: type | tuple[type, ...], kind: pa.DataType) -> None:
     for value in values:
-        if not isinstance(value, wanted):
+        if not isinstance(value, python_type):
             raise SchemaError(f"{_text(value)[:80]} is no {kind}")
 
 
 def _offsets(values: list[Any]) -> pa.Array:
-    """Where each list begins, null for one that is none."""
-    at, found = 0, []
+    """Where each list begins; null where there is no list."""
+    at, offsets = 0, []
     for value in values:
-        found.append(None if value is None else at)
+        offsets.append(None if value is None else at)
         at += len(value or ())
-    return pa.array([*found, at], pa.int32())
+    return pa.array([*offsets, at], pa.int32())
 
 
 def _text(value: Any) -> str:

@@ -1,10 +1,10 @@
-"""LZO1X, in which some writers of ORC compress; pyarrow has no codec for it of its own."""
+"""LZO1X, with which some writers of ORC compress; pyarrow has no codec for it."""
 
 from __future__ import annotations
 
 
 def decompress_lzo(data: memoryview, at_most: int) -> bytes:
-    """The bytes that a block holds. Raises ValueError for what is none, or holds more than `at_most`."""
+    """The decompressed bytes of a block. Raises ValueError for a damaged block, or one of more than `at_most` bytes."""
     try:
         return _decompress(data, at_most)
     except IndexError:
@@ -12,10 +12,10 @@ def decompress_lzo(data: memoryview, at_most: int) -> bytes:
 
 
 def _decompress(data: memoryview, at_most: int) -> bytes:
-    found = bytearray()
+    output = bytearray()
     at = 0
 
-    def length_of(bits: int, most: int) -> int:
+    def read_length(bits: int, most: int) -> int:
         """A length in the low bits of an instruction: 0 stands for `most`, 255 for each zero byte that follows, and the byte behind."""
         nonlocal at
         if bits:
@@ -29,12 +29,12 @@ def _decompress(data: memoryview, at_most: int) -> bytes:
         return length + data[at - 1]
 
     def literals(count: int) -> None:
-        nonlocal at, found
+        nonlocal at, output
         if at + count > len(data):
             raise IndexError(at)
-        if len(found) + count > at_most:
+        if len(output) + count > at_most:
             raise ValueError("an LZO block that is longer than it may be")
-        found += data[at : at + count]
+        output += data[at : at + count]
         at += count
 
     state = 0  # how many literals came last: 1 to 3, or 4 for more; 0: none
@@ -45,7 +45,7 @@ def _decompress(data: memoryview, at_most: int) -> bytes:
         code = data[at]
         at += 1
         if code < 16 and state == 0:
-            literals(3 + length_of(code, 15))
+            literals(3 + read_length(code, 15))
             state = 4
             continue
         if code < 16:
@@ -53,24 +53,24 @@ def _decompress(data: memoryview, at_most: int) -> bytes:
             at, length, state = at + 1, 3 if state == 4 else 2, code & 3
         elif code < 64:
             few = code < 32
-            length = 2 + (length_of(code & 7, 7) if few else length_of(code & 31, 31))
+            length = 2 + (read_length(code & 7, 7) if few else read_length(code & 31, 31))
             low = data[at] | data[at + 1] << 8
             distance = (((code & 8) << 11) + 16384 if few else 1) + (low >> 2)
             at, state = at + 2, low & 3
             if few and distance == 16384:
-                return bytes(found)
+                return bytes(output)
         else:
             length = 3 + (code >> 5 & 1) if code < 128 else 5 + (code >> 5 & 3)
             distance = (data[at] << 3) + (code >> 2 & 7) + 1
             at, state = at + 1, code & 3
-        if distance > len(found) or len(found) + length > at_most:
+        if distance > len(output) or len(output) + length > at_most:
             raise ValueError("an LZO block that makes no sense")
-        _repeat(found, distance, length)
+        _repeat(output, distance, length)
         literals(state)
 
 
-def _repeat(found: bytearray, distance: int, length: int) -> None:
-    """Append `length` bytes of those that begin so far back, again and again if they are fewer."""
-    start = len(found) - distance
-    pattern = found[start : start + length]
-    found += (pattern * (length // len(pattern) + 1))[:length]
+def _repeat(output: bytearray, distance: int, length: int) -> None:
+    """Append `length` bytes copied from `distance` bytes back, repeating them if there are fewer."""
+    start = len(output) - distance
+    pattern = output[start : start + length]
+    output += (pattern * (length // len(pattern) + 1))[:length]

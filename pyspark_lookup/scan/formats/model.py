@@ -69,15 +69,15 @@ class RangesFile(io.RawIOBase):
     def read(self, length: int | None = -1) -> Data:
         """Up to `length` bytes from here, without a copy where one range holds them."""
         available = max(self._size - self._at, 0)
-        wanted = available if length is None or length < 0 else min(length, available)
-        start, self._at = self._at, self._at + wanted
-        if not wanted:
+        requested = available if length is None or length < 0 else min(length, available)
+        start, self._at = self._at, self._at + requested
+        if not requested:
             return b""
         parts: list[Data] = []
-        while wanted:
-            part = self._part(start, wanted)
+        while requested:
+            part = self._part(start, requested)
             parts.append(part)
-            start, wanted = start + len(part), wanted - len(part)
+            start, requested = start + len(part), requested - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def readinto(self, buffer: Any) -> int:
@@ -85,14 +85,14 @@ class RangesFile(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
-    def _part(self, start: int, wanted: int) -> Data:
+    def _part(self, start: int, requested: int) -> Data:
         """The longest piece from `start` that one range holds; else up to the next range, fetched."""
         place = bisect.bisect_right(self._starts, start)
         if place:
             (end, data), offset = self._parts[place - 1], self._starts[place - 1]
-            if start < end and (piece := memoryview(data)[start - offset : start - offset + wanted]):
+            if start < end and (piece := memoryview(data)[start - offset : start - offset + requested]):
                 return piece
-        following = min([start + wanted, *self._starts[place : place + 1]])
+        following = min([start + requested, *self._starts[place : place + 1]])
         return self._fetch((start, following - start))
 
 
@@ -128,11 +128,11 @@ class FileIndex(abc.ABC):
         return None
 
     def rows(self, unit: Unit) -> int | None:
-        """How many there are; None: not known without reading them."""
+        """How many rows a unit has; None: not known without reading them."""
         return None
 
     def decoded_bytes(self, unit: Unit, columns: Sequence[str]) -> int | None:
-        """About what the rows take in a snapshot, with its index; None: not known without reading them."""
+        """About how many bytes the rows take in a snapshot, with its index; None: not known without reading them."""
         return None
 
     @abc.abstractmethod
@@ -153,7 +153,7 @@ class FileFormat(Protocol):
 
 
 class FooterFormat(abc.ABC):
-    """Files that begin and end with a magic word, the latter behind a footer and its length. `frame`: bytes of all but these parts."""
+    """Files that begin with a magic word and end with a footer, its length and the magic word. `frame`: the bytes of all but the footer."""
 
     splittable = True
     name: str
@@ -170,10 +170,10 @@ class FooterFormat(abc.ABC):
         end = 4 + len(self.magic)
         if len(tail) < self.frame or bytes(tail[-len(self.magic) :]) != self.magic:
             hint = "; Feather version 1 is not supported" if bytes(tail[-4:]) == b"FEA1" else ""
-            raise damaged(file, self.name, f"it does not end with {self.magic.decode()}{hint}")
+            raise damaged_file_error(file, self.name, f"it does not end with {self.magic.decode()}{hint}")
         (footer,) = struct.unpack("<i", tail[-end : -len(self.magic)])
         if not 0 < footer <= file.size - self.frame:
-            raise damaged(file, self.name, f"a footer of {footer} bytes does not fit")
+            raise damaged_file_error(file, self.name, f"a footer of {footer} bytes does not fit")
         whole = (file.size - footer - end, footer + end)
         if whole[1] > len(tail) and whole not in data:
             return [whole]
@@ -182,7 +182,7 @@ class FooterFormat(abc.ABC):
 
     @abc.abstractmethod
     def _index(self, file: FileVersion, source: RangesFile, start: int, length: int) -> FileIndex:
-        """The index in a footer of that place and length."""
+        """The index in the footer that begins at that offset and has that length."""
 
 
 def _no_fetch(part: Range) -> Data:
@@ -194,13 +194,13 @@ def _tail_range(file: FileVersion) -> Range:
     return file.size - length, length
 
 
-def damaged(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
+def damaged_file_error(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
     return DamagedFileError(f"{file.url} is not a readable {kind} file: {problem}")
 
 
 @contextlib.contextmanager
 def reading(file: FileVersion, kind: str) -> Iterator[None]:
-    """Raise DamagedFileError for bytes that are no such file."""
+    """A context that raises DamagedFileError for whatever a decoder raises on bad bytes."""
     try:
         yield
     except PysparkLookupError:
@@ -215,16 +215,18 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
         struct.error,
         zlib.error,
     ) as problem:
-        ours = damaged(file, kind, problem)
+        error = damaged_file_error(file, kind, problem)
         if isinstance(problem, MemoryError) or "bad_alloc" in str(problem):
             instead = "if the file is not damaged, read fewer columns or write it in smaller parts"
-            ours = NoMemoryError(f"{str(ours).strip()}: there is no memory for what it holds; {instead}")
-        raise_ours(ours, problem)
+            error = NoMemoryError(f"{str(error).strip()}: there is no memory for what it holds; {instead}")
+        raise_ours(error, problem)
 
 
 def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:
-    """The ranges that a file gives for its parts. Raises DamagedFileError if one is not inside the file."""
+    """The ranges that a file names for its parts, checked: raises DamagedFileError if one is not inside the file."""
     for offset, length in ranges:
         if not 0 <= offset <= offset + length <= file.size:
-            raise damaged(file, kind, f"a part of {length} bytes at {offset} is not inside its {file.size} bytes")
+            raise damaged_file_error(
+                file, kind, f"a part of {length} bytes at {offset} is not inside its {file.size} bytes"
+            )
     return ranges

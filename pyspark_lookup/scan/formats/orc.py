@@ -27,7 +27,7 @@ _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
 class OrcIndex(FileIndex):
-    """`declared`: the columns that somebody has said; which of them are instants, files of Hive do not say."""
+    """The index of an ORC file. `declared`: the columns that the table declares; Hive's files do not say which times are instants."""
 
     def __init__(
         self, file: FileVersion, content: bytes, ranges: list[Range], declared: pa.Schema | None = None
@@ -37,15 +37,19 @@ class OrcIndex(FileIndex):
         names = self._raw.names
         # As old versions of Hive call them, whatever the table calls them.
         self.nameless = bool(names) and all(name.startswith("_col") for name in names)
-        said = {field.name: _said(field) for field in self._raw}
-        typed = typed_fields(list(self._raw), {name: kind for name, kind in said.items() if kind}, file.url)
+        spark_types = {field.name: _read_spark_type(field) for field in self._raw}
+        typed = typed_fields(list(self._raw), {name: kind for name, kind in spark_types.items() if kind}, file.url)
         by_spark = _SPARK_VERSION in (self._raw.metadata or {})
-        wanted = list(declared or ()) if self.nameless else _by_name(names, declared)
-        wanted += [None] * (len(names) - len(wanted))
+        declared_fields = list(declared or ()) if self.nameless else _by_name(names, declared)
+        declared_fields += [None] * (len(names) - len(declared_fields))
         self._stored = pa.schema(
             [
-                field.with_type(_timed(field.type, said[field.name], by_spark, one.type if one else None))
-                for field, one in zip(typed, wanted, strict=False)
+                field.with_type(
+                    _mark_instants(
+                        field.type, spark_types[field.name], by_spark, declared_field.type if declared_field else None
+                    )
+                )
+                for field, declared_field in zip(typed, declared_fields, strict=False)
             ]
         )
         self.schema = lenient_schema(self._stored, file.url)
@@ -69,8 +73,8 @@ class OrcIndex(FileIndex):
         """How each flat part of a column, as pyarrow gives it, is converted to what the file says it is."""
         shape, parts = parts_of(raw)
         if shape is not None:
-            for one, other in zip(parts, parts_of(stored)[1], strict=True):
-                yield from self._leaves(one, other)
+            for raw_part, stored_part in zip(parts, parts_of(stored)[1], strict=True):
+                yield from self._leaves(raw_part, stored_part)
         elif pa.types.is_date32(raw):
             yield gregorian_dates if self._tail.hybrid else None
         elif pa.types.is_timestamp(raw):
@@ -94,13 +98,13 @@ class OrcIndex(FileIndex):
             for number in range(file.nstripes):
                 self._check_room(number, read)
                 try:
-                    batch = file.read_stripe(number, columns=self._unmistakable(read)) if as_it_is else None
+                    batch = file.read_stripe(number, columns=self._select_columns(read)) if as_it_is else None
                 except pa.ArrowInvalid as problem:
                     if _OUT_OF_RANGE not in str(problem):
                         raise
                     batch = None
                 if batch is None:
-                    batch = self._exact(number, read, columns)
+                    batch = self._read_exact_times(number, read, columns)
                 else:
                     batch = convert_columns(batch.select(list(columns)), self._converts)
                 for start in range(0, batch.num_rows, BATCH_ROWS):
@@ -113,22 +117,22 @@ class OrcIndex(FileIndex):
         if size > _LARGE and size > (free := free_bytes()):
             raise MemoryError(f"{rows} rows in one stripe take at least {size} bytes, but only {free} are free")
 
-    def _unmistakable(self, columns: Sequence[str]) -> list[str] | None:
-        """Columns as the reader is asked for them; None, which are all, where it would take one for a field of a struct."""
+    def _select_columns(self, columns: Sequence[str]) -> list[str] | None:
+        """The columns to ask the reader for; None (all) if it would take a name with a dot for a field of a struct."""
         structs = {field.name for field in self._raw if pa.types.is_nested(field.type)}
         mistaken = any(name[:at] in structs for name in columns for at, mark in enumerate(name) if mark == ".")
         return None if mistaken else list(columns)
 
-    def _exact(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
+    def _read_exact_times(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
         """The rows of a stripe with times of any year, and of writers in any time zone."""
         converts = dict(self._converts)
         for name in self._times.intersection(read):
             times = StoredTimes(self._tail, self._tail.stripes[number], f"column {name!r} of {self._file.url}")
             raw, stored = self._raw.field(name).type, self._stored.field(name).type
             converters = iter(self._converts.get(name) or [None] * _leaf_count(raw))
-            numbers = iter(self._tail.columns_in(name, self._raw))
+            numbers = iter(self._tail.leaf_columns(name, self._raw))
             converts[name] = list(_exact_leaves(raw, stored, times, numbers, converters))
-        batch = self._with_seconds.read_stripe(number, columns=self._unmistakable(read))
+        batch = self._with_seconds.read_stripe(number, columns=self._select_columns(read))
         return convert_columns(batch.select(list(columns)), converts)
 
     @cached_property
@@ -141,15 +145,15 @@ def _exact_leaves(
     stored: pa.DataType,
     times: StoredTimes,
     numbers: Iterator[int],
-    known: Iterator[Convert | None],
+    converts: Iterator[Convert | None],
 ) -> Iterator[Convert | None]:
-    """How each flat part of a column is converted where times are numbers; `known`: where they are not."""
+    """How each flat part of a column is converted where times are numbers; `converts`: where they are not."""
     shape, parts = parts_of(raw)
     if shape is not None:
-        for one, other in zip(parts, parts_of(stored)[1], strict=True):
-            yield from _exact_leaves(one, other, times, numbers, known)
+        for raw_part, stored_part in zip(parts, parts_of(stored)[1], strict=True):
+            yield from _exact_leaves(raw_part, stored_part, times, numbers, converts)
         return
-    column, convert = next(numbers), next(known)
+    column, convert = next(numbers), next(converts)
     if not pa.types.is_timestamp(raw):
         yield convert
     elif raw.tz is not None:
@@ -161,7 +165,7 @@ def _exact_leaves(
 
 
 def _least_bytes(kind: pa.DataType) -> int:
-    """The bytes that a value of that type takes at least."""
+    """The least bytes that a value of that type takes."""
     try:
         return int(kind.bit_width + 7) // 8
     except ValueError:  # of texts and nested types
@@ -186,35 +190,44 @@ def _by_name(names: Sequence[str], declared: pa.Schema | None) -> list[pa.Field 
     return [folded.get(name.lower()) for name in names]
 
 
-def _said(field: pa.Field) -> Any:
-    """The type that Spark says of a field, as in its JSON; None where it says none."""
+def _read_spark_type(field: pa.Field) -> Any:
+    """The type that Spark has noted for a field, as in its JSON; None without such a note."""
     kind = field.type
     if pa.types.is_struct(kind):
-        return {"type": "struct", "fields": [{"name": part.name, "type": _said(part)} for part in kind]}
+        return {"type": "struct", "fields": [{"name": part.name, "type": _read_spark_type(part)} for part in kind]}
     if pa.types.is_list(kind):
-        return {"type": "array", "elementType": _said(kind.value_field)}
+        return {"type": "array", "elementType": _read_spark_type(kind.value_field)}
     if pa.types.is_map(kind):
-        return {"type": "map", "keyType": _said(kind.key_field), "valueType": _said(kind.item_field)}
-    said = (field.metadata or {}).get(_SPARK_TYPE)
-    return None if said is None else said.decode(errors="replace")
+        return {
+            "type": "map",
+            "keyType": _read_spark_type(kind.key_field),
+            "valueType": _read_spark_type(kind.item_field),
+        }
+    text = (field.metadata or {}).get(_SPARK_TYPE)
+    return None if text is None else text.decode(errors="replace")
 
 
-def _timed(kind: pa.DataType, said: Any, by_spark: bool, wanted: pa.DataType | None) -> pa.DataType:
+def _mark_instants(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.DataType | None) -> pa.DataType:
     """`kind` with times as instants where they are. ORC's timestamps have no zone, but Spark's TIMESTAMP is written as such."""
     if pa.types.is_timestamp(kind) and kind.tz is None:
-        if said is None:
-            return _INSTANT if by_spark or (wanted is not None and wanted == _INSTANT) else _LOCAL
-        return _LOCAL if str(said).startswith("timestamp_ntz") else _INSTANT
+        if spark_type is None:
+            return _INSTANT if by_spark or (declared is not None and declared == _INSTANT) else _LOCAL
+        return _LOCAL if str(spark_type).startswith("timestamp_ntz") else _INSTANT
     shape, parts = parts_of(kind)
     if shape is None:
         return kind
-    alike, others = (None, []) if wanted is None else parts_of(wanted)
-    others = others if alike == shape else [None] * len(parts)
+    declared_shape, declared_parts = (None, []) if declared is None else parts_of(declared)
+    declared_parts = declared_parts if declared_shape == shape else [None] * len(parts)
     if pa.types.is_struct(kind):
-        inner = [field["type"] for field in said["fields"]]
+        inner = [field["type"] for field in spark_type["fields"]]
     else:
-        inner = [said["keyType"], said["valueType"]] if pa.types.is_map(kind) else [said["elementType"]]
-    timed = [_timed(part, one, by_spark, other) for part, one, other in zip(parts, inner, others, strict=True)]
+        inner = (
+            [spark_type["keyType"], spark_type["valueType"]] if pa.types.is_map(kind) else [spark_type["elementType"]]
+        )
+    timed = [
+        _mark_instants(part, part_type, by_spark, declared_part)
+        for part, part_type, declared_part in zip(parts, inner, declared_parts, strict=True)
+    ]
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(part) for field, part in zip(kind, timed, strict=True)])
     if pa.types.is_map(kind):

@@ -15,18 +15,18 @@ _WIDTHS = [*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64]
 
 def unsigned_numbers(data: bytes | memoryview, count: int, version: int) -> Numbers:
     """The first `count` numbers of a stream, of the first or second version of the encoding. Raises ValueError if it ends before."""
-    found = np.zeros(count, np.int64)
+    numbers = np.zeros(count, np.int64)
     at = place = 0
     decode = _run_of_version_1 if version == 1 else _run_of_version_2
     try:
         while place < count:
             run, at = decode(data, at)
             run = run[: count - place]
-            found[place : place + len(run)] = run
+            numbers[place : place + len(run)] = run
             place += len(run)
     except (IndexError, OverflowError) as problem:
         raise_ours(ValueError(f"a stream of numbers ends after {place} of {count}"), problem)
-    return found
+    return numbers
 
 
 def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
@@ -36,13 +36,13 @@ def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
         if byte < 128:
-            return _signed(value), at
+            return _to_signed(value), at
         if shift >= 70:
             raise ValueError("a number without an end")
 
 
-def _signed(value: int) -> int:
-    """A number of 64 bits as a signed one: Arrow's writer has negative fractions before 1970."""
+def _to_signed(value: int) -> int:
+    """A 64-bit number as a signed one: Arrow's writer stores negative fractions before 1970."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
@@ -67,47 +67,47 @@ def _run_of_version_2(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
     kind, code = first >> 6, (first >> 1) & 31
     if kind == 0:  # short repeat: "3 bits: bytes of the value - 1, 3 bits: count - 3"
         size = ((first >> 3) & 7) + 1
-        return np.full((first & 7) + 3, _signed(_big_endian(data, at + 1, size)), np.int64), at + 1 + size
+        return np.full((first & 7) + 3, _to_signed(_read_big_endian(data, at + 1, size)), np.int64), at + 1 + size
     length = ((first & 1) << 8 | data[at + 1]) + 1
     at += 2
     if kind == 1:
-        return _packed(data, at, length, _WIDTHS[code])
+        return _unpack(data, at, length, _WIDTHS[code])
     if kind == 2:
-        return _patched(data, at, length, _WIDTHS[code])
+        return _unpack_patched(data, at, length, _WIDTHS[code])
     base, at = _varint(data, at)
     zigzag, at = _varint(data, at)
     delta = (zigzag >> 1) ^ -(zigzag & 1)
     if code == 0:  # all deltas are equal
         return base + np.arange(length, dtype=np.int64) * delta, at
-    steps, at = _packed(data, at, max(length - 2, 0), _WIDTHS[code])
+    steps, at = _unpack(data, at, max(length - 2, 0), _WIDTHS[code])
     signed = -steps if delta < 0 else steps
     return np.cumsum(np.concatenate([np.array([base, delta], np.int64), signed]))[:length], at
 
 
-def _patched(data: bytes | memoryview, at: int, length: int, width: int) -> tuple[Numbers, int]:
+def _unpack_patched(data: bytes | memoryview, at: int, length: int, width: int) -> tuple[Numbers, int]:
     """Values above a base, of which some have more bits: "a list of gaps from the one before, and patches"."""
     size, patch_width = (data[at] >> 5) + 1, _WIDTHS[data[at] & 31]
     gap_width, patches = (data[at + 1] >> 5) + 1, data[at + 1] & 31
-    base = _big_endian(data, at + 2, size)
+    base = _read_big_endian(data, at + 2, size)
     sign = 1 << (size * 8 - 1)
     base = -(base & (sign - 1)) if base & sign else base
-    values, at = _packed(data, at + 2 + size, length, width)
+    values, at = _unpack(data, at + 2 + size, length, width)
     entry_width = next((bits for bits in _WIDTHS if bits >= gap_width + patch_width), 64)
-    entries, at = _packed(data, at, patches, entry_width)
+    entries, at = _unpack(data, at, patches, entry_width)
     place = 0
     for entry in entries.tolist():
         place += (entry & ((1 << entry_width) - 1)) >> patch_width
-        values[place] |= _signed((entry & ((1 << patch_width) - 1)) << width)
+        values[place] |= _to_signed((entry & ((1 << patch_width) - 1)) << width)
     return base + values, at
 
 
-def _big_endian(data: bytes | memoryview, at: int, size: int) -> int:
+def _read_big_endian(data: bytes | memoryview, at: int, size: int) -> int:
     if at + size > len(data):
         raise IndexError(at)
     return int.from_bytes(data[at : at + size], "big")
 
 
-def _packed(data: bytes | memoryview, at: int, count: int, width: int) -> tuple[Numbers, int]:
+def _unpack(data: bytes | memoryview, at: int, count: int, width: int) -> tuple[Numbers, int]:
     """Numbers of `width` bits each, the highest first, and where the next byte begins."""
     end = at + (count * width + 7) // 8
     if end > len(data):

@@ -1,4 +1,4 @@
-"""What the end of an ORC file says that pyarrow reads but does not show: the calendar, types by column, time zones, where streams lie."""
+"""Parts of an ORC footer that pyarrow reads but does not show: the calendar, types by column, time zones, where streams lie."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _LARGEST_BLOCK = 1 << 23  # of which a length of 23 bits can tell
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-def fields_of(message: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """(number, wire type, value) of each field of a Protocol Buffers message. Raises ValueError for what is none."""
+def parse_fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
+    """(number, wire type, value) of each field of a Protocol Buffers message. Raises ValueError for bytes that are none."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -70,16 +70,16 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def _numbers(message: memoryview, number: int) -> list[int]:
     """A repeated field of numbers, packed or not."""
-    found: list[int] = []
-    for field, wire, value in fields_of(message):
+    numbers: list[int] = []
+    for field, wire, value in parse_fields(message):
         if field == number and wire == _VARINT:
-            found.append(value)
+            numbers.append(value)
         elif field == number and wire == _BYTES:
             at = 0
             while at < len(value):
-                one, at = _varint(value, at)
-                found.append(one)
-    return found
+                element, at = _varint(value, at)
+                numbers.append(element)
+    return numbers
 
 
 def _number(message: memoryview, number: int, default: int = 0) -> int:
@@ -87,23 +87,23 @@ def _number(message: memoryview, number: int, default: int = 0) -> int:
 
 
 def _parts(message: memoryview, number: int) -> list[memoryview]:
-    return [value for field, wire, value in fields_of(message) if field == number and wire == _BYTES]
+    return [value for field, wire, value in parse_fields(message) if field == number and wire == _BYTES]
 
 
-def _encoded(number: int, wire: int, value: Any) -> bytes:
-    """A field of a message, as `fields_of` gives it."""
-    key = _encoded_varint(number << 3 | wire)
+def _encode_field(number: int, wire: int, value: Any) -> bytes:
+    """A field of a message, as `parse_fields` gives it."""
+    key = _encode_varint(number << 3 | wire)
     if wire == _VARINT:
-        return key + _encoded_varint(value)
-    return b"".join([key, _encoded_varint(len(value)) if wire == _BYTES else b"", value])
+        return key + _encode_varint(value)
+    return b"".join([key, _encode_varint(len(value)) if wire == _BYTES else b"", value])
 
 
-def _encoded_varint(value: int) -> bytes:
-    found = bytearray()
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Stripe:
 
     @cached_property
     def time_zone(self) -> str:
-        """The writer's, of its times without a zone; empty if it does not say."""
+        """The writer's time zone, for its times without a zone; empty if the file does not say."""
         return "".join(bytes(part).decode(errors="replace") for part in _parts(self.footer, _TIME_ZONE)[-1:])
 
 
@@ -138,7 +138,7 @@ class OrcTail:
         calendar = _number(self.footer, _CALENDAR)
         if calendar == 0:
             return _number(self.footer, _WRITER, _JAVA) == _JAVA
-        return calendar != _PROLEPTIC and not self._of_iceberg
+        return calendar != _PROLEPTIC and not self._is_of_iceberg
 
     @cached_property
     def rows(self) -> list[int]:
@@ -147,17 +147,17 @@ class OrcTail:
 
     @cached_property
     def stripes(self) -> list[Stripe]:
-        """What each stripe says of itself. Raises ValueError for what makes no sense."""
-        found = []
+        """The stripes of the file. Raises ValueError if one is not inside the file."""
+        stripes = []
         for stripe in _parts(self.footer, _STRIPES):
             start, index, data, footer = (_number(stripe, field) for field in (1, 2, 3, 4))
             at = start + index + data
             if at + footer > self.end:
                 raise ValueError(f"a stripe's footer at {at} is not inside the file")
-            found.append(Stripe(start, self._plain(self.content[at : at + footer])))
-        return found
+            stripes.append(Stripe(start, self._decompress_stream(self.content[at : at + footer])))
+        return stripes
 
-    def columns_in(self, name: str, schema: pa.Schema) -> list[int]:
+    def leaf_columns(self, name: str, schema: pa.Schema) -> list[int]:
         """The numbers of the flat columns that a column of the file is made of, in their order."""
         types = self._types
 
@@ -174,10 +174,12 @@ class OrcTail:
         """The nanoseconds of the `count` times that a stripe has in a column, beside its seconds."""
         at = stripe.start
         for stream in _parts(stripe.footer, _STREAMS):
-            kind, of, length = (_number(stream, field) for field in (1, 2, 3))
-            if kind == _SECONDARY and of == column:
-                encoding = sum(_number(one, 1) for one in _parts(stripe.footer, _ENCODINGS)[column : column + 1])
-                data = self._plain(self.content[at : at + length], _LONGEST_NUMBER * count + 1024)
+            kind, stream_column, length = (_number(stream, field) for field in (1, 2, 3))
+            if kind == _SECONDARY and stream_column == column:
+                encoding = sum(
+                    _number(message, 1) for message in _parts(stripe.footer, _ENCODINGS)[column : column + 1]
+                )
+                data = self._decompress_stream(self.content[at : at + length], _LONGEST_NUMBER * count + 1024)
                 packed = unsigned_numbers(data, count, 2 if encoding in _VERSION_2 else 1)
                 # "The low three bits: how many zeros are left out, less one".
                 zeros = packed & 7
@@ -191,34 +193,36 @@ class OrcTail:
     def with_seconds(self) -> RangesFile:
         """The file with all times as numbers: their seconds since 2015, of the writer's time zone. No year is too far for these."""
         footer = b""
-        for number, wire, value in fields_of(self.footer):
+        for number, wire, value in parse_fields(self.footer):
             if number == _TYPES and wire == _BYTES:
                 value = b"".join(
-                    _encoded(field, kind, _LONG if (field, kind) == (1, _VARINT) and of in _TIMESTAMPS else of)
-                    for field, kind, of in fields_of(value)
+                    _encode_field(
+                        field, kind, _LONG if (field, kind) == (1, _VARINT) and content in _TIMESTAMPS else content
+                    )
+                    for field, kind, content in parse_fields(value)
                 )
-            footer += _encoded(number, wire, value)
+            footer += _encode_field(number, wire, value)
         if self.compression:
             parts = [footer[at : at + _ORIGINAL] for at in range(0, len(footer), _ORIGINAL)]
             footer = b"".join((len(part) << 1 | 1).to_bytes(3, "little") + part for part in parts)
         postscript = b"".join(
-            _encoded(number, wire, len(footer) if (number, wire) == (_FOOTER_LENGTH, _VARINT) else value)
-            for number, wire, value in fields_of(self.content[self.end : -1])
+            _encode_field(number, wire, len(footer) if (number, wire) == (_FOOTER_LENGTH, _VARINT) else value)
+            for number, wire, value in parse_fields(self.content[self.end : -1])
         )
         tail = footer + postscript + bytes([len(postscript)])
         start = self.end - _number(self.content[self.end : -1], _FOOTER_LENGTH)
         ranges = {(0, start): self.content[:start], (start, len(tail)): memoryview(tail)}
-        return RangesFile(start + len(tail), ranges, _no_more)
+        return RangesFile(start + len(tail), ranges, _refuse_read)
 
-    def _plain(self, data: memoryview, at_most: int | None = None) -> memoryview:
-        return _plain(data, self.compression, self.block_size, at_most)
+    def _decompress_stream(self, data: memoryview, at_most: int | None = None) -> memoryview:
+        return _decompress_stream(data, self.compression, self.block_size, at_most)
 
     @cached_property
     def _types(self) -> list[memoryview]:
         return _parts(self.footer, _TYPES)
 
     @cached_property
-    def _of_iceberg(self) -> bool:
+    def _is_of_iceberg(self) -> bool:
         attributes = (attribute for kind in self._types for attribute in _parts(kind, _ATTRIBUTES))
         return any(bytes(key) == b"iceberg.id" for attribute in attributes for key in _parts(attribute, 1))
 
@@ -233,14 +237,16 @@ def read_tail(content: bytes) -> OrcTail:
     if not 0 < footer <= end:
         raise ValueError(f"a footer of {footer} bytes does not fit")
     compression, block_size = _number(postscript, _COMPRESSION), _number(postscript, _BLOCK_SIZE, 256 * 1024)
-    return OrcTail(data, end, _plain(data[end - footer : end], compression, block_size), compression, block_size)
+    return OrcTail(
+        data, end, _decompress_stream(data[end - footer : end], compression, block_size), compression, block_size
+    )
 
 
-def _no_more(part: Range) -> Data:
+def _refuse_read(part: Range) -> Data:
     raise ValueError(f"bytes {part} are outside the file")
 
 
-def _plain(data: memoryview, compression: int, block_size: int, at_most: int | None = None) -> memoryview:
+def _decompress_stream(data: memoryview, compression: int, block_size: int, at_most: int | None = None) -> memoryview:
     """A stream of bytes, decompressed: chunks behind "3 bytes: length << 1 | is original". `at_most`: about so many bytes of it."""
     if compression == 0:
         return data

@@ -1,4 +1,4 @@
-"""Times of ORC files from the seconds and fractions that they have them as: of any year, and of writers in any time zone."""
+"""Times of ORC files, computed from stored seconds and fractions: of any year, and of writers in any time zone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.calendars import (
     LOCAL_MEAN_TIME_END,
     ZoneHistory,
-    array_of,
+    build_array,
     fixed_offset,
-    numbers_of,
     unknown_zone,
+    view_numbers,
 )
 from pyspark_lookup.scan.formats.orc_numbers import Numbers
 from pyspark_lookup.scan.formats.orc_tail import OrcTail, Stripe
@@ -40,10 +40,10 @@ _LONGEST = 2**63 // _MICROS
 
 
 class StoredTimes:
-    """The times of one stripe. `of`: the column, as errors name it."""
+    """The times of one stripe. `column_label`: the column, as errors name it."""
 
-    def __init__(self, tail: OrcTail, stripe: Stripe, of: str) -> None:
-        self._tail, self._stripe, self._of = tail, stripe, of
+    def __init__(self, tail: OrcTail, stripe: Stripe, column_label: str) -> None:
+        self._tail, self._stripe, self._column_label = tail, stripe, column_label
 
     def zoned(self, column: pa.Array, number: int) -> pa.Array:
         """Instants, which are in UTC whatever the writer's time zone."""
@@ -61,9 +61,9 @@ class StoredTimes:
         zone = self._zone
         seconds, fractions = self._seconds(column, number, _base(zone))
         old = seconds < LOCAL_MEAN_TIME_END
-        local = _shown(seconds, zone)
+        local = _to_local(seconds, zone)
         if old.any():
-            local[old] = ZoneHistory.of(zone).local_seconds(seconds[old], self._tail.hybrid)
+            local[old] = ZoneHistory.from_zone(zone).local_seconds(seconds[old], self._tail.hybrid)
         return self._array(column, local, fractions, None)
 
     @property
@@ -75,9 +75,9 @@ class StoredTimes:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         fractions = np.zeros(len(column), np.int64)
         fractions[valid] = self._tail.fractions(self._stripe, number, int(valid.sum()))
-        seconds = np.where(valid, numbers_of(column, np.int64), 0)
+        seconds = np.where(valid, view_numbers(column, np.int64), 0)
         if (np.abs(seconds) > _LONGEST - _BASE).any():
-            raise SchemaError(f"{self._of} has a time that is too far away for microseconds in 64 bits")
+            raise SchemaError(f"{self._column_label} has a time that is too far away for microseconds in 64 bits")
         seconds += np.where(valid, base, 0)
         # Java's writers round the seconds before 1970 towards it.
         seconds -= (seconds < 0) & (fractions > 999_999)
@@ -85,27 +85,27 @@ class StoredTimes:
 
     def _array(self, column: pa.Array, seconds: Numbers, fractions: Numbers, zone: str | None) -> pa.Array:
         if (fractions % 1000).any():
-            raise SchemaError(f"{self._of} has nanoseconds and cannot be read as {pa.timestamp('us', zone)}")
-        return array_of(column, seconds * _MICROS + fractions // 1000, pa.timestamp("us", zone))
+            raise SchemaError(f"{self._column_label} has nanoseconds and cannot be read as {pa.timestamp('us', zone)}")
+        return build_array(column, seconds * _MICROS + fractions // 1000, pa.timestamp("us", zone))
 
 
 def _gregorian(seconds: Numbers, zone: str, hybrid: bool) -> Numbers:
     old = seconds < LOCAL_MEAN_TIME_END
     if old.any():
-        seconds[old] = ZoneHistory.of(zone).gregorian_seconds(seconds[old], hybrid)
+        seconds[old] = ZoneHistory.from_zone(zone).gregorian_seconds(seconds[old], hybrid)
     return seconds
 
 
 @functools.lru_cache(maxsize=64)
 def _base(zone: str) -> int:
-    """When 2015 began in a time zone."""
+    """The Unix second at which 2015 began in a time zone."""
     at = _BASE
     for _ in range(2):  # the first guess may have another offset
-        at += _BASE - int(_shown(np.array([at], np.int64), zone)[0])
+        at += _BASE - int(_to_local(np.array([at], np.int64), zone)[0])
     return at
 
 
-def _shown(seconds: Numbers, zone: str) -> Numbers:
+def _to_local(seconds: Numbers, zone: str) -> Numbers:
     """What a clock in a time zone shows at instants, as if it were UTC."""
     fixed = fixed_offset(zone)
     if fixed is not None:

@@ -19,7 +19,13 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.base.memory import free_bytes
-from pyspark_lookup.columnar.calendars import Convert, bounds_of, convert_columns, gregorian_dates, gregorian_instants
+from pyspark_lookup.columnar.calendars import (
+    Convert,
+    convert_bounds,
+    convert_columns,
+    gregorian_dates,
+    gregorian_instants,
+)
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import (
     lenient_schema,
@@ -67,7 +73,7 @@ class ParquetFormat(FooterFormat):
 
 
 class ParquetIndex(FileIndex):
-    """`wide`: by column, the type of integers that are too wide for pyarrow."""
+    """The index of a Parquet file. `wide`: by column, the type of integers that are too wide for pyarrow."""
 
     def __init__(
         self, file: FileVersion, metadata: pq.FileMetaData, wide: Mapping[str, str] = MappingProxyType({})
@@ -78,18 +84,18 @@ class ParquetIndex(FileIndex):
         arrow = metadata.schema.to_arrow_schema()
         self._leaves: dict[str, range] = {}
         self._converts: dict[str, list[Convert | None]] = {}  # of columns that are in another calendar
-        calendars = HybridTimes.of(metadata.metadata)
+        calendars = HybridTimes.from_footer(metadata.metadata)
         first, fields = 0, []
         variants = _variants(arrow, metadata.schema)
         for place, field in enumerate(arrow):
             leaves = range(first, first + _leaf_count(field.type))
             columns = [metadata.schema.column(leaf) for leaf in leaves]
             int96 = [column.physical_type == "INT96" for column in columns]
-            odd = wide.get(field.name) or ("VARIANT of Parquet" if place in variants else None)
+            unsupported = wide.get(field.name) or ("VARIANT of Parquet" if place in variants else None)
             if any(column.length == _INTERVAL_BYTES and column.converted_type == "INTERVAL" for column in columns):
-                odd = "INTERVAL of Parquet"
+                unsupported = "INTERVAL of Parquet"
             kind = _with_instants(field.type, iter(int96))
-            fields.append(without_counterpart(pa.field(field.name, kind), odd, file.url))
+            fields.append(without_counterpart(pa.field(field.name, kind), unsupported, file.url))
             self._leaves[field.name] = leaves
             first = leaves.stop
             if calendars is not None:
@@ -99,7 +105,7 @@ class ParquetIndex(FileIndex):
         fields = spark_fields(fields, metadata.metadata, file.url)
         self.schema = lenient_schema(pa.schema(fields), file.url)
         flat = {field.name for field in self.schema if not pa.types.is_nested(field.type)}
-        self._flat = {field.name for field in fields if field.name in flat and _bounded(field.type)}
+        self._flat = {field.name for field in fields if field.name in flat and _has_comparable_bounds(field.type)}
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
         self._together: dict[int, list[Range]] = {}  # row groups that are read whole
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
@@ -130,19 +136,19 @@ class ParquetIndex(FileIndex):
     def _read_stats(self, unit: Unit, column: str) -> ColumnStats | None:
         group = self._metadata.row_group(unit.number)
         chunk = group.column(self._leaves[column].start)
-        found = chunk.statistics
-        if found is None or chunk.physical_type == "INT96":
+        statistics = chunk.statistics
+        if statistics is None or chunk.physical_type == "INT96":
             return None
         low = high = None
-        if found.has_min_max and column in self._converts:
-            low, high = self._gregorian_bounds(column, found.min_raw, found.max_raw)
-        elif found.has_min_max:
+        if statistics.has_min_max and column in self._converts:
+            low, high = self._gregorian_bounds(column, statistics.min_raw, statistics.max_raw)
+        elif statistics.has_min_max:
             # A date or time beyond Python's years, or a text cut inside a character, bounds nothing here.
             with contextlib.suppress(OverflowError, ValueError):
-                low, high = _comparable(found.min), _comparable(found.max)
+                low, high = _comparable(statistics.min), _comparable(statistics.max)
             if isinstance(low, bytes) and not pa.types.is_binary(self.schema.field(column).type):
                 low = high = None  # half floats and JSON texts, as they are stored
-        return ColumnStats(low, high, found.null_count if found.has_null_count else None, group.num_rows)
+        return ColumnStats(low, high, statistics.null_count if statistics.has_null_count else None, group.num_rows)
 
     def _gregorian_bounds(self, column: str, low: int, high: int) -> tuple[Any, Any]:
         (convert,), kind = self._converts[column], self.schema.field(column).type
@@ -151,7 +157,7 @@ class ParquetIndex(FileIndex):
             stored = pa.array([low, high], pa.int32()).cast(kind)
         else:
             stored = pa.array([low, high], pa.int64()).cast(self.stored_schema.field(column).type)
-        return bounds_of(convert(stored))
+        return convert_bounds(convert(stored))
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         if (whole := self._together.get(unit.number)) is not None:
@@ -214,7 +220,7 @@ class ParquetIndex(FileIndex):
                 and batch_rows * chunk.total_uncompressed_size > _BOUND_BYTES
                 and batch_rows * _dictionary_bytes(chunk, source) > _BOUND_BYTES
             ):
-                width = max(width, self._longest(unit, leaf, source))
+                width = max(width, self._longest_text_bytes(unit, leaf, source))
             size = width * chunk.num_values
             decoded += size
             # Lists that take many bytes in the file are many values of many rows; a few bytes may stand for one endless list.
@@ -223,7 +229,7 @@ class ParquetIndex(FileIndex):
                 raise MemoryError(f"{chunk.num_values} list elements in {group.num_rows} rows")
         return max(int(min(rows, _BOUND_BYTES * group.num_rows // max(decoded, 1))), 1)
 
-    def _longest(self, unit: Unit, leaf: int, source: RangesFile) -> int:
+    def _longest_text_bytes(self, unit: Unit, leaf: int, source: RangesFile) -> int:
         """The bytes of the longest text in a column's dictionary; 0 if it has none, or is nested."""
         column = self._metadata.schema.column(leaf)
         if column.physical_type != "BYTE_ARRAY" or column.path != column.name:
@@ -247,8 +253,8 @@ class HybridTimes:
     zone: str
 
     @classmethod
-    def of(cls, footer: Mapping[bytes, bytes] | None) -> HybridTimes | None:
-        """What a footer says; None: all times are Gregorian."""
+    def from_footer(cls, footer: Mapping[bytes, bytes] | None) -> HybridTimes | None:
+        """The hybrid times that a footer tells of; None: all times are Gregorian."""
         version = re.match(rb"(\d+)\.(\d+)", (footer or {}).get(_SPARK + b"version", b""))
         if footer is None or version is None:
             return None
@@ -312,7 +318,7 @@ def _has_variant_parts(kind: pa.DataType) -> bool:
 
 
 def _leaf_count(kind: pa.DataType) -> int:
-    """Parquet columns behind an Arrow column."""
+    """How many Parquet columns an Arrow column consists of."""
     if isinstance(kind, pa.BaseExtensionType):
         return _leaf_count(kind.storage_type)
     shape, parts = parts_of(kind)
@@ -327,10 +333,10 @@ def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
     return pa.timestamp("us", "UTC") if next(int96) else kind
 
 
-def _bounded(kind: pa.DataType) -> bool:
+def _has_comparable_bounds(kind: pa.DataType) -> bool:
     """Whether parquet bounds of this type compare as its values do (nanoseconds lose digits, durations are numbers)."""
     if pa.types.is_dictionary(kind):
-        return _bounded(kind.value_type)
+        return _has_comparable_bounds(kind.value_type)
     if pa.types.is_timestamp(kind):
         return kind.unit in ("ms", "us", "s")
     return not pa.types.is_duration(kind)
@@ -343,18 +349,20 @@ def _comparable(value: Any) -> Any:
 
 
 def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, url: str) -> list[pa.Field]:
-    """The fields of a Parquet file in the types that Spark has written them as; those it says nothing of stay as they are.
+    """The fields of a Parquet file in the types that Spark noted when it wrote them; the others stay as they are.
 
     A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. A VARIANT or a year-month interval
     is an `unreadable_type`: a Python source cannot hand it to Spark.
     """
-    said = _said(footer)
-    typed = typed_fields(fields, {name: field["type"] for name, field in said.items()}, url)
-    return [with_collations(field, said[field.name]) if field.name in said else field for field in typed]
+    fields_by_name = _read_spark_fields(footer)
+    typed = typed_fields(fields, {name: field["type"] for name, field in fields_by_name.items()}, url)
+    return [
+        with_collations(field, fields_by_name[field.name]) if field.name in fields_by_name else field for field in typed
+    ]
 
 
-def _said(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
-    """Spark's fields by column; none where it has written nothing, or nothing that is known."""
+def _read_spark_fields(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    """The fields that Spark noted in a footer, by column; {} without such a note, or with one that is not understood."""
     text = (footer or {}).get(_SPARK_SCHEMA, b"")
     if not any(word in text for word in (b"interval", b"variant", b"__COLLATIONS")):
         return {}

@@ -74,7 +74,7 @@ class WholeFileFormat:
 
 
 class _TextIndex(FileIndex):
-    """Columns with the planned types that their values have; others, and those not planned, with the types of their values.
+    """The index of a text file: columns in the planned types if their values have them, else in the types inferred from their values.
 
     `parsed`: whether the planned types were declared, so that a text is parsed to them, whatever else it may be.
     """
@@ -103,8 +103,8 @@ class _TextIndex(FileIndex):
                         continue
                 except SchemaError as problem:
                     misfits[column] = str(problem)
-            found = text.infer(column)
-            self.inferred[column], kinds[column] = found, found.type()
+            inferred = text.infer(column)
+            self.inferred[column], kinds[column] = inferred, inferred.type()
         self.schema = lenient_schema(pa.schema([pa.field(column, kinds[column]) for column in text.names]), file.url)
         self.units = [Unit(0, 0)]
         self._text, self._kinds, self._ranges = text, kinds, ranges
