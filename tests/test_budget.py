@@ -536,11 +536,11 @@ def test_what_is_read_once_leaves_nothing_in_memory(tmp_path: Path, compacts: bo
             table.compact()
         assert table.get(7) == [{"id": 7}]
         scan: Any = table._engine().reader.fulls.scan
-        assert len(scan._known._indexes._held) <= (13 if compacts else 0)  # those of the last one
+        assert len(scan._known_files._indexes._entries) <= (13 if compacts else 0)  # those of the last one
         for number in range(12, 16):
             table.upsert([{"id": number}])
             table.compact()
-        assert len(scan._known._indexes._held) <= 5
+        assert len(scan._known_files._indexes._entries) <= 5
 
 
 @pytest.mark.parametrize("mode", ["PARTIAL", "FULL"])

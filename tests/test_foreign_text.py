@@ -20,9 +20,9 @@ from pyspark_lookup.base.errors import (
     LookupFunctionError,
     OptionError,
     PysparkLookupError,
-    cause_of,
     foreign_text,
     raise_ours,
+    redact_cause,
 )
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.printable import printable
@@ -188,7 +188,7 @@ def test_a_foreign_error_is_told_without_credentials() -> None:
             stream = io.StringIO()
             log = logging.Logger("x")
             log.addHandler(logging.StreamHandler(stream))
-            log.error("failed", exc_info=cause_of(foreign))
+            log.error("failed", exc_info=redact_cause(foreign))
             log_event(log, logging.ERROR, "failed", error=repr(OfDriverError(text)))
             assert SECRET not in stream.getvalue()
             assert "OfDriverError" in stream.getvalue()
@@ -344,9 +344,9 @@ def test_causes_tell_no_credentials(tmp_path: Path) -> None:
 def test_a_cause_with_tabs_keeps_its_type() -> None:
     """Servers and the JVM indent with tabs, and whoever catches our error wants the type of its cause."""
     theirs = ConnectionError("connection refused\n\tIs the server running on that host?")
-    assert cause_of(theirs) is theirs
-    assert cause_of(ConnectionError("token=abcdef\tgone")) is not theirs
-    assert type(cause_of(ConnectionError("\x1b[2J\t"))) is not ConnectionError
+    assert redact_cause(theirs) is theirs
+    assert redact_cause(ConnectionError("token=abcdef\tgone")) is not theirs
+    assert type(redact_cause(ConnectionError("\x1b[2J\t"))) is not ConnectionError
 
 
 def test_objects_that_cannot_be_told(tmp_path: Path) -> None:

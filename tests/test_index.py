@@ -41,7 +41,7 @@ class Built:
             one = None if pa.types.is_temporal(kind) else one_key(key, kind)
             if one is not None:
                 hashed = hash_one(one, self.seed) if hashes is None else int(hashes[place])
-                assert list(self.index.rows_of(one, hashed)) == matches.rows[matches.keys == place].tolist()
+                assert list(self.index.find_rows(one, hashed)) == matches.rows[matches.keys == place].tolist()
         assert matches.keys.dtype == matches.rows.dtype == np.int64
         found = list(zip(matches.keys.tolist(), matches.rows.tolist(), strict=True))
         assert found == sorted(found)

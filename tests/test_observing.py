@@ -26,7 +26,15 @@ import pyspark_lookup
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base import progress
 from pyspark_lookup.base.log_events import log_event
-from pyspark_lookup.base.metrics import BOUNDS_MS, COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup, bucket_names, up_to
+from pyspark_lookup.base.metrics import (
+    BOUNDS_MS,
+    COUNTERS,
+    GAUGES,
+    HOST_GAUGES,
+    CacheMetricGroup,
+    bucket_names,
+    cumulate_buckets,
+)
 from pyspark_lookup.cli.advise import advice, replay
 from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
 from pyspark_lookup.cli.prometheus import HostCollector, series_names
@@ -340,7 +348,7 @@ def test_times_and_savings() -> None:
     found = group.snapshot()
     buckets = dict(zip(BOUNDS_MS, (found[name] for name in bucket_names("lookupTime")), strict=True))
     assert {bound: count for bound, count in buckets.items() if count} == {0.1: 2, 0.3: 1, 30: 1}
-    assert up_to(found, "lookupTime") == [2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4]
+    assert cumulate_buckets(found, "lookupTime") == [2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4]
     assert (found["lookupTimeCount"], found["lookupTimeMicros"]) == (5, 3_600_029_300)
     assert [quantile_ms(found, "lookupTime", share) for share in (0.4, 0.6, 0.75, 0.99)] == [0.1, 0.3, 30, math.inf]
     assert saved_bytes({**NOTHING, "resolvedBytes": 5, "ufsGetBytes": 7}) == 0

@@ -28,10 +28,10 @@ from pyspark_lookup.columnar.predicate import (
     Or,
     Predicate,
     StartsWith,
-    columns_of,
     evaluate,
     may_match,
     negate,
+    referenced_columns,
 )
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from tests.fuzzing import MORE
@@ -419,7 +419,7 @@ def test_times_beyond_python_are_compared() -> None:
     assert [evaluate(Constant(v), {}, 2).to_pylist() for v in (True, False, None)] == [[True] * 2, [False] * 2, [None] * 2]  # fmt: skip
     three = Constant(True), Constant(True), Constant(False)
     assert [evaluate(combine(parts), {}, 1)[0].as_py() for combine, parts in ((And, three), (Or, three[::-1]))] == [False, True]  # fmt: skip
-    assert columns_of(Or((Constant(True, "a"), And((IsNull("b"), Constant(True)))))) == {"a", "b"}
+    assert referenced_columns(Or((Constant(True, "a"), And((IsNull("b"), Constant(True)))))) == {"a", "b"}
 
 
 STRINGS = {

@@ -27,7 +27,7 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import share_of
+from pyspark_lookup.scan.contract import cut_share
 from pyspark_lookup.scan.open_file import Slice
 from tests.fakes import Host, make_host
 from tests.fuzzing import fuzzed
@@ -92,8 +92,8 @@ def versions_of(sizes: Sequence[int]) -> tuple[FileVersion, ...]:
 def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: bool) -> None:
     """Each file's bytes come once, in order, in shares that are about equal: below 1.5 of them it stays whole, above it is cut, if it can be."""
     files = versions_of(sizes)
-    shares = [share_of(files, number, count, splittable) for number in range(count)]
-    assert shares == [share_of(list(files), number, count, splittable) for number in range(count)]
+    shares = [cut_share(files, number, count, splittable) for number in range(count)]
+    assert shares == [cut_share(list(files), number, count, splittable) for number in range(count)]
     pieces = [piece for share in shares for piece in share]
     for file in files:
         own = [piece for piece in pieces if piece.file == file]
@@ -107,7 +107,7 @@ def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: b
         elif piece.file.size > max(1.51 * mean, 1):  # a byte cannot be cut
             assert not piece.whole
     empty = (FileVersion("s3://b/x", 0, "v"),)  # read, and found damaged, by one task
-    shares_of_none = [share_of(empty, number, count, splittable) for number in range(count)]
+    shares_of_none = [cut_share(empty, number, count, splittable) for number in range(count)]
     assert shares_of_none == [(Slice(empty[0], 0, 0),), *[()] * (count - 1)]
     if splittable and min(sizes) >= 1000:
         assert max(sum(piece.end - piece.start for piece in share) for share in shares) <= 2.5 * mean + count

@@ -27,7 +27,7 @@ from pyspark_lookup.base.errors import (
     SourceChangedError,
     UfsError,
     UfsNotFoundError,
-    cause_of,
+    redact_cause,
 )
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine import runtime as runtime_module
@@ -374,7 +374,7 @@ def test_no_traceback_of_ours_tells_a_secret(depth: int, text: str) -> None:
     for said, told in ((text, False), ("http://h/t.csv", True)):
         foreign = beneath(said)
         ours = our_error(foreign, said)
-        ours.__cause__ = cause_of(foreign)
+        ours.__cause__ = redact_cause(foreign)
         assert SECRET not in "".join(traceback.format_exception(ours))
         assert (ours.__cause__ is foreign) is told
         assert type(foreign).__name__ in "".join(traceback.format_exception(ours))

@@ -197,7 +197,7 @@ def test_a_small_dictionary_is_not_read_beforehand(
     pq.write_table(rows, tmp_path / "t" / "a.parquet", compression=compression, use_dictionary=["v"])
     beforehand: list[int] = []
     monkeypatch.setattr(
-        parquet.ParquetIndex, "_longest", lambda index, unit, leaf, source: beforehand.append(leaf) or 0
+        parquet.ParquetIndex, "_longest_text_bytes", lambda index, unit, leaf, source: beforehand.append(leaf) or 0
     )
     assert _read(tmp_path / "t").equals(rows)
     assert beforehand == []
@@ -402,7 +402,7 @@ def test_shares_are_those_of_all_cuts() -> None:
     """Each share finds its cuts without a look at the others, and no cut is lost."""
     files = [FileVersion(f"s3://b/{number}", size, "x") for number, size in enumerate([7, 1, 0, 1000, 33, 250, 2])]
     for count in (1, 2, 5, 13, 100):
-        shares = [contract.share_of(files, number, count, True) for number in range(count)]
+        shares = [contract.cut_share(files, number, count, True) for number in range(count)]
         pieces = sorted((piece.file.url, piece.start, piece.end) for share in shares for piece in share)
         for file in files:
             ends = [(start, end) for url, start, end in pieces if url == file.url and end > start]

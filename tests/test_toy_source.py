@@ -153,7 +153,7 @@ def test_deletes_move_between_files(tmp_path: Path) -> None:
 
     def deleted(*deletes: tuple[InlineDeletes, ...]) -> dict[str, list[int]]:
         files = [FileVersion(f"t/{name}", 1, "1", deletes=some) for name, some in zip("ab", deletes, strict=True)]
-        return {url: positions.tolist() for url, positions in rows.of("t", files).items()}
+        return {url: positions.tolist() for url, positions in rows.read_positions("t", files).items()}
 
     assert deleted((one, both[1]), (two, both[0])) == {"t/a": [0, 1], "t/b": [0, 1]}
     assert deleted((one,), (both[1], two, both[0])) == {"t/a": [0], "t/b": [0, 1]}

@@ -1,4 +1,4 @@
-"""Checks of values that were read from JSON: `text_of(value)` returns a str, or raises TypeError or ValueError.
+"""Checks of values that were read from JSON: `as_text(value)` returns a str, or raises TypeError or ValueError.
 
 What lies on a disk or in a store may have been damaged, or written by another version of this package.
 """
@@ -25,19 +25,19 @@ def show(value: Any) -> str:
     return _short.repr(value)
 
 
-def text_of(value: Any) -> str:
+def as_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{show(value)} is no text")
     return value
 
 
-def texts_of(value: Any) -> tuple[str, ...]:
-    return tuple(map(text_of, _list_of(value)))
+def as_texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(as_text, _as_list(value)))
 
 
-def name_of(value: Any) -> str:
+def as_name(value: Any) -> str:
     """A file name that stays within its directory: no separators, not `.` or `..`."""
-    name = text_of(value)
+    name = as_text(value)
     if name in ("", ".", "..") or "/" in name or not is_encodable(name):
         raise ValueError(f"{show(name)} is no name of a file")
     return name
@@ -60,25 +60,25 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def count_of(value: Any) -> int:
+def as_count(value: Any) -> int:
     """A whole number from 0 to 2**63 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_AT_MOST:
         raise TypeError(f"{show(value)} is no count")
     return value
 
 
-def positive_of(value: Any) -> int:
+def as_positive(value: Any) -> int:
     """A count from 1 on."""
-    if not (count := count_of(value)):
+    if not (count := as_count(value)):
         raise TypeError("0 is too small")
     return count
 
 
-def counts_of(value: Any) -> tuple[int, ...]:
-    return tuple(map(count_of, _list_of(value)))
+def as_counts(value: Any) -> tuple[int, ...]:
+    return tuple(map(as_count, _as_list(value)))
 
 
-def number_of(value: Any) -> float:
+def as_number(value: Any) -> float:
     """A number that is finite."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"{show(value)} is no number")
@@ -87,7 +87,7 @@ def number_of(value: Any) -> float:
     return number
 
 
-def exact_of(text: str) -> decimal.Decimal | None:
+def as_decimal(text: str) -> decimal.Decimal | None:
     """The number that a text is; None if it is none, or has an exponent that no column holds: as an integer it would take minutes."""
     try:
         number = decimal.Decimal(text)
@@ -98,7 +98,7 @@ def exact_of(text: str) -> decimal.Decimal | None:
     return number if bounded else None
 
 
-def _list_of(value: Any) -> list[Any] | tuple[Any, ...]:
+def _as_list(value: Any) -> list[Any] | tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{show(value)} is no list")
     return value

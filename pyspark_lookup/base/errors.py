@@ -34,7 +34,7 @@ class _RedactedError(Exception):
     """Stands in a traceback for a foreign error that would show a credential."""
 
 
-def cause_of(error: BaseException) -> BaseException:
+def redact_cause(error: BaseException) -> BaseException:
     """A foreign error to be the cause of one of ours: itself, or a stand-in if a traceback would show credentials."""
     pending: list[BaseException | None] = [error]
     seen_ids: set[int] = set()
@@ -81,7 +81,7 @@ def raise_ours(own_error: BaseException, foreign: BaseException | None) -> NoRet
     try:
         if foreign is own_error:
             raise own_error
-        raise own_error from None if foreign is None else cause_of(foreign)
+        raise own_error from None if foreign is None else redact_cause(foreign)
     finally:
         own_error.__context__ = None  # of those who go through chains by hand
 

@@ -33,7 +33,7 @@ def bucket_names(name: str) -> list[str]:
     return [f"{name}UpTo{bound_ms:g}" for bound_ms in BOUNDS_MS]
 
 
-def up_to(values: Mapping[str, int], name: str) -> list[int]:
+def cumulate_buckets(values: Mapping[str, int], name: str) -> list[int]:
     """How many of a time's values were no longer than each of `BOUNDS_MS`."""
     return list(itertools.accumulate(values[bucket] for bucket in bucket_names(name)))
 

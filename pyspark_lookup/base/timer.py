@@ -59,7 +59,7 @@ class Timer:
                 raise
 
     @property
-    def is_waited_for(self) -> bool:
+    def can_be_awaited(self) -> bool:
         """Whether the current thread may wait for a task to run: the timer has a thread, and it is another one."""
         return self._thread is not None and self._thread is not threading.current_thread() and not self._ended
 
@@ -69,7 +69,7 @@ class Timer:
         self._running_work = [(at_s, work) for at_s, work in self._running_work if at_s > since_s and not work.done()]
         return len(self._running_work) < _AT_ONCE
 
-    def begun(self, work: concurrent.futures.Future[None]) -> None:
+    def add_work(self, work: concurrent.futures.Future[None]) -> None:
         """Count background work that a task has started."""
         self._running_work.append((time.monotonic(), work))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from pyspark_lookup.base.metrics import BOUNDS_MS, UNSET, up_to
+from pyspark_lookup.base.metrics import BOUNDS_MS, UNSET, cumulate_buckets
 from pyspark_lookup.io.disk import DiskSpace
 
 _ENOUGH = 20  # events, before a rate says something
@@ -40,7 +40,7 @@ def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | N
     count = values[f"{name}Count"]
     if not count:
         return None
-    for bound_ms, below in zip(BOUNDS_MS, up_to(values, name), strict=True):
+    for bound_ms, below in zip(BOUNDS_MS, cumulate_buckets(values, name), strict=True):
         if below >= share * count:
             return float(bound_ms)
     return float("inf")

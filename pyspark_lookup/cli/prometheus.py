@@ -16,7 +16,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import BOUNDS_MS, COUNTERS, GAUGES, HOST_GAUGES, TIMES, UNSET, bucket_names, up_to
+from pyspark_lookup.base.metrics import (
+    BOUNDS_MS,
+    COUNTERS,
+    GAUGES,
+    HOST_GAUGES,
+    TIMES,
+    UNSET,
+    bucket_names,
+    cumulate_buckets,
+)
 from pyspark_lookup.base.printable import printable
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import TableCounts, host_gauges, read_table_counts
@@ -106,5 +115,8 @@ class HostCollector(Collector):
 
 
 def _histogram(name: str, values: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]:
-    buckets = [(f"{bound_ms / 1000:g}", below) for bound_ms, below in zip(BOUNDS_MS, up_to(values, name), strict=True)]
+    buckets = [
+        (f"{bound_ms / 1000:g}", below)
+        for bound_ms, below in zip(BOUNDS_MS, cumulate_buckets(values, name), strict=True)
+    ]
     return [*buckets, ("+Inf", values[f"{name}Count"])], values[f"{name}Micros"] / 1e6

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import NotSupportedError
-from pyspark_lookup.columnar.keys import Numbers, bits_of, offsets_and_data
+from pyspark_lookup.columnar.keys import Numbers, as_bools, offsets_and_data
 
 _Append = Callable[[str, Any], None]
 
@@ -96,9 +96,9 @@ class ColumnWriter:
     def add(self, array: pa.Array) -> None:
         kind = self._sizes.kind
         if self._sizes.nulls:
-            self._add_bits("valid", bits_of(array.is_valid()))
+            self._add_bits("valid", as_bools(array.is_valid()))
         if pa.types.is_boolean(kind):
-            self._add_bits("values", bits_of(array.fill_null(False) if array.null_count else array))
+            self._add_bits("values", as_bools(array.fill_null(False) if array.null_count else array))
         elif is_bytes(kind):
             offsets, data = offsets_and_data(array)
             self._add_offsets(offsets)
@@ -210,7 +210,7 @@ def without_hidden_values(array: pa.Array) -> pa.Array:
 def _has_hidden_values(array: pa.Array) -> bool:
     if array.null_count and (is_bytes(array.type) or has_offsets(array.type)):
         offsets = offsets_and_data(array)[0] if is_bytes(array.type) else list_offsets(array)
-        if np.diff(offsets)[bits_of(array.is_null())].any():
+        if np.diff(offsets)[as_bools(array.is_null())].any():
             return True
     return any(map(_has_hidden_values, child_arrays(array)))
 

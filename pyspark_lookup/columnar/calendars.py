@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.columnar.types import list_of_entries, offsets_of, parts_of
+from pyspark_lookup.columnar.types import flatten_offsets, list_of_entries, split_type
 
 Numbers = npt.NDArray[np.int64]
 Convert = Callable[[pa.Array], pa.Array]
@@ -251,7 +251,7 @@ def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Conve
 def convert_leaves(column: pa.Array, converts: Iterator[Convert | None]) -> pa.Array:
     """A column with each flat part converted, in the order of a file's flat columns; fields keep their metadata."""
     kind = column.type
-    shape, _ = parts_of(kind)
+    shape, _ = split_type(kind)
     if shape is None:
         return _convert_flat(column, next(converts))
     if pa.types.is_struct(kind):
@@ -263,9 +263,11 @@ def convert_leaves(column: pa.Array, converts: Iterator[Convert | None]) -> pa.A
         entries = as_list.flatten()
         keys, items = (convert_leaves(entries.field(place), converts) for place in (0, 1))
         typed = pa.map_(kind.key_field.with_type(keys.type), kind.item_field.with_type(items.type))
-        return pa.MapArray.from_arrays(offsets_of(as_list), keys, items, type=typed)
+        return pa.MapArray.from_arrays(flatten_offsets(as_list), keys, items, type=typed)
     values = convert_leaves(column.flatten(), converts)
-    return pa.ListArray.from_arrays(offsets_of(column), values, type=pa.list_(kind.value_field.with_type(values.type)))
+    return pa.ListArray.from_arrays(
+        flatten_offsets(column), values, type=pa.list_(kind.value_field.with_type(values.type))
+    )
 
 
 def _convert_flat(column: pa.Array, convert: Convert | None) -> pa.Array:

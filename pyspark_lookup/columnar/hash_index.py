@@ -232,7 +232,7 @@ class KeyIndex:
         """Whether no two rows have the same key."""
         return self._first is None
 
-    def numbers_of(self, rows: Numbers) -> Numbers:
+    def find_key_numbers(self, rows: Numbers) -> Numbers:
         """The number of the key of each row; every row has one."""
         if self._first is None:
             return rows
@@ -252,7 +252,7 @@ class KeyIndex:
         rows += np.repeat(begins - (ends - counts), counts)
         return Matches(np.repeat(hits, counts), rows)
 
-    def rows_of(self, key: OneKey, hashed: int) -> range:
+    def find_rows(self, key: OneKey, hashed: int) -> range:
         """The rows that hold a key of one column. `hashed`: the hash of the key under the seed of the build."""
         number = self._find_number(key, hashed)
         if number is None:

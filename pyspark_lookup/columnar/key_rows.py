@@ -48,7 +48,7 @@ class RowIndex:
         return Matches(matches.keys, self._rows[matches.rows])
 
 
-def rows_at(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Table:
+def take_matches(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Table:
     """Matching rows with the columns of `schema` (there may be none) and `KEY_INDEX`."""
     indices = as_indices(matches.rows)
     columns = [*(rows.column(name).take(indices) for name in schema.names), as_indices(matches.keys)]
@@ -60,7 +60,7 @@ def key_numbers(rows: pa.Table) -> Numbers:
     return np.frombuffer(column.buffers()[1] or b"", np.int64, column.offset + len(column))[column.offset :]
 
 
-def rows_for(rows: pa.Table, requested_keys: Numbers) -> pa.Table:
+def take_requested(rows: pa.Table, requested_keys: Numbers) -> pa.Table:
     """The rows of `requested_keys`, in their order and with repeats; `KEY_INDEX` is the place among them.
 
     `rows` are those of keys 0, 1, …, ascending.

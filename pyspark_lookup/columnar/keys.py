@@ -143,7 +143,7 @@ class KeyColumn:
             values, other_values = _take(self.array, rows), _take(other.array, other_rows)
             if other_values.type != values.type:
                 other_values = other_values.cast(values.type)
-            return bits_of(pc.equal(values, other_values))
+            return as_bools(pc.equal(values, other_values))
         values, other_values = self.values[rows], other.values[other_rows]
         is_equal: Numbers = values == other_values
         if is_equal.ndim == 2:
@@ -162,7 +162,7 @@ class Keys:
         self.valid: Numbers | None = None
         for array in arrays:
             if array.null_count:
-                valid = bits_of(array.is_valid())
+                valid = as_bools(array.is_valid())
                 self.valid = valid if self.valid is None else self.valid & valid
 
     def hashes(self, seed: Seed) -> Numbers:
@@ -204,7 +204,7 @@ def accepts(column: pa.DataType, keys: pa.DataType) -> bool:
     return (widens(keys, column) and not pa.types.is_nested(column)) or comparable(keys, column)
 
 
-def looked_up_in(field: pa.Field, keys: pa.Array) -> pa.Array:
+def widen_keys(field: pa.Field, keys: pa.Array) -> pa.Array:
     """Keys to look up in a column, cast to its type if that holds all values of theirs. Raises SchemaError if the column does not accept their type."""
     if keys.type == field.type:
         return keys
@@ -320,7 +320,7 @@ def _family(kind: pa.DataType) -> str:
 # --- Arrow buffers as numpy arrays ----------------------------------------------------------------
 
 
-def bits_of(array: pa.BooleanArray) -> Numbers:
+def as_bools(array: pa.BooleanArray) -> Numbers:
     """A boolean array without nulls as a numpy array."""
     raw = np.frombuffer(array.buffers()[1], np.uint8)
     bits = np.unpackbits(raw, bitorder="little", count=array.offset + len(array))
@@ -330,7 +330,7 @@ def bits_of(array: pa.BooleanArray) -> Numbers:
 def _view_values(array: pa.Array) -> Numbers | None:
     kind = array.type
     if pa.types.is_boolean(kind):
-        return bits_of(array if not array.null_count else pc.fill_null(array, False)).view(np.int8)
+        return as_bools(array if not array.null_count else pc.fill_null(array, False)).view(np.int8)
     if not pa.types.is_primitive(kind) and not pa.types.is_decimal(kind):
         return None
     buffer = array.buffers()[1]
@@ -381,7 +381,7 @@ def _hash_bytes(array: pa.Array, hashes: Numbers, seed: Seed) -> Numbers:
     offsets, data = offsets_and_data(array)
     lengths = offsets[1:] - offsets[:-1]
     if array.null_count:
-        lengths = lengths * bits_of(array.is_valid())
+        lengths = lengths * as_bools(array.is_valid())
     hashes ^= lengths.view(np.uint64)
     _mix(hashes, seed)
     if not len(lengths):

@@ -187,12 +187,12 @@ def negate(node: Predicate) -> Predicate:
             return dataclasses.replace(node, negated=not node.negated)
 
 
-def columns_of(node: Predicate | None) -> frozenset[str]:
+def referenced_columns(node: Predicate | None) -> frozenset[str]:
     """Names of the columns that a predicate looks at."""
     if node is None:
         return frozenset()
     if isinstance(node, (And, Or)):
-        return frozenset().union(*map(columns_of, node.parts))
+        return frozenset().union(*map(referenced_columns, node.parts))
     return frozenset() if node.column is None else frozenset({node.column})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import SchemaError, raise_ours
-from pyspark_lookup.columnar.types import parts_of
+from pyspark_lookup.columnar.types import split_type
 
 _MOST_DIGITS = 38
 _LARGEST = {pa.float16(): 65504.0, pa.float32(): 3.4028234663852886e38}
@@ -39,7 +39,7 @@ def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def _check(values: Iterable[Any], kind: pa.DataType) -> None:
     non_nulls = [value for value in values if value is not None]
-    shape, parts = parts_of(kind)
+    shape, parts = split_type(kind)
     if pa.types.is_struct(kind):
         rows = [value for value in non_nulls if isinstance(value, Mapping)]
         for field in kind:

@@ -102,7 +102,7 @@ def _spark_type(kind: pa.DataType, nothing: pa.DataType) -> pa.DataType:
         return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_null(kind):
         return nothing
-    shape, parts = parts_of(kind)
+    shape, parts = split_type(kind)
     if shape is not None:
         return with_parts(kind, [_spark_type(part, nothing) for part in parts])
     if pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
@@ -164,7 +164,7 @@ def is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or any(test(kind) for test in tests))
 
 
-def parts_of(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
+def split_type(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
     """(the shape of a nested type, equal for types nested alike; the types of its parts). (None, []) for a flat type."""
     if pa.types.is_map(kind):
         return "map", [kind.key_type, kind.item_type]
@@ -247,7 +247,7 @@ def converts(stored: pa.DataType, planned: pa.DataType) -> bool:
 
 def _each_part(kind: pa.DataType, other_kind: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
     """Whether both are nested alike, and it holds for each part of `kind` and its counterpart; False for flat types."""
-    (shape, parts), (other_shape, other_parts) = parts_of(kind), parts_of(other_kind)
+    (shape, parts), (other_shape, other_parts) = split_type(kind), split_type(other_kind)
     return shape is not None and shape == other_shape and all(map(holds, parts, other_parts))
 
 
@@ -316,7 +316,7 @@ def _unite(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
         return other_kind
     if widens(other_kind, kind):
         return kind
-    (shape, parts), (other_shape, other_parts) = parts_of(kind), parts_of(other_kind)
+    (shape, parts), (other_shape, other_parts) = split_type(kind), split_type(other_kind)
     if shape is None or shape != other_shape:
         return None
     part_types = list(map(_unite, parts, other_parts))
@@ -452,7 +452,7 @@ def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) ->
         mask = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     column = list_of_entries(column) if pa.types.is_map(column.type) else column
-    offsets, inner = offsets_of(column), column.flatten()
+    offsets, inner = flatten_offsets(column), column.flatten()
     if pa.types.is_map(kind):
         keys = cast_column(inner.field(0), kind.key_type, f"{name}.key", origin)
         items = cast_column(inner.field(1), kind.item_type, f"{name}.value", origin)
@@ -469,7 +469,7 @@ def list_of_entries(column: pa.MapArray) -> pa.ListArray:
     )
 
 
-def offsets_of(column: pa.Array) -> pa.Array:
+def flatten_offsets(column: pa.Array) -> pa.Array:
     """Offsets of a list's rows into its flatten(), with null at the rows that are null.
 
     Its own offsets will not do: those of a null row may span values, and a view's are in any order.

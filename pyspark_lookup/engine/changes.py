@@ -21,7 +21,7 @@ from pyspark_lookup.managed.change_feed import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import table_of
+from pyspark_lookup.scan.contract import collect_table
 from pyspark_lookup.table.log import TableState
 
 _TASK_BYTES = 16 * 1024 * 1024  # a share has this many bytes of files, or _TASK_FILES small files
@@ -115,4 +115,4 @@ def scan_changes(
         read_share(engine, options, selected_columns, share, extra_predicate=extra_predicate)
         for share in plan_changes(engine, options)
     )
-    return table_of((batch for part in parts for batch in part), selected_columns, options.path)
+    return collect_table((batch for part in parts for batch in part), selected_columns, options.path)

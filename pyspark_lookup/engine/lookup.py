@@ -21,7 +21,15 @@ from pyspark_lookup.cache.full.snapshot_scan import plan_columns
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.cache.partial.read_through import PartialCache
-from pyspark_lookup.columnar.key_rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_at, rows_for
+from pyspark_lookup.columnar.key_rows import (
+    SEED,
+    distinct_keys,
+    key_numbers,
+    match_rows,
+    no_rows,
+    take_matches,
+    take_requested,
+)
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, cast_keys, one_array
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, evaluate
 from pyspark_lookup.columnar.types import resolve_names
@@ -30,7 +38,7 @@ from pyspark_lookup.engine.planner import requested_keys
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode
-from pyspark_lookup.scan.contract import all_columns, coalesce, table_of
+from pyspark_lookup.scan.contract import all_columns, coalesce, collect_table
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.executions import Execution, Resolution
 from pyspark_lookup.table.model import TableVersion
@@ -226,7 +234,7 @@ def _from_partial(
         rows = reader.versions.rows_where(
             plan, request.layout, version, request.version.files, _key_predicate(names, missing_keys)
         )
-        return rows_at(rows, match_rows(rows, names, Keys(missing_keys)), request.value_schema)
+        return take_matches(rows, match_rows(rows, names, Keys(missing_keys)), request.value_schema)
 
     cache, fresh = _partial_cache(reader, plan, request)
     try:
@@ -289,7 +297,7 @@ def _get_uncached(
         columns = pa.schema([*planned_columns, *(field for field in fields if field.name not in planned_columns.names)])
         projection = dataclasses.replace(plan.projection, columns=columns, predicate=predicate)
         read = reader.versions.read_files(dataclasses.replace(plan, projection=projection), version)
-        return _join(table_of(read, columns, plan.table.url), names, request_keys, schema)
+        return _join(collect_table(read, columns, plan.table.url), names, request_keys, schema)
     key_columns = _reusable_key_columns(fields, arrays)
     value_schema = pa.schema(
         [plan.projection.data.field(name) for name in plan.needed_columns if name not in key_columns]
@@ -298,7 +306,7 @@ def _get_uncached(
     different = pa.Table.from_arrays([array.take(as_indices(distinct)) for array in arrays], schema=pa.schema(fields))
 
     def answer(rows: pa.Table) -> pa.Table:
-        rows = rows_for(rows, places)
+        rows = take_requested(rows, places)
         value_columns = {name: one_array(rows.column(name)) for name in value_schema.names}
         return pa.Table.from_batches([_answer(plan, value_columns, key_columns, key_numbers(rows), 0, schema)], schema)
 

@@ -33,7 +33,7 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of, looked_up_in, one_array
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, one_array, widen_keys
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.as_of import Validity, cast_times, valid_rows
@@ -75,7 +75,7 @@ class LookupSpec:
 
     def cast_arguments(self, arguments: Sequence[pa.Array]) -> list[pa.Array]:
         """Keys, and times after them, in the types in which they are looked up. Raises SchemaError if they do not fit the table's."""
-        keys = [looked_up_in(field, column) for field, column in zip(self.keys, arguments, strict=False)]
+        keys = [widen_keys(field, column) for field, column in zip(self.keys, arguments, strict=False)]
         if self.as_of is not None:
             keys.append(cast_times(self.columns.field(self.as_of[0]), arguments[-1]))
         return keys
@@ -296,7 +296,7 @@ class Lookup:
         valid = np.ones(keys.num_rows, np.bool_)
         for column in keys.columns:
             if column.null_count:
-                valid &= bits_of(one_array(column.is_valid()))
+                valid &= as_bools(one_array(column.is_valid()))
         unknown = np.flatnonzero(valid & ~has_answer)
         return self._rows(keys, times, rows, (unknown, [message] * len(unknown)))
 

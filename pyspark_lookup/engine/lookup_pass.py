@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import NonUniqueKeyError, NotSupportedError
-from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices
 from pyspark_lookup.engine.lookup_join import Lookup, LookupRows, LookupSpec, open_lookup, split_tokens
 from pyspark_lookup.table.executions import Build, Execution
 
@@ -288,7 +288,7 @@ def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
     cuts = {0, len(versions[0])}
     for column in versions:
         changes = pc.not_equal(column.slice(1), column.slice(0, max(len(column) - 1, 0)))
-        cuts.update((np.flatnonzero(bits_of(changes)) + 1).tolist())
+        cuts.update((np.flatnonzero(as_bools(changes)) + 1).tolist())
     return itertools.pairwise(sorted(cuts))
 
 
@@ -330,7 +330,7 @@ def _join_anti(count: int, lookup_rows: LookupRows) -> _Joined:
     places = np.full(count, -1)
     absent = _counts(count, lookup_rows) == 0
     if lookup_rows.columns:  # there is a column of errors, the last
-        failed_rows = np.flatnonzero(bits_of(lookup_rows.columns[-1].is_valid()))
+        failed_rows = np.flatnonzero(as_bools(lookup_rows.columns[-1].is_valid()))
         places[lookup_rows.keys[failed_rows]] = failed_rows
     selection = np.flatnonzero(absent | (places >= 0))
     return selection, places[selection]

@@ -27,7 +27,7 @@ class ReadPlan:
     @property
     def needed_columns(self) -> list[str]:
         """The columns of the answer, and those that the predicate tests."""
-        return self.projection.needed
+        return self.projection.needed_columns
 
     def age_s(self, clock: HostClock) -> float | None:
         """How long ago it was made, in seconds; None on another host, whose clock may differ."""

@@ -26,7 +26,7 @@ from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import all_columns, share_of
+from pyspark_lookup.scan.contract import all_columns, cut_share
 from pyspark_lookup.scan.open_file import Projection
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
@@ -254,7 +254,7 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
     version_at = plan.options.version_at
     if version_at is VersionAt.READ or (version_at is VersionAt.AUTO and count == 1):
         return [ReadTask(number, count) for number in range(count)]
-    shares = [share_of(files, number, count, splittable) for number in range(count)]
+    shares = [cut_share(files, number, count, splittable) for number in range(count)]
     nonempty_shares = [pieces for pieces in shares if pieces] or [()]
     digest = resolved_table.version.digest
     return [ReadTask(number, len(nonempty_shares), pieces, digest) for number, pieces in enumerate(nonempty_shares)]

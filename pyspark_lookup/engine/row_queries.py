@@ -27,7 +27,7 @@ from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import all_columns, table_of
+from pyspark_lookup.scan.contract import all_columns, collect_table
 from pyspark_lookup.table.executions import Resolution
 from pyspark_lookup.table.model import TableVersion
 
@@ -53,7 +53,7 @@ def scan(
     plan = planner.plan_read(resolved_table, options, selected_columns, clock, predicates)
     planner.plan_tasks(engine.reader, resolved_table, plan)
     batches = read_rows(engine.reader, plan, ReadTask(0, 1), None, resolved_table.version)
-    return table_of(batches, plan.projection.columns, resolved_table.table.url)
+    return collect_table(batches, plan.projection.columns, resolved_table.table.url)
 
 
 def check_columns(columns: Sequence[str] | None) -> None:

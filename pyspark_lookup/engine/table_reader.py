@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import text_of
+from pyspark_lookup.base.decoding import as_text
 from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.cache.full.registry import FullTables
 from pyspark_lookup.cache.memory import LookupCache
@@ -29,7 +29,7 @@ from pyspark_lookup.io.stores import SETTLED_AFTER_S
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
-from pyspark_lookup.scan.contract import PreparedScan, TableScan, share_of, slices_of
+from pyspark_lookup.scan.contract import PreparedScan, TableScan, cut_share, to_slices
 from pyspark_lookup.scan.open_file import Slice
 from pyspark_lookup.scan.table_scan import Scan
 from pyspark_lookup.table.executions import Execution, Resolution
@@ -104,7 +104,7 @@ class TableReader:
             return self._prepare_planned(plan, task, task.pieces, execution).batches()
         resolution, snapshot = self.snapshots.resolve(plan, execution, version, exact=task.count > 1)
         files = select_partitions(plan.table, resolution.version, plan.options)
-        pieces = share_of(files, task.number, task.count, self.versions.splittable(plan.table))
+        pieces = cut_share(files, task.number, task.count, self.versions.splittable(plan.table))
         if snapshot is not None:
             return self.snapshots.batches(plan, snapshot, resolution.version, pieces if task.count > 1 else None)
         return self._from_files(plan, task, execution, resolution, pieces)
@@ -151,7 +151,7 @@ class TableReader:
         """The only task of a read, started over with the version that replaced `lost_version`. It has returned no rows yet."""
 
         def read(version: TableVersion) -> PreparedScan:
-            pieces = slices_of(select_partitions(plan.table, version, plan.options))
+            pieces = to_slices(select_partitions(plan.table, version, plan.options))
             return self.versions.prepare(plan.table, version, pieces, plan.projection)
 
         def resolve_again(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
@@ -232,7 +232,7 @@ class TableReader:
         if execution is None or self._context.disk is None:
             return
         try:
-            first = self._context.disk.create_record("plan", plan.id, execution.id, text_of)
+            first = self._context.disk.create_record("plan", plan.id, execution.id, as_text)
             if first == execution.id or self._context.disk.has_record("plan", f"{plan.id}-warned"):
                 return
             nonce = os.urandom(8).hex()

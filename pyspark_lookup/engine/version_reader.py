@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pyspark_lookup.cache.full.loader import Layout
 from pyspark_lookup.columnar.keys import check_key_types
-from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of
+from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, referenced_columns
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names, unreadable
 from pyspark_lookup.engine.plan import ReadPlan
@@ -18,7 +18,7 @@ from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import PreparedScan, TableScan, all_columns, slices_of, table_of
+from pyspark_lookup.scan.contract import PreparedScan, TableScan, all_columns, collect_table, to_slices
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.schema_cache import HostSchemas
 from pyspark_lookup.table.model import Table, TableVersion
@@ -72,7 +72,7 @@ class VersionReader:
         names = {field.name for field in everything if unreadable(field.type) is None}
         if options.columns is not None:
             names = {*keys, *resolve_names(options.columns, everything, "lookup.columns")}
-            names |= columns_of(parse_where(options.where, everything)) if options.where else set()
+            names |= referenced_columns(parse_where(options.where, everything)) if options.where else set()
         columns = pa.schema([field for field in everything if field.name in names])
         return Layout(columns, tuple(keys), data, partitions, table.declared is not None)
 
@@ -89,8 +89,8 @@ class VersionReader:
         Raises SourceChangedError if a file is no longer in its version.
         """
         projection = dataclasses.replace(layout.projection, predicate=predicate)
-        prepared = self.prepare(plan.table, version, slices_of(files), projection)
-        return table_of(prepared.batches(), layout.columns, plan.table.url)
+        prepared = self.prepare(plan.table, version, to_slices(files), projection)
+        return collect_table(prepared.batches(), layout.columns, plan.table.url)
 
     def files(self, keep: bool = True) -> TableScan:
         """A scan of files. `keep`: the bytes that it reads stay in this host's cache."""
@@ -106,7 +106,7 @@ class VersionReader:
             return
         layout = self.layout(table, options, version)
         files = select_partitions(table, version, options)
-        self.prepare(table, version, slices_of(files), layout.projection)
+        self.prepare(table, version, to_slices(files), layout.projection)
         if all(file.cacheable for file in files):  # else nothing was cached
             self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
 
@@ -116,7 +116,7 @@ class VersionReader:
 
     def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:
         """All rows of exactly this version from the files themselves. Raises SourceChangedError if one is no longer in it."""
-        pieces = slices_of(select_partitions(plan.table, version, plan.options))
+        pieces = to_slices(select_partitions(plan.table, version, plan.options))
         return self.prepare(plan.table, version, pieces, plan.projection).batches()
 
     def prepare(

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.decoding import count_of, number_of, text_of
+from pyspark_lookup.base.decoding import as_count, as_number, as_text
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup, add_metrics
 from pyspark_lookup.io.disk import CounterFile, Counts, Disk, key_of
 
@@ -258,10 +258,10 @@ def _parse_reloads(record: Any) -> tuple[str, list[Reload]]:
     """(URL, loads) of a record. Raises one of `decoding.UNREADABLE` for any other record."""
     reloads = []
     for row in record["reloads"]:
-        at_s, seconds = (number_of(row[name]) for name in ("at_s", "seconds"))
-        rows, size, fetched = (count_of(row[name]) for name in ("rows", "bytes", "fetched"))
-        reloads.append(Reload(at_s, seconds, text_of(row["version"]), rows, size, fetched, text_of(row["error"])))
-    return text_of(record["url"]), reloads
+        at_s, seconds = (as_number(row[name]) for name in ("at_s", "seconds"))
+        rows, size, fetched = (as_count(row[name]) for name in ("rows", "bytes", "fetched"))
+        reloads.append(Reload(at_s, seconds, as_text(row["version"]), rows, size, fetched, as_text(row["error"])))
+    return as_text(record["url"]), reloads
 
 
 def read_reloads(disk: Disk) -> dict[str, list[Reload]]:

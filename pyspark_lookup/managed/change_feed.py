@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import NotSupportedError, SchemaError, VersionGoneError
 from pyspark_lookup.columnar.key_rows import RowIndex
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, one_array
-from pyspark_lookup.columnar.predicate import Predicate, columns_of
+from pyspark_lookup.columnar.predicate import Predicate, referenced_columns
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.stores import DELETE_FILE, FileVersion
 from pyspark_lookup.managed.rows_by_key import KeyedRows
@@ -198,7 +198,7 @@ def read_changes(
     """
     table_names = {name for name in columns.names if name not in CHANGE_COLUMNS.names}
     times = {task.position: None if task.committed_at_s is None else int(task.committed_at_s * 1e6) for task in tasks}
-    predicate_columns = columns_of(predicate)
+    predicate_columns = referenced_columns(predicate)
     read_names = {*table_names, *predicate_columns, *(key for task in tasks for key in task.keys)}
     parts = [_Changes(files, task, read_names) for task in tasks]
     removing_parts = [part for part in parts if part.removes]

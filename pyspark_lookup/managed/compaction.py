@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import UfsError, UfsNotFoundError, WriteConflictError, cause_of
+from pyspark_lookup.base.errors import UfsError, UfsNotFoundError, WriteConflictError, redact_cause
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.managed.conflicts import Rewriting, RowsByKey
 from pyspark_lookup.managed.sizes import WriteSizes
@@ -98,7 +98,9 @@ class Compactor:
         try:
             self._compact(is_requested=False)
         except Exception as problem:
-            _log.warning("compacting %s failed; another commit will try again", self._url, exc_info=cause_of(problem))
+            _log.warning(
+                "compacting %s failed; another commit will try again", self._url, exc_info=redact_cause(problem)
+            )
 
     def _is_under_way(self, state: TableState) -> bool:
         """Whether a compaction has begun, and not so long ago that its process may well be dead."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark_lookup.base.decoding import count_of, number_of, text_of
+from pyspark_lookup.base.decoding import as_count, as_number, as_text
 from pyspark_lookup.base.errors import UfsNotFoundError
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
@@ -90,10 +90,10 @@ class Heartbeats:
 
 def _check_record(record: Any) -> dict[str, Any]:
     """A record, checked: for each write how many heartbeats there were, and since when."""
-    ids = {int(id_): [count_of(signs), number_of(since_s)] for id_, (signs, since_s) in record["ids"].items()}
+    ids = {int(id_): [as_count(signs), as_number(since_s)] for id_, (signs, since_s) in record["ids"].items()}
     return {
-        "boot": text_of(record["boot"]),
-        "table": text_of(record["table"]),
-        "looked_s": number_of(record["looked_s"]),
+        "boot": as_text(record["boot"]),
+        "table": as_text(record["table"]),
+        "looked_s": as_number(record["looked_s"]),
         "ids": ids,
     }

@@ -12,11 +12,20 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import DamagedFileError, NonUniqueKeyError
 from pyspark_lookup.columnar.key_rows import SEED, distinct_keys, match_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
-from pyspark_lookup.columnar.predicate import Among, And, ColumnStats, Compare, IsNull, Or, Predicate, columns_of
+from pyspark_lookup.columnar.predicate import (
+    Among,
+    And,
+    ColumnStats,
+    Compare,
+    IsNull,
+    Or,
+    Predicate,
+    referenced_columns,
+)
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.scan.contract import Files, PreparedScan, matching_rows, slices_of
+from pyspark_lookup.scan.contract import Files, PreparedScan, matching_rows, to_slices
 from pyspark_lookup.scan.open_file import Projection
 from pyspark_lookup.scan.table_scan import Prepared, Scan
 from pyspark_lookup.table.deletes import PATH, ROW, place_fields
@@ -83,7 +92,9 @@ class KeyedRows:
         """The live rows of those files of which a predicate is true, in the form of `find`. Raises PredicateError."""
         predicate = parse_where(where, definition.schema)
         places = [*definition.keys, PATH, ROW]
-        names = [name for name in definition.schema.names if name in columns_of(predicate) or name in definition.keys]
+        names = [
+            name for name in definition.schema.names if name in referenced_columns(predicate) or name in definition.keys
+        ]
         parts = [
             pa.Table.from_batches([rows]).select(places)
             for part in self._place(definition, files, names, predicate)
@@ -246,7 +257,7 @@ class KeyedRows:
         """A scan of some columns of files with the columns `data`, which skips what `predicate` rules out."""
         columns = pa.schema([data.field(name) for name in names])
         projection = Projection(columns, data, pa.schema([]), predicate)
-        return self._files(keep).prepare(self._table, slices_of(files), projection)
+        return self._files(keep).prepare(self._table, to_slices(files), projection)
 
     def _unit_bounds(
         self, files: Sequence[FileVersion], data: pa.Schema, name: str, predicate: Predicate | None

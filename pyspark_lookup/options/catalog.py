@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_text
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import is_local
@@ -52,7 +52,7 @@ def table_options(schema: StructType) -> dict[str, str]:
                 f"back, and read it under its new name from a view: CREATE VIEW … AS SELECT {name} AS {field.name}, …"
             )
     try:
-        return {text_of(key): text_of(value) for key, value in json.loads(text).items()}
+        return {as_text(key): as_text(value) for key, value in json.loads(text).items()}
     except UNREADABLE as problem:
         raise OptionError(
             f"this table's options, which its schema in the catalog carries, cannot be read ({type(problem).__name__}): create "

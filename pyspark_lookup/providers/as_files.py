@@ -151,7 +151,7 @@ class _Prepared:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         projection = self._projection
-        matches = (matching_rows(batch, projection.predicate) for batch in self._plan(projection.needed))
+        matches = (matching_rows(batch, projection.predicate) for batch in self._plan(projection.needed_columns))
         rows = (batch.select(projection.columns.names) for batch in matches if batch is not None)
         return coalesce(rows, projection.columns, self._metrics)
 

@@ -16,7 +16,7 @@ from pyspark_lookup.base.errors import (
     foreign_repr,
     raise_ours,
 )
-from pyspark_lookup.columnar.predicate import columns_of
+from pyspark_lookup.columnar.predicate import referenced_columns
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names, spark_schema, spark_type
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -66,7 +66,7 @@ class MadeProvider:
         context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
         if options.columns is not None:
             column_names = set(resolve_names(options.columns, self.schema, "lookup.columns"))
-            column_names |= columns_of(parse_where(options.where, self.schema)) if options.where else set()
+            column_names |= referenced_columns(parse_where(options.where, self.schema)) if options.where else set()
             names = tuple(name for name in self.schema.names if name in column_names and name not in context.keys)
             context = dataclasses.replace(context, columns=names)
         if context != self._context:

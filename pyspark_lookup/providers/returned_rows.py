@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.errors import LookupFunctionError, SchemaError, raise_ours
 from pyspark_lookup.base.printable import names_shown
-from pyspark_lookup.columnar.key_rows import match_rows, rows_at
+from pyspark_lookup.columnar.key_rows import match_rows, take_matches
 from pyspark_lookup.columnar.keys import Keys, one_array
 from pyspark_lookup.columnar.types import cast_column, spark_type, widens
 
@@ -42,7 +42,7 @@ class ReturnedRows:
             raise LookupFunctionError(
                 f"provider {self._name} returned a row with {show_keys(key)}, which is not among {show_keys(keys)}"
             )
-        return rows_at(rows, matches, columns)
+        return take_matches(rows, matches, columns)
 
     def conform(self, rows: pa.Table, columns: pa.Schema, operation: str) -> pa.Table:
         """The rows with exactly these columns. They may have other columns of the schema, which are dropped."""

@@ -24,12 +24,12 @@ from pyspark_lookup.table.model import Table
 _UNCHECKED_BYTES = 64 * 1024 * 1024  # of rows in memory: after so many more, free memory is checked, and a batch ends
 
 
-def slices_of(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
+def to_slices(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
     """One slice for each file, of all its bytes."""
     return tuple(Slice(file, 0, file.size) for file in files)
 
 
-def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: bool) -> tuple[Slice, ...]:
+def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable: bool) -> tuple[Slice, ...]:
     """The `number`-th of `count` shares of the files, about equal in bytes; a pure function, so tasks agree.
 
     The shares are disjoint and cover every file. Only a file of 1.5 shares or more is cut: a whole one
@@ -37,7 +37,7 @@ def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: 
     """
     total = sum(file.size for file in files)
     if not total:  # a file that became empty is to be opened, and found damaged
-        return slices_of(files) if number == 0 else ()
+        return to_slices(files) if number == 0 else ()
     low, high = total * number // count, total * (number + 1) // count
     pieces: list[Slice] = []
     start = 0
@@ -166,7 +166,7 @@ def coalesce(
         yield _concat(waiting, schema)
 
 
-def table_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema, url: str) -> pa.Table:
+def collect_table(batches: Iterable[pa.RecordBatch], schema: pa.Schema, url: str) -> pa.Table:
     """The rows of the table at `url` in memory. Raises NotSupportedError if they do not fit there."""
     parts: list[pa.RecordBatch] = []
     size = checked_bytes = 0

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import DamagedFileError, UfsError
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
-from pyspark_lookup.columnar.predicate import Among, And, Predicate, columns_of
+from pyspark_lookup.columnar.predicate import Among, And, Predicate, referenced_columns
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
@@ -63,9 +63,9 @@ class Projection:
     declared: bool = False
 
     @cached_property
-    def needed(self) -> list[str]:
+    def needed_columns(self) -> list[str]:
         """The columns that are returned, then those that are only tested."""
-        return list(dict.fromkeys([*self.columns.names, *sorted(columns_of(self.predicate))]))
+        return list(dict.fromkeys([*self.columns.names, *sorted(referenced_columns(self.predicate))]))
 
 
 _Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Range, Data]]]

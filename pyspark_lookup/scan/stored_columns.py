@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import cast_column, list_of_entries, offsets_of, parts_of, spark_type
+from pyspark_lookup.columnar.types import cast_column, flatten_offsets, list_of_entries, spark_type, split_type
 from pyspark_lookup.io.stores import FileVersion, StoredColumn
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import FileIndex, Unit
@@ -193,7 +193,7 @@ def _type(stored: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa
             place = places.find(child)
             kinds.append(pa.null() if place is None else _type(fields[place].type, field.type, child))
         return pa.struct([pa.field(field.name, kind) for field, kind in zip(planned, kinds, strict=True)])
-    if pa.types.is_list(planned) and parts_of(stored)[0] == "list":
+    if pa.types.is_list(planned) and split_type(stored)[0] == "list":
         return pa.list_(pa.field("element", _type(stored.value_type, planned.value_type, _column(parts, "element"))))
     if pa.types.is_map(planned) and pa.types.is_map(stored):
         key = _type(stored.key_type, planned.key_type, _column(parts, "key"))
@@ -217,16 +217,16 @@ def _array(column: pa.Array, planned: pa.DataType, stored: StoredColumn, name: s
         return pa.StructArray.from_arrays(
             children, fields=list(planned), mask=column.is_null() if column.null_count else None
         )
-    if pa.types.is_list(planned) and parts_of(column.type)[0] == "list":
+    if pa.types.is_list(planned) and split_type(column.type)[0] == "list":
         child = _column(stored.parts, "element")
         values = _array(column.flatten(), planned.value_type, child, f"{name}.element", origin)
-        return pa.ListArray.from_arrays(offsets_of(column), values, type=planned)
+        return pa.ListArray.from_arrays(flatten_offsets(column), values, type=planned)
     if pa.types.is_map(planned) and pa.types.is_map(column.type):
         as_list = list_of_entries(column)
         inner = as_list.flatten()
         keys = _array(inner.field(0), planned.key_type, _column(stored.parts, "key"), f"{name}.key", origin)
         items = _array(inner.field(1), planned.item_type, _column(stored.parts, "value"), f"{name}.value", origin)
-        return pa.MapArray.from_arrays(offsets_of(as_list), keys, items, type=planned)
+        return pa.MapArray.from_arrays(flatten_offsets(as_list), keys, items, type=planned)
     return _text_of_uuids(column) if stored.uuid else cast_column(column, planned, name, origin)
 
 

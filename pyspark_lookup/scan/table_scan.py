@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import DamagedFileError, SchemaError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
-from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of, join_stats, may_match
+from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, join_stats, may_match, referenced_columns
 from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_schemas, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
-from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, evaluate_mask, matching_rows, slices_of
+from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, evaluate_mask, matching_rows, to_slices
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
 from pyspark_lookup.scan.equality import DeletedValues, EqualityDeleted, merge_positions
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, join_inferred, open_format
@@ -75,7 +75,7 @@ class Scan(TableScan):
             partitions = pa.schema([field for field in partitions if field.name in table.declared.names])
             data = table.declared
         else:
-            opened = self._open(table, slices_of(files), None)
+            opened = self._open(table, to_slices(files), None)
             data = merge_schemas((file.piece.file.url, schema) for file, schema in _infer_together(opened))
         return pa.schema([field for field in data if field.name.lower() not in folded]), partitions
 
@@ -85,7 +85,7 @@ class Scan(TableScan):
         """See `TableScan`. Reads each file's statistics through the cache."""
         described = {file.url: _described_bounds(table, file, partitions, names) for file in files}
         unknown = [file for file in files if described[file.url] is None]
-        read = zip(unknown, self._open(table, slices_of(unknown), None), strict=True)
+        read = zip(unknown, self._open(table, to_slices(unknown), None), strict=True)
         bounds = {file.url: self._read_bounds(table, opened, partitions, names) for file, opened in read}
         return [described[file.url] or bounds[file.url] for file in files]
 
@@ -114,7 +114,7 @@ class Scan(TableScan):
         """(bounds of the projection's only column, bytes) of each unit of which rows may be in the projection."""
         (name,) = projection.columns.names
         bounds = []
-        for file in self._open(table, slices_of(files), projection):
+        for file in self._open(table, to_slices(files), projection):
             for unit in file.index.units:
                 if self._may_match(file, unit, projection):
                     size = sum(length for _, length in file.index.ranges(unit, file.index.schema.names))
@@ -130,7 +130,7 @@ class Scan(TableScan):
         counts = [file.statistics.rows if file.statistics is not None else None for file in files]
         unknown = [file for file, count in zip(files, counts, strict=True) if count is None]
         counts = [count for count in counts if count is not None]
-        counts += [f.index.rows(unit) for f in self._open(table, slices_of(unknown), None) for unit in f.index.units]
+        counts += [f.index.rows(unit) for f in self._open(table, to_slices(unknown), None) for unit in f.index.units]
         known_counts = [count for count in counts if count is not None]
         deleted = sum(map(len, self.read_deleted(table, files).values()))
         return sum(known_counts) - deleted if len(known_counts) == len(counts) else None
@@ -141,7 +141,7 @@ class Scan(TableScan):
             return None
         requested = pa.schema([pa.field(name, pa.null()) for name in names])
         sizes: list[int | None] = []
-        for file in self._open(table, slices_of(files), None):
+        for file in self._open(table, to_slices(files), None):
             columns = list(find_names(file.piece.file, file.index, requested).values())
             sizes += [file.index.decoded_bytes(unit, columns) for unit in file.index.units]
         known_sizes = [size for size in sizes if size is not None]
@@ -166,13 +166,13 @@ class Scan(TableScan):
         return self._by_value
 
     def _read_rows(self, table: Table, file: FileVersion, schema: pa.Schema) -> pa.Table:
-        prepared = self._prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([])))
+        prepared = self._prepare(table, to_slices([file]), Projection(schema, schema, pa.schema([])))
         return pa.Table.from_batches(list(prepared.batches()), schema)
 
     def _place_rows(
         self, table: Table, file: FileVersion, schema: pa.Schema, predicate: Predicate | None
     ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        prepared = self._prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([]), predicate))
+        prepared = self._prepare(table, to_slices([file]), Projection(schema, schema, pa.schema([]), predicate))
         return ((places, batch) for _, places, batch in prepared.place())
 
     # --- rows -------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class Scan(TableScan):
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
         """Read the bytes of all units into memory; if it pays, only those of units with matching rows."""
-        tested = columns_of(projection.predicate)
+        tested = referenced_columns(projection.predicate)
         units = sum(len(file.units) for file in opened)
         deferred_bytes = sum(
             length
@@ -401,7 +401,7 @@ class Prepared:
                 yield file.piece.file, places, rows
 
     def _filter(self) -> Iterator[pa.RecordBatch]:
-        for file, unit, batches in self._decode(self._projection.needed):
+        for file, unit, batches in self._decode(self._projection.needed_columns):
             self._metrics.inc("rowGroupsReadCount")
             first = 0 if file.deleted is None else file.first_row(unit)
             for batch in batches:
@@ -420,7 +420,7 @@ class Prepared:
 
 def _scanned_columns(projection: Projection) -> frozenset[str]:
     """Columns of the files that the scan returns or tests."""
-    return frozenset(projection.needed) - frozenset(projection.partitions.names)
+    return frozenset(projection.needed_columns) - frozenset(projection.partitions.names)
 
 
 def _declared_schema(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:

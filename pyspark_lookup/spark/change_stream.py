@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, show, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_text, show
 from pyspark_lookup.base.errors import (
     DamagedFileError,
     OptionError,
@@ -194,7 +194,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _parse_offset(offset: Any) -> tuple[str, int]:
     """(table id, log position) of an offset. Raises DamagedFileError for an offset of another source."""
     try:
-        return text_of(offset["table"]), count_of(offset["position"])
+        return as_text(offset["table"]), as_count(offset["position"])
     except UNREADABLE:
         raise DamagedFileError(
             f"{show(offset)} in this stream's checkpoint is no offset of a lookupcache table: begin anew with a new checkpoint"

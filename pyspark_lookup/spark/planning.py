@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import CharType, StringType, StructType, VarcharType
 
-from pyspark_lookup.base.decoding import UNREADABLE, texts_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_texts
 from pyspark_lookup.base.errors import NotSupportedError, OptionError, PredicateError
 from pyspark_lookup.columnar.binding import bind_compare, bind_in, bind_null_safe
 from pyspark_lookup.columnar.ddl import columns_ddl
@@ -139,7 +139,7 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
     paths = load_options.pop("paths", None)
     if paths is not None:
         try:
-            path_list = texts_of(json.loads(paths))
+            path_list = as_texts(json.loads(paths))
         except UNREADABLE:
             raise OptionError("option paths: expected a list of paths, as Spark writes it for load()") from None
         if len(path_list) != 1:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_text
 from pyspark_lookup.base.errors import DamagedFileError, raise_ours
 from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.io.stores import DELETE_FILE, Deletes, FileVersion, Range
@@ -83,7 +83,7 @@ class DeleteFile:
     def from_json(cls, record: Any) -> DeleteFile:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
         url, size = record
-        return cls(text_of(url), count_of(size))
+        return cls(as_text(url), as_count(size))
 
 
 DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.from_json}

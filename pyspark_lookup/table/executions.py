@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pyspark_lookup.base.decoding import name_of, number_of
+from pyspark_lookup.base.decoding import as_name, as_number
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.table.host_versions import HostVersions
@@ -132,4 +132,4 @@ class Executions:
 
 def _parse_decision(record: Any) -> _Decision:
     digest, at_s = record
-    return _Decision(name_of(digest), number_of(at_s))
+    return _Decision(as_name(digest), as_number(at_s))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import text_of
+from pyspark_lookup.base.decoding import as_text
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.io.stores import FileStatistics, FileVersion
 
@@ -56,7 +56,7 @@ def _numbers(stats: ColumnStats | None) -> tuple[int | None, ...]:
 def statistics_from_text(text: Any, count: int) -> list[FileStatistics | None]:
     """The statistics of `count` files, as `statistics_to_text` wrote them. Raises TypeError or ValueError for anything else."""
     try:
-        table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(text), validate=True))).read_all()
+        table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(text), validate=True))).read_all()
         table = table.combine_chunks()
         table.validate(full=True)
     except (OSError, pa.ArrowException) as problem:

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pyspark_lookup.base.decoding import count_of, name_of, number_of, text_of
+from pyspark_lookup.base.decoding import as_count, as_name, as_number, as_text
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, Held, key_of
 from pyspark_lookup.io.stores import SETTLED_AFTER_S
@@ -276,7 +276,7 @@ class HostVersions:
         if self._context.disk is None:
             return []
         prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
-        token_times = dict(self._context.disk.records("token", prefix, lambda row: number_of(row["token_at"])))
+        token_times = dict(self._context.disk.records("token", prefix, lambda row: as_number(row["token_at"])))
         records = self._context.disk.records("version", prefix, _parse_version_row)
         rows = [{**row, "token_at": token_times.get(key)} for key, row in records]
         return sorted(rows, key=lambda row: row["resolved_at"])
@@ -368,39 +368,39 @@ class HostVersions:
 
 def _parse_last(record: Any) -> dict[str, Any]:
     return {
-        "digest": name_of(record["digest"]),
+        "digest": as_name(record["digest"]),
         "log": None if record["log"] is None else _parse_commit(record["log"]),
-        "started_s": number_of(record["started_s"]),
-        "boot": text_of(record["boot"]),
-        "wall_s": number_of(record["wall_s"]),
+        "started_s": as_number(record["started_s"]),
+        "boot": as_text(record["boot"]),
+        "wall_s": as_number(record["wall_s"]),
     }
 
 
 def _parse_commit(pair: Any) -> tuple[str, int]:
     table_id, position = pair
-    return text_of(table_id), count_of(position)
+    return as_text(table_id), as_count(position)
 
 
 def _parse_floor(record: Any) -> dict[str, Any]:
-    commit, raised_s, boot = _parse_commit(record["commit"]), number_of(record["raised_s"]), text_of(record["boot"])
+    commit, raised_s, boot = _parse_commit(record["commit"]), as_number(record["raised_s"]), as_text(record["boot"])
     return {"commit": commit, "raised_s": raised_s, "boot": boot}
 
 
 def _parse_missing(record: Any) -> dict[str, Any]:
-    return {"since_s": number_of(record["since_s"]), "boot": text_of(record["boot"])}
+    return {"since_s": as_number(record["since_s"]), "boot": as_text(record["boot"])}
 
 
 def _parse_version_row(record: Any) -> dict[str, Any]:
     return {
-        "digest": name_of(record["digest"]),
-        "resolved_at": number_of(record["resolved_at"]),
-        "files": count_of(record["files"]),
-        "bytes": count_of(record["bytes"]),
-        "position": None if record["position"] is None else count_of(record["position"]),
+        "digest": as_name(record["digest"]),
+        "resolved_at": as_number(record["resolved_at"]),
+        "files": as_count(record["files"]),
+        "bytes": as_count(record["bytes"]),
+        "position": None if record["position"] is None else as_count(record["position"]),
     }
 
 
 def _parse_unsettled(
     parse_version: Callable[[Any], TableVersion | VersionMetadata], record: Any
 ) -> tuple[float, str, TableVersion | VersionMetadata]:
-    return number_of(record["seen_s"]), text_of(record["boot"]), parse_version(record["version"])
+    return as_number(record["seen_s"]), as_text(record["boot"]), parse_version(record["version"])

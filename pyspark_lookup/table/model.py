@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import count_of, name_of, text_of, texts_of
+from pyspark_lookup.base.decoding import as_count, as_name, as_text, as_texts
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import key_of
@@ -133,20 +133,20 @@ class VersionMetadata:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
         table_id, position, state, digest, keys, schema, partitions, rewrites, number = record
         parsed_rewrites = tuple(
-            (texts_of(file_names), texts_of(replaced_names)) for file_names, replaced_names in rewrites
+            (as_texts(file_names), as_texts(replaced_names)) for file_names, replaced_names in rewrites
         )
-        if not set(texts_of(partitions)) <= set(schema_of_text(text_of(schema)).names):
+        if not set(as_texts(partitions)) <= set(schema_of_text(as_text(schema)).names):
             raise ValueError("partition columns are among the columns")
         return cls(
-            text_of(table_id),
-            None if position is None else count_of(position),
-            text_of(state),
-            name_of(digest),
-            texts_of(keys),
+            as_text(table_id),
+            None if position is None else as_count(position),
+            as_text(state),
+            as_name(digest),
+            as_texts(keys),
             schema,
-            texts_of(partitions),
+            as_texts(partitions),
             parsed_rewrites,
-            None if number is None else count_of(number),
+            None if number is None else as_count(number),
         )
 
 
@@ -260,10 +260,10 @@ class TableVersion:
         for row in record["files"]:
             file = FileVersion.from_json(row[:5])
             if len(row) > 5:
-                names = texts_of(row[5]["deletes"])
+                names = as_texts(row[5]["deletes"])
                 if names not in shared_deletes:
                     shared_deletes[names] = tuple(deletes_by_name[name] for name in names)
-                columns = distinct_columns[count_of(row[5]["columns"])] if "columns" in row[5] else None
+                columns = distinct_columns[as_count(row[5]["columns"])] if "columns" in row[5] else None
                 partition = _parse_partition(row[5]["partition"])
                 form = FileFormatName(row[5]["format"]) if "format" in row[5] else None
                 file = dataclasses.replace(
@@ -326,4 +326,4 @@ def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:
 def _parse_partition(pairs: Any) -> PartitionValues | None:
     if pairs is None:
         return None
-    return tuple((text_of(name), None if value is None else text_of(value)) for name, value in pairs)
+    return tuple((as_text(name), None if value is None else as_text(value)) for name, value in pairs)

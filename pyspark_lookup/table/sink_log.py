@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pyspark_lookup.base.decoding import UNREADABLE, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_text
 from pyspark_lookup.base.errors import DamagedFileError
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.stores import FileVersion, Listing
@@ -35,7 +35,7 @@ def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVers
         try:
             for line in bytes(data).decode().splitlines()[1:]:
                 entry = json.loads(line)
-                name = text_of(entry["path"]).rsplit("/", 1)[-1]
+                name = as_text(entry["path"]).rsplit("/", 1)[-1]
                 (committed_names.discard if entry.get("action") == "delete" else committed_names.add)(name)
         except UNREADABLE as problem:
             raise DamagedFileError(f"{redact('path', file.url)} is no log of a streaming sink: {problem!r}") from None

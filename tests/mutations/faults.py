@@ -1392,8 +1392,8 @@ FAULTS = [
         "an-empty-partition-value-is-text",
         "A partition value that is null in the log as an empty text is one.",
         "table/delta/actions.py",
-        "None if value is None else text_of(value) or None",
-        "None if value is None else text_of(value)",
+        "None if value is None else as_text(value) or None",
+        "None if value is None else as_text(value)",
         ("tests/delta/test_pruning.py::test_a_partition_value_that_is_an_empty_text",),
     ),
     Fault(
@@ -1408,8 +1408,8 @@ FAULTS = [
         "columns-are-by-name-where-ids-count",
         "Under a column mapping by id, columns are found by their names.",
         "table/delta/schema.py",
-        'text_of(field["name"]), stored_name, number if mode == "id" else None,',
-        'text_of(field["name"]), text_of(field["name"]), None,',
+        'as_text(field["name"]), stored_name, number if mode == "id" else None,',
+        'as_text(field["name"]), as_text(field["name"]), None,',
         ("tests/delta/test_tables_of_others.py",),
     ),
     Fault(

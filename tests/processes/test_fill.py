@@ -241,7 +241,7 @@ def assert_sound(path: Path, cache_dir: Path, where: str) -> None:
     assert disk.usage().total >= disk.used_bytes() - left, where
     assert disk.used_bytes() <= MAX_BYTES, where
     assert disk.check().damaged == (), where
-    held = located(host, path).held
+    held = located(host, path).cached_blocks
     assert read(host, path, FEW) == right(path, FEW), where
     assert gets(host) == [block for block in FEW if block not in held], where
     assert disk.get_record("version", "r") in (1, 2), where

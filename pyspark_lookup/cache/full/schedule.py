@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from pyspark_lookup.base.errors import cause_of
+from pyspark_lookup.base.errors import redact_cause
 from pyspark_lookup.base.threads import has_ended
 from pyspark_lookup.base.timer import Timer
 from pyspark_lookup.io.context import HostContext
@@ -143,7 +143,7 @@ class Schedule(CacheReloadTrigger.Context):
             try:
                 due.run()
             except Exception as problem:  # raised by a custom trigger: the schedule goes on
-                _log.error("reload trigger of %s failed", self.name, exc_info=cause_of(problem))
+                _log.error("reload trigger of %s failed", self.name, exc_info=redact_cause(problem))
         with self._mutex:
             next_s = min((action.at_s for action in self._actions), default=math.inf)
         return min(max(next_s - self.context.clock.wall_s(), 0.0), _POLL_S)
@@ -157,7 +157,7 @@ class Schedule(CacheReloadTrigger.Context):
                 self._trigger = self.make()
             except Exception as problem:
                 self._broken = True
-                _log.error("reload trigger of %s cannot be made", self.name, exc_info=cause_of(problem))
+                _log.error("reload trigger of %s cannot be made", self.name, exc_info=redact_cause(problem))
 
     def _open(self) -> bool:
         """Open the trigger. Returns whether it works."""
@@ -168,7 +168,7 @@ class Schedule(CacheReloadTrigger.Context):
                 self._trigger.open(self)
         except Exception as problem:
             self._broken = True  # logged once; this process does not reload a table whose trigger is broken
-            _log.error("reload trigger of %s cannot be opened", self.name, exc_info=cause_of(problem))
+            _log.error("reload trigger of %s cannot be opened", self.name, exc_info=redact_cause(problem))
         return not self._broken
 
     def _clock_set_back(self) -> bool:
@@ -209,10 +209,10 @@ class Schedule(CacheReloadTrigger.Context):
             if self._trigger is not None:
                 self._trigger.close()
         except Exception as problem:  # raised by a custom trigger: give the schedule up all the same
-            _log.error("reload trigger of %s cannot be closed", self.name, exc_info=cause_of(problem))
+            _log.error("reload trigger of %s cannot be closed", self.name, exc_info=redact_cause(problem))
         if not self._wake():
             self._release()
-        elif self._timer is not None and self._timer.is_waited_for:
+        elif self._timer is not None and self._timer.can_be_awaited:
             self._given_up.wait(_CLOSE_WAIT_S)  # in vain if a trigger blocks the timer
 
     def _release(self) -> None:
@@ -250,7 +250,7 @@ class Schedule(CacheReloadTrigger.Context):
                 return self._postpone(free_s)
         future = self.reload(isinstance(self._trigger, DueTrigger))
         if self._timer is not None:
-            self._timer.begun(future)
+            self._timer.add_work(future)
         return future
 
     def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:

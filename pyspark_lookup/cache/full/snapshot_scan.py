@@ -14,7 +14,7 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
 from pyspark_lookup.columnar.key_rows import SEED, distinct_keys
 from pyspark_lookup.columnar.keys import Keys, as_indices
-from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, columns_of
+from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, referenced_columns
 from pyspark_lookup.columnar.types import check_readable, conform_columns
 from pyspark_lookup.scan.contract import coalesce, matching_rows
 from pyspark_lookup.scan.formats import BATCH_ROWS
@@ -37,7 +37,7 @@ def snapshot_batches(
     does so before the first batch. `whole` gives the columns of all files of the version.
     """
     predicate = projection.predicate
-    tested = columns_of(predicate)
+    tested = referenced_columns(predicate)
     names = list(dict.fromkeys([*projection.columns.names, *sorted(tested)]))
     stored = [name for name in names if name in snapshot.schema.names]
     _check(snapshot, projection, names, whole, url)

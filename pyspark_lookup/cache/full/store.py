@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.decoding import count_of, counts_of, name_of, number_of, text_of
+from pyspark_lookup.base.decoding import as_count, as_counts, as_name, as_number, as_text
 from pyspark_lookup.base.threads import check
 from pyspark_lookup.cache.full.loader import StoredLayer, open_layers
 from pyspark_lookup.cache.full.snapshot import Snapshot
@@ -121,15 +121,15 @@ class State:
     def from_json(cls, record: Any) -> State:
         """The state that a record holds. Raises one of `decoding.UNREADABLE` if it is none of ours."""
         versions = tuple(map(_parse_version, record["versions"]))
-        unremoved, times = tuple(map(name_of, record["left"])), {name: _parse_time(record[name]) for name in _TIMES}
+        unremoved, times = tuple(map(as_name, record["left"])), {name: _parse_time(record[name]) for name in _TIMES}
         return cls(
             versions,
-            finished_steady_s=number_of(record["finished_steady_s"]),
-            finished_boot=text_of(record["finished_boot"]),
-            loaded_steady_s=number_of(record["loaded_steady_s"]),
-            boot=text_of(record["boot"]),
-            failures=count_of(record["failures"]),
-            error=text_of(record["error"]),
+            finished_steady_s=as_number(record["finished_steady_s"]),
+            finished_boot=as_text(record["finished_boot"]),
+            loaded_steady_s=as_number(record["loaded_steady_s"]),
+            boot=as_text(record["boot"]),
+            failures=as_count(record["failures"]),
+            error=as_text(record["error"]),
             gone=record["gone"] is True,
             left=unremoved,
             refused=None if record["refused"] is None else _parse_refusal(record["refused"]),
@@ -147,11 +147,11 @@ _TIMES = ("first_started_at_s", "started_at_s", "finished_at_s", "loaded_at_s", 
 
 
 def _parse_time(value: Any) -> float | None:
-    return None if value is None else number_of(value)
+    return None if value is None else as_number(value)
 
 
 def _parse_refusal(row: Any) -> Refused:
-    return Refused(number_of(row["at_s"]), text_of(row["reason"]), count_of(row["wanted"]), count_of(row["of_bytes"]))
+    return Refused(as_number(row["at_s"]), as_text(row["reason"]), as_count(row["wanted"]), as_count(row["of_bytes"]))
 
 
 def _parse_version(row: Any) -> StoredVersion:
@@ -159,17 +159,17 @@ def _parse_version(row: Any) -> StoredVersion:
     if not layers:
         raise ValueError("a version has layers")
     return StoredVersion(
-        name_of(row["digest"]),
+        as_name(row["digest"]),
         layers,
-        count_of(row["rows"]),
-        count_of(row["bytes"]),
+        as_count(row["rows"]),
+        as_count(row["bytes"]),
         _parse_time(row["superseded_at_s"]),
     )
 
 
 def _parse_layer(record: Any) -> StoredLayer:
-    deleted = None if record["deleted"] is None else name_of(record["deleted"])
-    return StoredLayer(name_of(record["name"]), deleted, counts_of(record["gone"]), text_of(record["marked"]))
+    deleted = None if record["deleted"] is None else as_name(record["deleted"])
+    return StoredLayer(as_name(record["name"]), deleted, as_counts(record["gone"]), as_text(record["marked"]))
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.buffers import child_arrays, child_types, has_offsets, is_bytes, list_offsets, read_column
-from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of, offsets_and_data
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, offsets_and_data
 
 _INT32_AT_MOST = 2**31 - 1
 _SMALLEST = 1024
@@ -108,9 +108,9 @@ class GrowingColumn:
         if array.null_count and self._valid is None:
             self._valid = _GrowingBits(self.rows)
         if self._valid is not None:
-            self._valid.append(bits_of(array.is_valid()))
+            self._valid.append(as_bools(array.is_valid()))
         if self._bits is not None:
-            self._bits.append(bits_of(array.fill_null(False) if array.null_count else array))
+            self._bits.append(as_bools(array.fill_null(False) if array.null_count else array))
         elif is_bytes(self.kind):
             offsets, data = offsets_and_data(array)
             assert self._values is not None

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.decoding import name_of, text_of, texts_of
-from pyspark_lookup.columnar.keys import Numbers, bits_of
+from pyspark_lookup.base.decoding import as_name, as_text, as_texts
+from pyspark_lookup.columnar.keys import Numbers, as_bools
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
@@ -77,7 +77,7 @@ class Changes:
 
     def _latest_known(self) -> str | None:
         return (
-            self._context.disk.get_record("bounds", self._latest, name_of) if self._context.disk is not None else None
+            self._context.disk.get_record("bounds", self._latest, as_name) if self._context.disk is not None else None
         )
 
     def may_differ(self, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
@@ -101,7 +101,7 @@ class Changes:
                     within = pc.and_(pc.greater_equal(key, low), pc.less_equal(key, high))
                     if pa.types.is_floating(key.type):  # NaN is within no bounds
                         within = pc.or_(within, pc.is_nan(key))
-                    inside &= bits_of(within)
+                    inside &= as_bools(within)
             touched |= inside
         return touched
 
@@ -128,7 +128,7 @@ class Changes:
     def _parse_bounds(self, record: Any) -> pa.Table:
         """The bounds that a record holds. Raises ValueError if they are damaged, or of other keys."""
         try:
-            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(record), validate=True))).read_all()
+            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(record), validate=True))).read_all()
             table.validate(full=True)
         except (OSError, pa.ArrowException) as problem:
             raise ValueError(str(problem)) from None
@@ -181,7 +181,7 @@ def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
 
 def _parse_rewrites(table: pa.Table) -> Rewrites:
     rewrites = json.loads((table.schema.metadata or {}).get(_REWRITES, b"[]"))
-    return tuple((texts_of(new_names), texts_of(replaced_names)) for new_names, replaced_names in rewrites)
+    return tuple((as_texts(new_names), as_texts(replaced_names)) for new_names, replaced_names in rewrites)
 
 
 def _named(rows: pa.Table, names: Sequence[str]) -> pa.Table:

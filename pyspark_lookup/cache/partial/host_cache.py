@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import UNREADABLE, name_of, text_of, texts_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_name, as_text, as_texts
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.host_segment import MS, Bounds, Freshness, HostSegment, SharedRows
@@ -28,7 +28,7 @@ from pyspark_lookup.cache.partial.invalidations import Invalidations
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.cache.segments.segment import open_rows
 from pyspark_lookup.columnar.key_rows import key_numbers, merge_rows
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_array, as_indices, bits_of, one_array
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_array, as_bools, as_indices, one_array
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
@@ -194,10 +194,10 @@ class SharedCache:
             return HostSegment(
                 name,
                 segment,
-                name_of(meta["version"]),
-                text_of(meta["boot"]) == self.context.clock.boot,
-                frozenset(texts_of(meta["members"])),
-                bits_of(has_row),
+                as_name(meta["version"]),
+                as_text(meta["boot"]) == self.context.clock.boot,
+                frozenset(as_texts(meta["members"])),
+                as_bools(has_row),
                 np.frombuffer(loaded_s.buffers()[1] or b"", np.float64, len(loaded_s)),
                 np.zeros(segment.rows, np.int64) if numbers is None else np.frombuffer(numbers, np.int64, segment.rows),
             )

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.decoding import count_of, number_of, text_of
+from pyspark_lookup.base.decoding import as_count, as_number, as_text
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.key_rows import SEED, distinct_keys
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, bits_of, cast_keys, one_array
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_bools, as_indices, cast_keys, one_array
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 
@@ -155,7 +155,7 @@ def castable_keys(keys: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
 def _valid(arrays: Sequence[pa.Array], rows: int) -> Numbers:
     valid = np.ones(rows, np.bool_)
     for array in arrays:
-        valid &= bits_of(array.is_valid())
+        valid &= as_bools(array.is_valid())
     return valid
 
 
@@ -231,7 +231,7 @@ def _to_json(call_log: _CallLog) -> dict[str, Any]:
 def _parse_call_log(record: Any) -> _CallLog:
     """The log that a record holds, without its number, which is that of its file. Raises ValueError for any other record."""
     try:
-        recent = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(record["recent"]), validate=True))).read_all()
+        recent = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(record["recent"]), validate=True))).read_all()
         recent.validate(full=True)
     except (OSError, pa.ArrowException) as problem:
         raise ValueError(str(problem)) from None
@@ -240,9 +240,9 @@ def _parse_call_log(record: Any) -> _CallLog:
     until_s = record["until_s"]
     return _CallLog(
         0,
-        text_of(record["boot"]),
-        text_of(record["row"]),
-        count_of(record["folded"]),
-        None if until_s is None else number_of(until_s),
+        as_text(record["boot"]),
+        as_text(record["row"]),
+        as_count(record["folded"]),
+        None if until_s is None else as_number(until_s),
         recent,
     )

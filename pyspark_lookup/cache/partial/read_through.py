@@ -22,7 +22,7 @@ from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.cache.partial.invalidations import NO_CALL, Call, Invalidations, castable_keys
 from pyspark_lookup.cache.partial.single_flight import Flights
-from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merge_rows, renumber, rows_for
+from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merge_rows, renumber, take_requested
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
 from pyspark_lookup.io.context import HostContext
 
@@ -125,7 +125,7 @@ class PartialCache:
             keys_elsewhere = pending_keys[~flight.to_load]
             flight.wait()
             pending_keys = self._find_shared(different, hashes, keys_elsewhere, query)
-        rows = rows_for(merge_rows(query.parts, query.fresh.schema), places)
+        rows = take_requested(merge_rows(query.parts, query.fresh.schema), places)
         query.parts = [*local_parts, renumber(rows, missing_keys[key_numbers(rows)])]
         failed = np.flatnonzero(np.isin(places, list(query.failures)))
         query.failures = {int(missing_keys[place]): query.failures[int(places[place])] for place in failed}

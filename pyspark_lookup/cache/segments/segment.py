@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, number_of, text_of, texts_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_number, as_text, as_texts
 from pyspark_lookup.cache.segments.chunks import CODES
 from pyspark_lookup.columnar.buffers import check_column, read_column
 from pyspark_lookup.columnar.hash_index import KeyIndex, Matches, check_index
@@ -43,16 +43,16 @@ class Segment:
 
     def __init__(self, opened: OpenSegment) -> None:
         self.meta = meta = opened.meta
-        self.rows = count_of(meta["rows"])
+        self.rows = as_count(meta["rows"])
         self.bytes = opened.bytes
         self.schema: pa.Schema = schema_of_text(meta["schema"])
-        self.keys = texts_of(meta["keys"])
+        self.keys = as_texts(meta["keys"])
         self.seed = Seed.from_json(meta["seed"])
         self.files = [_parse_file(file) for file in meta["files"]]
         # The files of deletes that were applied when this segment was written: it lacks the rows that they name.
-        self.marks = texts_of(meta.get("marks", ()))
+        self.marks = as_texts(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
-        self._dictionaries = {number: count_of(entries) for number, entries in meta["dictionaries"].items()}
+        self._dictionaries = {number: as_count(entries) for number, entries in meta["dictionaries"].items()}
         self._columns: dict[str, tuple[pa.Array, pa.Array | None]] = {}
         self._check_columns(opened.regions)
         self.ordinals = _numbers(opened.regions["ordinals"], self.rows)
@@ -61,7 +61,7 @@ class Segment:
             raise ValueError("rows are in files")
         self._index: KeyIndex | None = None
         if self.keys:
-            keyed = count_of(meta["keyed_rows"])
+            keyed = as_count(meta["keyed_rows"])
             arrays = {
                 name.removeprefix("index."): _index_array(name, region, keyed)
                 for name, region in opened.regions.items()
@@ -97,7 +97,7 @@ class Segment:
     def locate_rows(self, key: OneKey, hashed: int) -> range:
         """All rows of one key of one column; `hashed` under this segment's seed."""
         assert self._index is not None
-        return self._index.rows_of(key, hashed)
+        return self._index.find_rows(key, hashed)
 
     @property
     def unique(self) -> bool:
@@ -107,7 +107,7 @@ class Segment:
     def key_numbers(self, rows: Numbers) -> Numbers:
         """The number of each row's key: rows of one key have one number, and no other row has it."""
         assert self._index is not None
-        return self._index.numbers_of(rows)
+        return self._index.find_key_numbers(rows)
 
     def _column(self, name: str) -> tuple[pa.Array, pa.Array | None]:
         """A column, and the dictionary of texts if the column has codes."""
@@ -148,9 +148,9 @@ def open_rows(disk: Disk, table: str, name: str) -> Segment | None:
 
 def _parse_file(record: Any) -> SegmentFile:
     url, size, identity, rows, units, *modified = record
-    parts = tuple((count_of(middle), count_of(count)) for middle, count in units)
-    at_s = None if modified in ([], [None]) else number_of(*modified)
-    return SegmentFile(text_of(url), count_of(size), text_of(identity), count_of(rows), parts, at_s)
+    parts = tuple((as_count(middle), as_count(count)) for middle, count in units)
+    at_s = None if modified in ([], [None]) else as_number(*modified)
+    return SegmentFile(as_text(url), as_count(size), as_text(identity), as_count(rows), parts, at_s)
 
 
 def _text(column: pa.Array, texts: pa.Array | None) -> pa.Array:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from pyspark_lookup.base.decoding import texts_of
+from pyspark_lookup.base.decoding import as_texts
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.disk.claims import Claims
@@ -275,7 +275,7 @@ class Disk(Segments, Claims, Counters):
 
     def _superseded(self) -> list[tuple[str, str]]:
         """(table, name) of the segments that only superseded versions need."""
-        records = self.records("superseded", "", texts_of)
+        records = self.records("superseded", "", as_texts)
         return [(table, name) for table, names in records for name in names]
 
     def _evict_superseded(self, shortage: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, texts_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_texts
 from pyspark_lookup.io.disk.directory import (
     HEADER_BYTES,
     NEW_FILE,
@@ -204,7 +204,7 @@ def _parse(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]] | No
     if not isinstance(head, dict):
         return None
     try:
-        names = texts_of(head["names"])
+        names = as_texts(head["names"])
         numbers = _numbers(names)
         data = blob[length : length + numbers.size]
         if _checksum(data) != blob[length + numbers.size :]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pyspark_lookup.base.decoding import name_of
+from pyspark_lookup.base.decoding import as_name
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.disk.ownership import LAYOUT, MAGIC, MARKER, check_ours, make_whole
 from pyspark_lookup.io.no_links import DIRECTORY, PlaceTakenError, descend
@@ -249,7 +249,7 @@ class Directory:
     def _place(self, *names: str) -> Path:
         """The path of these names below the root. They may come from a record: raises OSError for one that leads elsewhere."""
         try:
-            return self._root.joinpath(*map(name_of, names))
+            return self._root.joinpath(*map(as_name, names))
         except ValueError as problem:
             raise OSError(errno.EINVAL, str(problem)) from None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pyspark_lookup.base.decoding import UNREADABLE, name_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_name
 from pyspark_lookup.io.disk.directory import (
     list_directories,
     list_entries_below,
@@ -120,7 +120,7 @@ class Records(Space):
 
     def hold_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[Any | None]:
         """`get_record`, which is called often."""
-        path = self._root / "records" / kind / name_of(key)
+        path = self._root / "records" / kind / as_name(key)
         return Held(path, lambda: self.get_record(kind, key, parse), None, self._now_s)
 
     def has_record(self, kind: str, key: str) -> bool:
@@ -169,7 +169,7 @@ class Records(Space):
 
     def hold_newest(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[tuple[int, Any | None]]:
         """`newest_record`, which is called often."""
-        path = self._root / "records" / name_of(f"{kind}{ROW}{key}")
+        path = self._root / "records" / as_name(f"{kind}{ROW}{key}")
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
     def newest_signs(self, kind: str, key: str) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, counts_of, texts_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_counts, as_texts
 from pyspark_lookup.io.disk.directory import (
     LEFTOVER_AFTER_S,
     find_older,
@@ -167,7 +167,7 @@ class Segments(Records):
 
     def supersede_segments(self, table: str, names: Sequence[str]) -> None:
         """Record which segments of a table its latest version does not need: they are evicted first. Raises OSError if that fails."""
-        if tuple(sorted(names)) != (self.get_record("superseded", table, texts_of) or ()):
+        if tuple(sorted(names)) != (self.get_record("superseded", table, as_texts) or ()):
             self.replace_record("superseded", table, sorted(names))
 
     def segments(self, table: str) -> list[str]:
@@ -351,7 +351,7 @@ def _footer(view: memoryview) -> tuple[dict[str, Any], _Regions] | None:
 
 
 def _region(record: Any, end: int) -> tuple[int, int, int]:
-    offset, length, crc = counts_of(record)
+    offset, length, crc = as_counts(record)
     if offset + length > end:
         raise ValueError("a region ends behind the file")
     return offset, length, crc

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark_lookup.base.credentials import without_url_credentials
-from pyspark_lookup.base.decoding import count_of, number_of, text_of, texts_of
+from pyspark_lookup.base.decoding import as_count, as_number, as_text, as_texts
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.options.enums import FileFormatName
@@ -101,11 +101,11 @@ class StoredColumn:
     def from_json(cls, record: Any) -> StoredColumn:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
         name, stored, field_id, parts, names, default, uuid = record
-        number = None if field_id is None else count_of(field_id)
-        called = None if names is None else texts_of(names)
-        value = None if default is None else text_of(default)
+        number = None if field_id is None else as_count(field_id)
+        called = None if names is None else as_texts(names)
+        value = None if default is None else as_text(default)
         inner = tuple(map(cls.from_json, parts))
-        return cls(text_of(name), text_of(stored), number, inner, called, value, uuid is True)
+        return cls(as_text(name), as_text(stored), number, inner, called, value, uuid is True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -151,8 +151,8 @@ class FileVersion:
     def from_json(cls, record: Any) -> FileVersion:
         """The file that `to_json` wrote. Raises TypeError or ValueError for anything else."""
         url, size, identity, modified_at_s, settled = record
-        modified_at_s = None if modified_at_s is None else number_of(modified_at_s)
-        return cls(text_of(url), count_of(size), text_of(identity), modified_at_s, settled is True)
+        modified_at_s = None if modified_at_s is None else as_number(modified_at_s)
+        return cls(as_text(url), as_count(size), as_text(identity), modified_at_s, settled is True)
 
     def as_immutable(self) -> FileVersion:
         """The same file, if its name is never used for other bytes."""

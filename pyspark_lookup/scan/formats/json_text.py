@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.columnar.types import MOST_NESTED, cast_exactly, parts_of, with_parts
+from pyspark_lookup.columnar.types import MOST_NESTED, cast_exactly, split_type, with_parts
 from pyspark_lookup.scan.formats.inference import (
     BOOLEAN,
     EXACT_INTEGER,
@@ -147,7 +147,7 @@ def _has(kind: pa.DataType, test: Any) -> bool:
 def _texts_for_times(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.string()
-    shape, parts = parts_of(kind)
+    shape, parts = split_type(kind)
     return kind if shape is None else with_parts(kind, list(map(_texts_for_times, parts)))
 
 

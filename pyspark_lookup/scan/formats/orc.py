@@ -12,7 +12,7 @@ import pyarrow.orc
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.columnar.calendars import Convert, convert_columns, gregorian_dates
-from pyspark_lookup.columnar.types import lenient_schema, parts_of, unreadable
+from pyspark_lookup.columnar.types import lenient_schema, split_type, unreadable
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, RangesFile, Unit, reading
 from pyspark_lookup.scan.formats.orc_tail import OrcTail, read_tail
@@ -71,9 +71,9 @@ class OrcIndex(FileIndex):
 
     def _leaves(self, raw: pa.DataType, stored: pa.DataType) -> Iterator[Convert | None]:
         """How each flat part of a column, as pyarrow gives it, is converted to what the file says it is."""
-        shape, parts = parts_of(raw)
+        shape, parts = split_type(raw)
         if shape is not None:
-            for raw_part, stored_part in zip(parts, parts_of(stored)[1], strict=True):
+            for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
                 yield from self._leaves(raw_part, stored_part)
         elif pa.types.is_date32(raw):
             yield gregorian_dates if self._tail.hybrid else None
@@ -148,9 +148,9 @@ def _exact_leaves(
     converts: Iterator[Convert | None],
 ) -> Iterator[Convert | None]:
     """How each flat part of a column is converted where times are numbers; `converts`: where they are not."""
-    shape, parts = parts_of(raw)
+    shape, parts = split_type(raw)
     if shape is not None:
-        for raw_part, stored_part in zip(parts, parts_of(stored)[1], strict=True):
+        for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
             yield from _exact_leaves(raw_part, stored_part, times, numbers, converts)
         return
     column, convert = next(numbers), next(converts)
@@ -173,12 +173,12 @@ def _least_bytes(kind: pa.DataType) -> int:
 
 
 def _leaf_count(kind: pa.DataType) -> int:
-    shape, parts = parts_of(kind)
+    shape, parts = split_type(kind)
     return 1 if shape is None else sum(map(_leaf_count, parts))
 
 
 def _has_times(kind: pa.DataType) -> bool:
-    return pa.types.is_timestamp(kind) or any(map(_has_times, parts_of(kind)[1]))
+    return pa.types.is_timestamp(kind) or any(map(_has_times, split_type(kind)[1]))
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -213,10 +213,10 @@ def _mark_instants(kind: pa.DataType, spark_type: Any, by_spark: bool, declared:
         if spark_type is None:
             return _INSTANT if by_spark or (declared is not None and declared == _INSTANT) else _LOCAL
         return _LOCAL if str(spark_type).startswith("timestamp_ntz") else _INSTANT
-    shape, parts = parts_of(kind)
+    shape, parts = split_type(kind)
     if shape is None:
         return kind
-    declared_shape, declared_parts = (None, []) if declared is None else parts_of(declared)
+    declared_shape, declared_parts = (None, []) if declared is None else split_type(declared)
     declared_parts = declared_parts if declared_shape == shape else [None] * len(parts)
     if pa.types.is_struct(kind):
         inner = [field["type"] for field in spark_type["fields"]]

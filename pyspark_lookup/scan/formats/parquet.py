@@ -29,7 +29,7 @@ from pyspark_lookup.columnar.calendars import (
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import (
     lenient_schema,
-    parts_of,
+    split_type,
     with_collations,
     with_parts,
     without_counterpart,
@@ -266,7 +266,7 @@ class HybridTimes:
 
     def converts(self, kind: pa.DataType, int96: Iterator[bool]) -> Iterator[Convert | None]:
         """How each flat part of a column is brought into the Gregorian calendar."""
-        shape, parts = parts_of(kind)
+        shape, parts = split_type(kind)
         if shape is not None:
             for part in parts:
                 yield from self.converts(part, int96)
@@ -313,7 +313,7 @@ def _variants(arrow: pa.Schema, schema: pq.ParquetSchema) -> set[int]:
 
 
 def _has_variant_parts(kind: pa.DataType) -> bool:
-    shape, parts = parts_of(kind)
+    shape, parts = split_type(kind)
     return (isinstance(shape, tuple) and shape[:1] == ("metadata",)) or any(map(_has_variant_parts, parts))
 
 
@@ -321,13 +321,13 @@ def _leaf_count(kind: pa.DataType) -> int:
     """How many Parquet columns an Arrow column consists of."""
     if isinstance(kind, pa.BaseExtensionType):
         return _leaf_count(kind.storage_type)
-    shape, parts = parts_of(kind)
+    shape, parts = split_type(kind)
     return 1 if shape is None else sum(map(_leaf_count, parts))
 
 
 def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
     """`kind` with INT96 timestamps as instants in UTC, which is what Spark and Hive mean by them."""
-    shape, parts = parts_of(kind)
+    shape, parts = split_type(kind)
     if shape is not None:
         return with_parts(kind, [_with_instants(part, int96) for part in parts])
     return pa.timestamp("us", "UTC") if next(int96) else kind

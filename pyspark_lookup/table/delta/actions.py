@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from pyspark_lookup.base.decoding import count_of, exact_of, positive_of, show, text_of, texts_of
+from pyspark_lookup.base.decoding import as_count, as_decimal, as_positive, as_text, as_texts, show
 from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.base.forks import cached_property
 
@@ -55,14 +55,14 @@ class Vector:
             return None
         offset, size, rows = (
             descriptor.get("offset"),
-            count_of(descriptor["sizeInBytes"]),
-            count_of(descriptor["cardinality"]),
+            as_count(descriptor["sizeInBytes"]),
+            as_count(descriptor["cardinality"]),
         )
-        place = 0 if offset is None else count_of(offset)
+        place = 0 if offset is None else as_count(offset)
         # So much would be asked of the store.
         if max(place, size) > _INT_AT_MOST or size > _VECTOR_BYTES + rows * _ROW_BYTES:
             raise ValueError(f"a deletion vector of {size} bytes at {place} for {rows} rows")
-        return cls(text_of(descriptor["storageType"]), text_of(descriptor["pathOrInlineDv"]), place, size, rows)
+        return cls(as_text(descriptor["storageType"]), as_text(descriptor["pathOrInlineDv"]), place, size, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +91,13 @@ class Add:
         values = action["partitionValues"]
         pairs = values.items() if isinstance(values, Mapping) else () if values is None else values
         partition = tuple(
-            sorted((text_of(name), None if value is None else text_of(value) or None) for name, value in pairs)
+            sorted((as_text(name), None if value is None else as_text(value) or None) for name, value in pairs)
         )
         statistics = action.get("stats")
         return cls(
-            text_of(action["path"]),
+            as_text(action["path"]),
             partition,
-            positive_of(action["size"]),  # an empty file would have no rows
+            as_positive(action["size"]),  # an empty file would have no rows
             int(action.get("modificationTime") or 0),
             statistics if isinstance(statistics, str) and statistics else None,
             Vector.from_descriptor(action.get("deletionVector")),
@@ -112,10 +112,10 @@ class Add:
     def from_json(cls, record: Any) -> Add:
         """What `to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
         path, partition, size, modified_ms, statistics, vector = record
-        pairs = tuple((text_of(name), None if value is None else text_of(value)) for name, value in partition)
+        pairs = tuple((as_text(name), None if value is None else as_text(value)) for name, value in partition)
         storage, data, *counts = vector or ("", "", 0, 0, 0)
-        parsed_vector = Vector(text_of(storage), text_of(data), *map(count_of, counts)) if vector else None
-        return cls(text_of(path), pairs, positive_of(size), int(modified_ms), statistics, parsed_vector)
+        parsed_vector = Vector(as_text(storage), as_text(data), *map(as_count, counts)) if vector else None
+        return cls(as_text(path), pairs, as_positive(size), int(modified_ms), statistics, parsed_vector)
 
 
 def key_of_file(path: str, vector: Vector | None) -> Key:
@@ -147,12 +147,12 @@ class Statistics:
         if text is None:
             return None
         try:
-            stats = json.loads(text, parse_float=exact_of)
+            stats = json.loads(text, parse_float=as_decimal)
             rows = stats.get("numRecords")
             parts = (stats.get(name) or {} for name in ("minValues", "maxValues", "nullCount"))
             low, high, nulls = (part if isinstance(part, dict) else {} for part in parts)
             tight = stats.get("tightBounds", True) is True
-            return cls(None if rows is None else count_of(rows), low, high, nulls, tight)
+            return cls(None if rows is None else as_count(rows), low, high, nulls, tight)
         except (ValueError, TypeError, AttributeError, RecursionError):
             return None
 
@@ -170,15 +170,15 @@ class DeltaState:
 
     @property
     def table_id(self) -> str:
-        return text_of(self.metadata["id"])
+        return as_text(self.metadata["id"])
 
     @cached_property
     def schema(self) -> Any:
-        return json.loads(text_of(self.metadata["schemaString"]))
+        return json.loads(as_text(self.metadata["schemaString"]))
 
     @property
     def partition_columns(self) -> tuple[str, ...]:
-        return texts_of(self.metadata["partitionColumns"])
+        return as_texts(self.metadata["partitionColumns"])
 
     @property
     def configuration(self) -> dict[str, str]:
@@ -190,7 +190,7 @@ class DeltaState:
             if configuration is None
             else configuration
         )
-        return {text_of(name): text_of(value) for name, value in pairs}
+        return {as_text(name): as_text(value) for name, value in pairs}
 
     @property
     def mapping(self) -> str:
@@ -209,10 +209,10 @@ class DeltaState:
 
     def check(self) -> None:
         """Raise NotSupportedError for a table that needs a later reader, one of `decoding.UNREADABLE` if its metadata makes no sense."""
-        least = count_of(self.protocol["minReaderVersion"])
+        least = as_count(self.protocol["minReaderVersion"])
         if least > _FEATURES_VERSION:
             raise NotSupportedError(f"it asks for readers of protocol version {least}; {_FEATURES_VERSION} is known")
-        required_features = set(texts_of(self.protocol["readerFeatures"])) if least == _FEATURES_VERSION else set()
+        required_features = set(as_texts(self.protocol["readerFeatures"])) if least == _FEATURES_VERSION else set()
         unknown = sorted(required_features - READER_FEATURES - _OF_TYPES)
         if unknown:
             raise NotSupportedError(f"it asks for the reader feature {', '.join(unknown)}, which is not supported")
@@ -254,7 +254,7 @@ class Replay:
                 changes_data |= add.get("dataChange") is not False
             if remove is not None:
                 removed_keys.append(
-                    key_of_file(text_of(remove["path"]), Vector.from_descriptor(remove.get("deletionVector")))
+                    key_of_file(as_text(remove["path"]), Vector.from_descriptor(remove.get("deletionVector")))
                 )
                 changes_data |= remove.get("dataChange") is not False
             metadata, protocol = action.get("metaData"), action.get("protocol")
@@ -285,7 +285,7 @@ def check_commit(actions: Sequence[Mapping[str, Any]]) -> None:
     for action in actions:
         info = action.get("commitInfo")
         at_ms = None if info is None else info.get("inCommitTimestamp")
-        if at_ms is not None and count_of(at_ms) >= _END_OF_TIME_MS:
+        if at_ms is not None and as_count(at_ms) >= _END_OF_TIME_MS:
             raise ValueError(f"it was made at {at_ms}")
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_text
 from pyspark_lookup.base.errors import DamagedFileError, raise_ours
 from pyspark_lookup.base.memory import check_room
 from pyspark_lookup.io.stores import IMMUTABLE, FileVersion
@@ -88,9 +88,9 @@ def read_checkpoint(checkpoint: Checkpoint, read: Read) -> Iterator[dict[str, An
             if sidecar is None:
                 yield action
             else:
-                path = unquote(text_of(sidecar["path"]))
+                path = unquote(as_text(sidecar["path"]))
                 url = path if ":" in path or path.startswith("/") else f"{directory}/_sidecars/{path}"
-                sidecars.append(FileVersion(url, count_of(sidecar["sizeInBytes"]), IMMUTABLE))
+                sidecars.append(FileVersion(url, as_count(sidecar["sizeInBytes"]), IMMUTABLE))
     for file, data in zip(sidecars, read(sidecars), strict=True):
         yield from _actions(file, data)
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of, texts_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_text, as_texts
 from pyspark_lookup.base.errors import (
     DamagedFileError,
     NotSupportedError,
@@ -247,7 +247,7 @@ class DeltaLog:
         """The version of the newest checkpoint, as `_last_checkpoint` has it; None if that file is missing or damaged. It may be out of date."""
         with contextlib.suppress(UfsNotFoundError, SourceChangedError, *UNREADABLE):  # a checkpoint replaces it
             file = self._ufs.get_meta(f"{self._directory}/_last_checkpoint")
-            return count_of(json.loads(self._ufs.read_ranges(file, [(0, file.size)])[0])["version"])
+            return as_count(json.loads(self._ufs.read_ranges(file, [(0, file.size)])[0])["version"])
         return None
 
     # --- earlier versions -------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class DeltaLog:
                 commit_infos = (action["commitInfo"] for action in self.read_commit(file) if action.get("commitInfo"))
                 info: dict[str, Any] = next(commit_infos, {})
                 at_ms = info.get("inCommitTimestamp")
-            at_ms = int((file.modified_at_s or 0) * 1000) if at_ms is None else count_of(at_ms)
+            at_ms = int((file.modified_at_s or 0) * 1000) if at_ms is None else as_count(at_ms)
             recorded_times.append((version, at_ms))
         # A copied log's files are younger than its commits: none of the earlier commits counts as later than the first that tells its time.
         limit = next((at_ms for version, at_ms in recorded_times if version >= since), math.inf)
@@ -374,7 +374,7 @@ class DeltaLog:
             if record["table"] != base.table_id:
                 raise ValueError("of another table")
             texts, last_file = (
-                tuple(text.encode() for text in texts_of(record["commits"])),
+                tuple(text.encode() for text in as_texts(record["commits"])),
                 FileVersion.from_json(record["last"]),
             )
             if _parse_version(last_file) != base.version + len(texts):
@@ -454,10 +454,10 @@ def _state_from_json(record: Any) -> DeltaState:
     files = [Add.from_json(row) for row in record["files"]]
     rewrites = tuple((_parse_keys(new), _parse_keys(old)) for new, old in record["rewrites"])
     metadata = {**record["metadata"]}
-    text_of(metadata["id"])
+    as_text(metadata["id"])
     files_by_key = {add.key: add for add in files}
-    return Replay(count_of(record["version"]), metadata, {**record["protocol"]}, files_by_key, rewrites).state()
+    return Replay(as_count(record["version"]), metadata, {**record["protocol"]}, files_by_key, rewrites).state()
 
 
 def _parse_keys(pairs: Any) -> tuple[Key, ...]:
-    return tuple((text_of(path), text_of(vector)) for path, vector in pairs)
+    return tuple((as_text(path), as_text(vector)) for path, vector in pairs)

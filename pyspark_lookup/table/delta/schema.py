@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import show, text_of
+from pyspark_lookup.base.decoding import as_text, show
 from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, type_of_column, with_collations
 from pyspark_lookup.io.stores import StoredColumn
@@ -35,7 +35,7 @@ def arrow_schema(schema: Any) -> pa.Schema:
     """The columns of a schema in the log. A column of an unknown type gets an `unreadable_type`. Raises TypeError or ValueError for anything else."""
     columns = [
         with_collations(
-            pa.field(text_of(field["name"]), type_of_column(_parse_type, field["type"], field["name"])), field
+            pa.field(as_text(field["name"]), type_of_column(_parse_type, field["type"], field["name"])), field
         )
         for field in schema["fields"]
     ]
@@ -56,7 +56,7 @@ def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
         kind = definition.get("type")
         if kind == "struct":
             fields = definition["fields"]
-            return pa.struct([pa.field(text_of(f["name"]), _parse_type(f["type"], depth)) for f in fields])
+            return pa.struct([pa.field(as_text(f["name"]), _parse_type(f["type"], depth)) for f in fields])
         if kind == "array":
             return pa.list_(pa.field("element", _parse_type(definition["elementType"], depth)))
         if kind == "map":
@@ -77,9 +77,9 @@ def _to_stored_column(field: Any, mode: str) -> StoredColumn:
     number = metadata.get(_ID)
     if mode == "id" and not isinstance(number, int):
         raise ValueError(f"column {show(field['name'])} has no {_ID}")
-    stored_name = text_of(field["name"] if mode == "none" else metadata[_PHYSICAL])
+    stored_name = as_text(field["name"] if mode == "none" else metadata[_PHYSICAL])
     return StoredColumn(
-        text_of(field["name"]), stored_name, number if mode == "id" else None, _parts(field["type"], mode)
+        as_text(field["name"]), stored_name, number if mode == "id" else None, _parts(field["type"], mode)
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import UNREADABLE, exact_of, is_utf8
+from pyspark_lookup.base.decoding import UNREADABLE, as_decimal, is_utf8
 from pyspark_lookup.base.errors import (
     DamagedFileError,
     NotSupportedError,
@@ -328,7 +328,7 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
                 return None
             return whole if -(2**63) <= (whole := int(value)) < 2**63 else None
         if pa.types.is_decimal(kind):
-            exact = exact_of(str(value)) if is_number else None
+            exact = as_decimal(str(value)) if is_number else None
             if exact is None or exact.adjusted() > kind.precision - kind.scale:
                 return None
             if kind.precision <= _DIGITS:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_text
 from pyspark_lookup.base.errors import DamagedFileError
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.io.stores import PART_OF_FILE, FileVersion, Range
@@ -87,9 +87,9 @@ class DeletionVector:
     def from_json(cls, record: Any) -> DeletionVector:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
         path, storage, data, offset, size, cardinality, url = record
-        place = None if url is None else text_of(url)
-        counts = (count_of(offset), count_of(size), count_of(cardinality))
-        return cls(text_of(path), text_of(storage), text_of(data), *counts, place)
+        place = None if url is None else as_text(url)
+        counts = (as_count(offset), as_count(size), as_count(cardinality))
+        return cls(as_text(path), as_text(storage), as_text(data), *counts, place)
 
 
 def vector_url(table: str, storage: str, data: str) -> str | None:

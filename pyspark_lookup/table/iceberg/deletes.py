@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_text
 from pyspark_lookup.base.errors import DamagedFileError, raise_ours
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.keys import Numbers, one_array
@@ -100,7 +100,7 @@ class PositionDeletes:
     def from_json(cls, record: Any) -> PositionDeletes:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
         url, size, form, *places = record
-        return cls(text_of(url), count_of(size), FileFormatName(form), *map(text_of, places))
+        return cls(as_text(url), as_count(size), FileFormatName(form), *map(as_text, places))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,7 @@ class PuffinVector:
     def from_json(cls, record: Any) -> PuffinVector:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
         path, url, *counts = record
-        return cls(text_of(path), text_of(url), *map(count_of, counts))
+        return cls(as_text(path), as_text(url), *map(as_count, counts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +186,8 @@ class EqualityDeletes:
         """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
         url, size, form, schema, *columns = record
         stored_columns, current_columns = (tuple(map(StoredColumn.from_json, column_set)) for column_set in columns)
-        text_of_schema(schema_of_text(text_of(schema)))
-        return cls(text_of(url), count_of(size), FileFormatName(form), schema, stored_columns, current_columns)
+        text_of_schema(schema_of_text(as_text(schema)))
+        return cls(as_text(url), as_count(size), FileFormatName(form), schema, stored_columns, current_columns)
 
 
 DELETES["iceberg-positions"] = PositionDeletes.from_json

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, show, text_of, texts_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_text, as_texts, show
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, OptionError, VersionGoneError, raise_ours
 from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.base.memory import check_room
@@ -54,12 +54,12 @@ class Snapshot:
             document.get("parent-snapshot-id"),
             document.get("schema-id"),
         )
-        manifests = texts_of(document["manifests"]) if not manifest_list else ()
+        manifests = as_texts(document["manifests"]) if not manifest_list else ()
         return cls(
             int(document["snapshot-id"]),
             None if parent is None else int(parent),
-            count_of(document["timestamp-ms"]),
-            text_of(manifest_list) if manifest_list else None,
+            as_count(document["timestamp-ms"]),
+            as_text(manifest_list) if manifest_list else None,
             manifests,
             None if schema_id is None else int(schema_id),
             str(summary.get("operation", "unknown")),
@@ -93,13 +93,13 @@ class IcebergMetadata:
 
     def __init__(self, document: Mapping[str, Any], place: str) -> None:
         self._place = place
-        self.format = count_of(document["format-version"])
+        self.format = as_count(document["format-version"])
         if self.format not in _FORMATS:
             raise NotSupportedError(f"it is of format version {self.format}; {', '.join(map(str, _FORMATS))} are known")
         if document.get("encryption-keys"):
             raise NotSupportedError("it is encrypted")
-        self.location = text_of(document["location"]).rstrip("/")
-        self.table_id = text_of(document.get("table-uuid") or self.location)
+        self.location = as_text(document["location"]).rstrip("/")
+        self.table_id = as_text(document.get("table-uuid") or self.location)
         schemas = document.get("schemas") or [document["schema"]]
         self.schemas: dict[int, Mapping[str, Any]] = {int(schema.get("schema-id", 0)): schema for schema in schemas}
         self.schema_id = int(document.get("current-schema-id", min(self.schemas)))
@@ -108,13 +108,13 @@ class IcebergMetadata:
             int(spec["spec-id"]): tuple(map(_partition_field, spec["fields"], itertools.count(_FIRST_PARTITION_ID)))
             for spec in specs
         }
-        self.properties = {text_of(key): text_of(value) for key, value in (document.get("properties") or {}).items()}
+        self.properties = {as_text(key): as_text(value) for key, value in (document.get("properties") or {}).items()}
         self.snapshots = {snapshot.id: snapshot for snapshot in map(Snapshot.parse, document.get("snapshots") or ())}
         self._log = [
-            (count_of(entry["timestamp-ms"]), int(entry["snapshot-id"])) for entry in document.get("snapshot-log") or ()
+            (as_count(entry["timestamp-ms"]), int(entry["snapshot-id"])) for entry in document.get("snapshot-log") or ()
         ]
         refs = document.get("refs") or {}
-        self.refs = {text_of(name): (text_of(ref["type"]), int(ref["snapshot-id"])) for name, ref in refs.items()}
+        self.refs = {as_text(name): (as_text(ref["type"]), int(ref["snapshot-id"])) for name, ref in refs.items()}
         current = document.get("current-snapshot-id")
         self._current = None if current is None or int(current) == -1 else int(current)
         _ = self.schema(self.schema_id), self.name_mapping
@@ -211,7 +211,7 @@ def _partition_field(document: Any, number: int) -> PartitionField:
     sources = document.get("source-ids") or [document.get("source-id")]
     source = sources[0] if len(sources) == 1 else None
     id_ = int(document.get("field-id", number))
-    return PartitionField(id_, None if source is None else int(source), text_of(document["transform"]))
+    return PartitionField(id_, None if source is None else int(source), as_text(document["transform"]))
 
 
 def _decompress(data: bytes) -> bytes:

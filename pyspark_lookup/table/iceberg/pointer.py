@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pyspark_lookup.base.decoding import text_of
+from pyspark_lookup.base.decoding import as_text
 from pyspark_lookup.base.errors import DamagedFileError, UfsNotFoundError
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.io.ufs import Ufs
@@ -53,8 +53,8 @@ class Pointer:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
         location, source_file, table_id = record
         if source_file is not None:
-            return cls.from_file(text_of(location), FileVersion.from_json(source_file))
-        return cls(text_of(location), table_id=None if table_id is None else text_of(table_id))
+            return cls.from_file(as_text(location), FileVersion.from_json(source_file))
+        return cls(as_text(location), table_id=None if table_id is None else as_text(table_id))
 
 
 def read_pointer(ufs: Ufs, table: str, last_pointer: Pointer | None) -> Pointer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import show, text_of, texts_of
+from pyspark_lookup.base.decoding import as_text, as_texts, show
 from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, type_of_column
 from pyspark_lookup.io.stores import StoredColumn
@@ -45,7 +45,7 @@ class Column:
 
 def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
     """The columns of a schema, in the types that Spark reads them as. A column of an unknown type gets an `unreadable_type`."""
-    names = [text_of(field["name"]) for field in schema["fields"]]
+    names = [as_text(field["name"]) for field in schema["fields"]]
     types = [type_of_column(_parse_type, field["type"], field["name"]) for field in schema["fields"]]
     return lenient_schema(pa.schema(list(zip(names, types, strict=True))))
 
@@ -66,7 +66,7 @@ def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
         kind = definition.get("type")
         if kind == "struct":
             return pa.struct(
-                [pa.field(text_of(f["name"]), _parse_type(f["type"], depth)) for f in definition["fields"]]
+                [pa.field(as_text(f["name"]), _parse_type(f["type"], depth)) for f in definition["fields"]]
             )
         if kind == "list":
             return pa.list_(pa.field("element", _parse_type(definition["element"], depth)))
@@ -84,7 +84,7 @@ def stored_columns(schema: Mapping[str, Any], name_mapping: Sequence[Any] | None
 
 def stored_column(field: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> StoredColumn:
     return _make_stored_column(
-        text_of(field["name"]), int(field["id"]), field["type"], field.get("initial-default"), name_mapping
+        as_text(field["name"]), int(field["id"]), field["type"], field.get("initial-default"), name_mapping
     )
 
 
@@ -94,7 +94,7 @@ def _make_stored_column(
     mapped_field: Mapping[str, Any] = next((entry for entry in mapping or () if entry.get("field-id") == field_id), {})
     inner = None if mapping is None else mapped_field.get("fields") or []
     text = None if default is None else default if isinstance(default, str) else json.dumps(default)
-    names = None if mapping is None else texts_of(mapped_field.get("names") or [])
+    names = None if mapping is None else as_texts(mapped_field.get("names") or [])
     parts = tuple(_parts(kind, inner))
     return StoredColumn(name, name, field_id, parts, names, text, kind == "uuid")
 
@@ -113,7 +113,7 @@ def _parts(kind: Any, mapping: Sequence[Any] | None) -> Iterator[StoredColumn]:
 def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Column]:
     """The columns of a schema that can have bounds or partitions; columns of unknown types are left out."""
     for field in schema["fields"]:
-        kind, names = field["type"], (*path, text_of(field["name"]))
+        kind, names = field["type"], (*path, as_text(field["name"]))
         if isinstance(kind, dict) and kind.get("type") == "struct":
             yield from flat_columns(kind, names)
         elif isinstance(kind, str):

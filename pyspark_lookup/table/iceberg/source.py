@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, name_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_name
 from pyspark_lookup.base.errors import (
     DamagedFileError,
     NotSupportedError,
@@ -65,7 +65,7 @@ class _PointerRecord:
     def from_json(cls, record: Any) -> _PointerRecord:
         """What `IcebergSource._remember` wrote. Raises TypeError or ValueError for anything else."""
         pointer, digest = record
-        return cls(Pointer.from_json(pointer), name_of(digest))
+        return cls(Pointer.from_json(pointer), as_name(digest))
 
 
 class IcebergSource(VersionSource):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, counts_of, number_of, positive_of, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_counts, as_number, as_positive, as_text
 from pyspark_lookup.base.errors import DamagedFileError, SourceChangedError, UfsError, UfsNotFoundError
 from pyspark_lookup.io.stores import LOG_DIRECTORY
 from pyspark_lookup.io.ufs import Ufs
@@ -137,19 +137,19 @@ def state_to_json(state: TableState) -> dict[str, Any]:
 def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
     """The state that `state_to_json` wrote. Raises DamagedFileError for anything else."""
     try:
-        head = parse_table_id(record["table"]), count_of(record["position"]), text_of(record["nonce"])
-        state = TableState(*head, positive_of(record["page"]))
-        state.since, state.watermark = count_of(record["since"]), count_of(record["watermark"])
-        state.high_watermark = count_of(record["high_watermark"])
-        state.replaced_by, state.keyed_by = count_of(record["replaced_by"]), count_of(record["keyed_by"])
-        state.rekeyed_at = count_of(record["rekeyed_at"])
-        state.deleted_where_at = count_of(record.get("deleted_where_at", 0))
+        head = parse_table_id(record["table"]), as_count(record["position"]), as_text(record["nonce"])
+        state = TableState(*head, as_positive(record["page"]))
+        state.since, state.watermark = as_count(record["since"]), as_count(record["watermark"])
+        state.high_watermark = as_count(record["high_watermark"])
+        state.replaced_by, state.keyed_by = as_count(record["replaced_by"]), as_count(record["keyed_by"])
+        state.rekeyed_at = as_count(record["rekeyed_at"])
+        state.deleted_where_at = as_count(record.get("deleted_where_at", 0))
         state.writes = TableWrites(map(_parse_write, record["writes"]))
-        state.definitions = [(count_of(position), parse_definition(text)) for position, text in record["definitions"]]
-        state.oldest, state.vacuumed_at = count_of(record["oldest"]), count_of(record.get("vacuumed", 1))
-        state.batches = {text_of(query): count_of(batch) for query, batch in record["batches"].items()}
+        state.definitions = [(as_count(position), parse_definition(text)) for position, text in record["definitions"]]
+        state.oldest, state.vacuumed_at = as_count(record["oldest"]), as_count(record.get("vacuumed", 1))
+        state.batches = {as_text(query): as_count(batch) for query, batch in record["batches"].items()}
         state.changes = [
-            Change(count_of(position), number_of(at), None if id_ is None else count_of(id_))
+            Change(as_count(position), as_number(at), None if id_ is None else as_count(id_))
             for position, at, id_ in record["changes"]
         ]
         _check(state, len(record["writes"]))
@@ -163,18 +163,18 @@ def _parse_write(row: Any) -> TableWrite:
     if not isinstance(committed, bool) or not isinstance(vacuumed, bool) or not isinstance(mode, str):
         raise ValueError(f"write {id_!r} cannot be")
     return TableWrite(
-        count_of(id_),
+        as_count(id_),
         WriteMode(mode),
-        count_of(allocated_at),
+        as_count(allocated_at),
         parse_files(files),
-        None if ended_at is None else count_of(ended_at),
+        None if ended_at is None else as_count(ended_at),
         committed,
         parse_files(deletes),
-        counts_of(replaces),
-        count_of(least),
-        count_of(rank),
+        as_counts(replaces),
+        as_count(least),
+        as_count(rank),
         vacuumed,
-        text_of(nonce),
+        as_text(nonce),
     )
 
 

@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from pyspark_lookup.base.decoding import (
     UNREADABLE,
-    count_of,
-    counts_of,
+    as_count,
+    as_counts,
+    as_number,
+    as_positive,
+    as_text,
+    as_texts,
     is_encodable,
-    number_of,
-    positive_of,
     show,
-    text_of,
-    texts_of,
 )
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError
 from pyspark_lookup.columnar.types import schema_of_text, spark_schema, text_of_schema
@@ -182,12 +182,12 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
     """
     document = parse(data, origin)
     try:
-        kind = _KINDS[text_of(document["kind"])]
+        kind = _KINDS[as_text(document["kind"])]
         head = (
-            count_of(document["position"]),
+            as_count(document["position"]),
             parse_table_id(document["table"]),
-            text_of(document["nonce"]),
-            number_of(document["at"]),
+            as_text(document["nonce"]),
+            as_number(document["at"]),
         )
         if head[0] != position:
             raise ValueError(f"it says position {head[0]}")
@@ -247,8 +247,8 @@ def definition_json(definition: Definition) -> dict[str, Any]:
 
 def parse_definition(record: Any) -> Definition:
     """The definition that `definition_json` wrote. Raises one of `UNREADABLE` for anything else."""
-    keys, schema = texts_of(record["keys"]), schema_of_text(text_of(record["schema"]))
-    properties = {text_of(key): text_of(value) for key, value in record["properties"].items()}
+    keys, schema = as_texts(record["keys"]), schema_of_text(as_text(record["schema"]))
+    properties = {as_text(key): as_text(value) for key, value in record["properties"].items()}
     lower_names = {name.lower() for name in schema.names}
     if len(lower_names) < len(schema.names) or not set(keys) <= set(schema.names):
         raise ValueError("columns have names of their own, and keys are among them")
@@ -258,12 +258,12 @@ def parse_definition(record: Any) -> Definition:
 
 def parse_files(records: Any) -> tuple[DataFile, ...]:
     """The files that an event or a checkpoint lists. Raises TypeError or ValueError."""
-    return tuple(DataFile(_parse_path(path), count_of(size), count_of(rows)) for path, size, rows in records)
+    return tuple(DataFile(_parse_path(path), as_count(size), as_count(rows)) for path, size, rows in records)
 
 
 def _parse_path(value: Any) -> str:
     """A path below the table: one that leaves its directory would read what its writer could not."""
-    path = text_of(value)
+    path = as_text(value)
     # Some stores decode a URL, and then see other parts in it.
     for spelling in (path, unquote(path)):
         leaves_table = any(part in ("", ".", "..") for part in spelling.split("/"))
@@ -274,32 +274,32 @@ def _parse_path(value: Any) -> str:
 
 def parse_table_id(value: Any) -> str:
     """A table's id. Raises TypeError or ValueError for anything else."""
-    if not text_of(value):
+    if not as_text(value):
         raise ValueError("a table has an id")
     return str(value)
 
 
 def _write_id(value: Any) -> int:
-    if count_of(value) < 1:
+    if as_count(value) < 1:
         raise ValueError("write ids begin at 1")
     return int(value)
 
 
 def _write_ids(value: Any) -> tuple[int, ...]:
-    return tuple(map(_write_id, counts_of(value)))
+    return tuple(map(_write_id, as_counts(value)))
 
 
 def _batch(value: Any) -> Batch:
     query, number = value
-    return Batch(text_of(query), count_of(number))
+    return Batch(as_text(query), as_count(number))
 
 
 _HEAD = {"format", "table", "position", "kind", "nonce", "at", "crc"}
 _BODIES: dict[type[Event], dict[str, Any]] = {
-    Create: {"definition": parse_definition, "page": positive_of},
+    Create: {"definition": parse_definition, "page": as_positive},
     Allocate: {"write_id": _write_id, "mode": WriteMode},
     Write: {"write_id": _write_id, "files": parse_files, "deletes": parse_files, "replaces": _write_ids},
     Commit: {"write_id": _write_id, "definition": parse_definition, "batch": _batch},
-    Abort: {"write_id": _write_id, "reason": text_of},
-    Vacuum: {"write_ids": _write_ids, "oldest": count_of},
+    Abort: {"write_id": _write_id, "reason": as_text},
+    Vacuum: {"write_ids": _write_ids, "oldest": as_count},
 }

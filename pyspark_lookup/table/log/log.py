@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark_lookup.base.decoding import number_of, texts_of
+from pyspark_lookup.base.decoding import as_number, as_texts
 from pyspark_lookup.base.errors import (
     CommitUnknownError,
     DamagedFileError,
@@ -229,10 +229,10 @@ class NotificationLog:
         def add_tail(record: Any) -> _CachedLog:
             if record["table"] != base.table_id:
                 return without_tail
-            texts = tuple(text.encode() for text in texts_of(record["events"]))
+            texts = tuple(text.encode() for text in as_texts(record["events"]))
             events = [parse_event(text, n, origin) for n, text in enumerate(texts, base.position + 1)]
             last_file = None if record["last"] is None else FileVersion.from_json(record["last"])
-            return _CachedLog(base.advance(events), base.position, texts, last_file, number_of(record["looked_s"]))
+            return _CachedLog(base.advance(events), base.position, texts, last_file, as_number(record["looked_s"]))
 
         without_tail = _CachedLog(base, base.position, (), None)
         return self._context.disk.get_record("log-tail", self._tail_key(base.position), add_tail) or without_tail
