@@ -95,10 +95,10 @@ class LookupReader(DataSourceReader):
         common = self._plan.build, self._built_at_s, self._plan.columns
         return [InputPartition((plan, task, *common)) for plan, task in self._plan.tasks()]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading
 
-        if partition.value is None:  # what Spark makes of no tasks
+        if partition is None or partition.value is None:  # what Spark 4.1, and later ones, make of no tasks
             return iter(())
         return reading.read(*partition.value)
 

@@ -16,6 +16,7 @@ from typing import Any
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.disk.ownership import MARKER
 from pyspark_lookup.io.host_metrics import read_table_counts
 from tests.cluster import Cluster
 from tests.soak import tables
@@ -180,7 +181,7 @@ LATER_S = 2 * 3600.0
 LOCKS = 4096
 """Lock files of a kind at most."""
 KNOWN = {"blocks", "claims", "counters", "locks", "records", "snapshots", "tmp"}
-KNOWN |= {"usage", "usage.lock", "evict.lock", "repair.lock", "total.lock", "swept"}
+KNOWN |= {MARKER, "usage", "usage.lock", "evict.lock", "repair.lock", "total.lock", "swept"}
 
 
 def check_directory(directory: Path) -> tuple[dict[str, Any], list[str]]:

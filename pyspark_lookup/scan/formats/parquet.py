@@ -44,9 +44,8 @@ _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make
 _BOUND_BYTES = 256 * 1024 * 1024  # of memory that a batch may take
 _VALUE_BYTES = 8  # of a number, at most
 _WIDTHS = {"INT32": 4, "FLOAT": 4, "BOOLEAN": 1}
-_BOMB_SHARE = (
-    16  # bytes of memory per byte of file, beyond which lists may be a bomb: embeddings have about 1, ids up to 8
-)
+# Bytes of memory per byte of the file above which lists may be a bomb: embeddings take about 1, ids up to 8.
+_BOMB_SHARE = 16
 _WIDE, _TOGETHER = 256, 4 * 1024 * 1024  # columns, bytes: of so many that are so small each costs more than it saves
 _INDEX_BYTES = 24  # of a row, for its key and its place in the file
 _INTERVAL_BYTES = 12
