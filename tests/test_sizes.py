@@ -28,8 +28,7 @@ from pyspark_lookup.base import memory
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, PysparkLookupError, without_credentials
 from pyspark_lookup.io.stores import PART_OF_FILE, FileVersion
 from pyspark_lookup.scan import contract
-from pyspark_lookup.scan.formats import orc as orc_format
-from pyspark_lookup.scan.formats import parquet, whole_file
+from pyspark_lookup.scan.formats import parquet
 from pyspark_lookup.table import file_names
 from pyspark_lookup.table.iceberg.manifests import read_manifest_list
 from pyspark_lookup.table.iceberg.metadata import parse_metadata
@@ -115,8 +114,8 @@ def test_text_that_is_larger_than_can_be_read(
 
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_text_for_which_there_is_no_memory(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_file, "_LARGE", 10)
-    monkeypatch.setattr(whole_file, "free_bytes", lambda: 100)
+    monkeypatch.setattr(memory, "_LARGE", 10)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 100)
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / f"a.{form}").write_bytes(b"v\n" * 50 if form == "csv" else b'{"v": 1}\n' * 12)
     with pytest.raises(NotSupportedError, match=rf"a\.{form} holds .* and 100 bytes of memory are free"):
@@ -221,8 +220,8 @@ def test_a_stripe_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pyte
     orc.write_table(pa.table({"id": np.zeros(2**17, np.int64)}), tmp_path / "t" / "a.orc", compression="zstd")
     assert (tmp_path / "t" / "a.orc").stat().st_size < 2000
     assert _read(tmp_path / "t").num_rows == 2**17
-    monkeypatch.setattr(orc_format, "_LARGE", 2**16)
-    monkeypatch.setattr(orc_format, "free_bytes", lambda: 2**19)
+    monkeypatch.setattr(memory, "_LARGE", 2**16)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2**19)
     with pytest.raises(
         NotSupportedError,
         match=r"a\.orc .*131072 rows in one stripe take at least 1048576 bytes, but only 524288 are free: there is no memory",

@@ -19,11 +19,16 @@ def free_bytes() -> int:
     return min(_read_free(), default=sys.maxsize)
 
 
+def has_room(size: int) -> bool:
+    """Whether `size` bytes of memory are free; true without a look if they are few."""
+    return size <= _LARGE or size <= free_bytes()
+
+
 def check_room(size: int, purpose: str) -> None:
     """Raise NotSupportedError if fewer than `size` bytes of memory are free. `purpose`: the data that needs them, in the plural."""
-    if size > _LARGE and size > (free := free_bytes()):
+    if not has_room(size):
         raise NotSupportedError(
-            f"{purpose} need about {size} bytes of memory, but only {free} are free: give this process more memory, or restore the file if it is damaged"
+            f"{purpose} need about {size} bytes of memory, but only {free_bytes()} are free: give this process more memory, or restore the file if it is damaged"
         )
 
 

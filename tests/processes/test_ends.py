@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.engine.lookup_table import LookupTable
-from tests.fuzzing import MORE
 from tests.workers import BOUND_S
 
 OPTIONS = {
@@ -211,7 +210,7 @@ def test_an_iterator_that_was_left(home: Path) -> None:
 @pytest.mark.parametrize("work", ["PARTIAL", "CACHE"])
 def test_sixty_processes_end(home: Path, work: str) -> None:
     """As users' do, at any moment of what goes on beside them."""
-    for number in range(60 * MORE):
+    for number in range(60):
         script = f"""
         import random
         rng, table = random.Random({number}), open_table({work!r})

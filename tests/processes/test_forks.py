@@ -36,7 +36,6 @@ from pyspark_lookup.providers.functions import (
 from pyspark_lookup.spark.join import _explained_lock
 from pyspark_lookup.spark.lookup_pass import _versions_lock
 from tests.fakes import CACHES
-from tests.fuzzing import MORE
 from tests.workers import in_fresh_process
 
 ANSWER_S = 30  # a child that has not answered by then hangs
@@ -255,4 +254,4 @@ def fork_while_threads_work(home: Path, children: int) -> None:
 @pytest.mark.nightly
 def test_children_of_a_busy_process(tmp_path: Path) -> None:
     """Forks at any moment while six threads use tables: each child answers."""
-    in_fresh_process(fork_while_threads_work, tmp_path, 40 * MORE, bound_s=1800)
+    in_fresh_process(fork_while_threads_work, tmp_path, 40, bound_s=1800)

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.orc
 
+from pyspark_lookup.base import memory
 from pyspark_lookup.base.forks import cached_property
-from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.columnar.calendars import Convert, convert_columns, gregorian_dates
 from pyspark_lookup.columnar.types import lenient_schema, split_type, unreadable
 from pyspark_lookup.io.stores import FileVersion, Range
@@ -22,7 +22,6 @@ from pyspark_lookup.scan.formats.spark_types import typed_fields
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 _SPARK_VERSION = b"org.apache.spark.version"
 _OUT_OF_RANGE = "out of range for nanosecond resolution"  # pyarrow has no other one for times in ORC
-_LARGE = 64 * 1024 * 1024  # bytes; a smaller stripe is not checked
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
@@ -114,8 +113,10 @@ class OrcIndex(FileIndex):
         """Raise MemoryError if a stripe does not fit in free memory: it is read as one piece, and few bytes may stand for many rows."""
         rows = self._tail.rows[number]
         size = rows * sum(_least_bytes(self._raw.field(name).type) for name in columns)
-        if size > _LARGE and size > (free := free_bytes()):
-            raise MemoryError(f"{rows} rows in one stripe take at least {size} bytes, but only {free} are free")
+        if not memory.has_room(size):
+            raise MemoryError(
+                f"{rows} rows in one stripe take at least {size} bytes, but only {memory.free_bytes()} are free"
+            )
 
     def _select_columns(self, columns: Sequence[str]) -> list[str] | None:
         """The columns to ask the reader for; None (all) if it would take a name with a dot for a field of a struct."""

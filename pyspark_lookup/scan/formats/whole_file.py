@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
+from pyspark_lookup.base import memory
 from pyspark_lookup.base.errors import NotSupportedError, SchemaError
-from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.columnar.types import lenient_schema
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName
@@ -18,7 +18,7 @@ from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, Range
 from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.table.file_names import DECOMPRESS, TEXT_AT_MOST, base_name
 
-_LARGE, _COPIES = 64 * 1024 * 1024, 3  # bytes of a text from which on memory counts; how much of it is taken to read it
+_COPIES = 3  # of a text, which memory takes while it is read
 
 
 class WholeFileFormat:
@@ -60,10 +60,10 @@ class WholeFileFormat:
                     f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece of up to "
                     "2 GiB: split it, or write parquet"
                 )
-            if len(content) > _LARGE and (free := free_bytes()) < len(content) * _COPIES:
+            if not memory.has_room(len(content) * _COPIES):
                 raise NotSupportedError(
-                    f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece, and {free} bytes of memory "
-                    "are free: split it, or write parquet"
+                    f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece, and {memory.free_bytes()} bytes of "
+                    "memory are free: split it, or write parquet"
                 )
             text: CsvFile | JsonFile
             if self._name is FileFormatName.JSON:
