@@ -115,10 +115,10 @@ def test_text_that_is_larger_than_can_be_read(
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_text_for_which_there_is_no_memory(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_LARGE", 10)
-    monkeypatch.setattr(memory, "free_bytes", lambda: 100)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 200)
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / f"a.{form}").write_bytes(b"v\n" * 50 if form == "csv" else b'{"v": 1}\n' * 12)
-    with pytest.raises(NotSupportedError, match=rf"a\.{form} holds .* and 100 bytes of memory are free"):
+    with pytest.raises(NotSupportedError, match=rf"a\.{form} holds .* and 200 bytes of memory are free"):
         _read(tmp_path / "t")
 
 
