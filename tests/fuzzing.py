@@ -54,6 +54,11 @@ def by_day(cases: Iterable[Any], every: int) -> list[Any]:
     ]
 
 
+def share(cases: Sequence[Any], number: int, shares: int) -> Sequence[Any]:
+    """By day one of so many shares of the cases, for a test that goes through them once for each share; by night all."""
+    return cases if BY_NIGHT else cases[number::shares]
+
+
 @contextlib.contextmanager
 def memory_at_most(size: int = ALLOWED) -> Iterator[None]:
     """This process may map so many bytes more than it has: what asks for more gets a MemoryError."""

@@ -42,9 +42,9 @@ from tests.fakes import make_host
 def test_messages_of_any_length(text: str) -> None:
     """What is looked for in a message takes time by its length, whatever is in it."""
     start = time.process_time()
-    without_credentials(f"a://{text * 100_000}")
-    without_credentials(f"?{text * 100_000}")
-    assert time.process_time() - start < 5
+    without_credentials(f"a://{text * 25_000}")
+    without_credentials(f"?{text * 25_000}")
+    assert time.process_time() - start < 2
 
 
 # --- columns --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from pyspark_lookup import PysparkLookupError
 from tests.delta.common import MODES, Rows, by_deltalake, opened, rows_of
+from tests.fuzzing import share
 from tests.tables_of_others import unpack
 
 REFUSED = {
@@ -89,7 +90,7 @@ def _expected(path: Path) -> Rows:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rows(tables: list[Path], tmp_path: Path, mode: str) -> None:
-    for path in tables:
+    for path in share(tables, list(MODES).index(mode), len(MODES)):
         refusal = REFUSED.get(path.name) or REFUSED.get(f"{path.parent.name}/{path.name}")
         if refusal is not None:
             with pytest.raises(PysparkLookupError, match=refusal):

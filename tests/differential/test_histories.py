@@ -18,7 +18,7 @@ from tests.differential.machine import CACHES, EVERY_READER, SOURCES, Reader, re
 from tests.differential.processes import Nursery
 from tests.fuzzing import by_day, seeds
 
-_HISTORIES = 3
+_HISTORIES = 2
 _AT_END = 20
 FILES = ((0, (), "int64", "int64", 8, "rename", "pyarrow"), (1, (), "int32", "int32", 8, "rename", "pyarrow"))
 PLAIN = History(Setup(), (Step("become", ("directory", *FILES[0]), 1), Step("put", FILES[1], 2)))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import PysparkLookupError
+from tests.fuzzing import share
 from tests.iceberg import oracle
 from tests.iceberg.common import MODES, opened, rows_of
 from tests.tables_of_others import unpack
@@ -50,7 +51,7 @@ def tables(home: Path) -> list[Path]:
 @pytest.mark.parametrize("mode", MODES)
 def test_rows(home: Path, tables: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     monkeypatch.chdir(home)
-    for metadata in tables:
+    for metadata in share(tables, list(MODES).index(mode), len(MODES)):
         name = metadata.parents[1].name
         if name in REFUSED:
             with pytest.raises(PysparkLookupError, match=REFUSED[name]):

@@ -171,6 +171,7 @@ LEAVING = """
 import sys, threading
 import pyarrow as pa
 from pyspark_lookup import FullCachingLookupProvider, LookupTable
+from pyspark_lookup.base import threads
 from pyspark_lookup.scan.table_scan import Scan
 
 begun = threading.Semaphore(0)
@@ -185,6 +186,7 @@ def scan():
 def provider(context):
     return FullCachingLookupProvider(scan, pa.schema([("k", pa.int64())]))
 
+threads._END_S = threads._FOREIGN_END_S = 1.0
 Scan.prepare = hang
 for name, more in ((sys.argv[1], {}), ("x", {"lookup.provider": "__main__:provider", "lookup.metadata.source": "CACHE"})):
     options = {"lookup.keys": "k", "lookup.cache": "FULL", "lookup.cache.dir": sys.argv[2], **more}
