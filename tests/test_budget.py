@@ -41,7 +41,7 @@ from pyspark_lookup.providers.functions import LookupFunction, PartialCachingLoo
 from pyspark_lookup.scan.formats.parquet import ParquetIndex
 from pyspark_lookup.scan.open_file import KnownFiles
 from tests.fakes import CACHES, FakeClock, Later, wait_until_settled
-from tests.fuzzing import seeds
+from tests.fuzzing import by_day, seeds
 from tests.partial.common import run_waiting
 from tests.soak.watch import bytes_below
 from tests.test_disk import data_of, handles_below, key
@@ -169,7 +169,7 @@ def test_no_host_fills_its_disk(tmp_path: Path) -> None:
     """Whatever the processes of a host read, build, reload, hold and leave behind, their directory stays within the budget, the
     account says what lies there, and every answer is right."""
     counts: collections.Counter[str] = collections.Counter()
-    for seed in seeds(3):
+    for seed in seeds(2):
         host = Host(tmp_path / str(seed), random.Random(seed))
         done: list[str] = []
         for _ in range(100):
@@ -543,7 +543,7 @@ def test_what_is_read_once_leaves_nothing_in_memory(tmp_path: Path, compacts: bo
         assert len(scan._known_files._indexes._entries) <= 5
 
 
-@pytest.mark.parametrize("mode", ["PARTIAL", "FULL"])
+@pytest.mark.parametrize("mode", by_day(["FULL", "PARTIAL"], 2))
 def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """It keeps the engines of the tables that it used last, and of those in use, with their open files. A table whose engine was
     dropped is read as by another process: nothing that was committed, invalidated or counted is lost."""

@@ -358,6 +358,7 @@ class Process:
         return {name: spent[name] for name in spent if name.startswith("ufs") and name.endswith("Count")}
 
 
+@pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
 def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every position and list of write ids means to a host that knows nothing what it meant then, also where the checkpoint at
     the end of its page was never put; until a commit trims it, which takes what no kept version needs, and nothing else."""
@@ -447,6 +448,7 @@ def test_commits_of_which_nothing_is_known(place: Place, cache_dir: Path) -> Non
     assert (other.latest().position, other.latest().nonce in str(problem.value)) == (2, True)
 
 
+@pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
 def test_a_long_log(place: Place, cache_dir: Path) -> None:
     """A host that knows nothing reads a checkpoint and the events after it; the whole log if that is damaged or gone."""
     events = history("t", 110)[:330]

@@ -14,6 +14,7 @@ from deltalake import write_deltalake
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import OptionError, TableEmptyError, TableFormatError
+from tests.fuzzing import by_day
 from tests.s3server import S3Server
 
 NAMES = ("a?b", "a*b", "a[1]b", "a{1,2}b", "?", "[", "a[b", "{x}")
@@ -53,6 +54,7 @@ def ids(path: str, options: dict[str, str]) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
 def test_an_exact_name_wins(place: Made) -> None:
     """Over the pattern that it would be, of files and of directories, also with a slash, and in a directory that is read as a whole."""
     root, options, put = place

@@ -92,7 +92,7 @@ for number in range(2):
     if not number:
         register_lookup(spark, "dim_of", dim.path, "id", options=dim.options)
     joined = spark.range(5)
-    for way, given in WAYS.items():
+    for way, given in [*WAYS.items()][2:]:
         how = {**given, "options": {**dim.options, **given.get("options", {})}}
         joined = lookup_join(joined, dim.path, "id", "inner", columns=["version"], prefix=f"{way}_", **how)
     said = spark.sql("SELECT count(dim_of(id).version) FROM range(5)").first()[0]

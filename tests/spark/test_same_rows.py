@@ -31,7 +31,7 @@ from pyspark_lookup.columnar.predicate import StartsWith
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.spark.planning import to_predicate
 from pyspark_lookup.spark.types import struct_type
-from tests.fuzzing import MORE, by_day
+from tests.fuzzing import BY_NIGHT, MORE, by_day
 from tests.spark.common import FULL, Calls, conf, load
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 T = TypeVar("T")
 SEED = int(os.environ.get("LOOKUPCACHE_TEST_SEED", "20240131"))
 ROWS = 240
-PREDICATES = 25 * MORE  # per table
+PREDICATES = 25 * MORE if BY_NIGHT else 15  # per table
 THROUGH_SPARK = 4 * MORE  # of them, per table and way
 UTC = datetime.timezone.utc
 

@@ -27,9 +27,8 @@ _DATE = r"^\d{4}-\d\d-\d\d$"
 _TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
 _BOOLEANS = {
-    f"boolean {word('true')}": pa.array([word(text) for text in ("true", "false")])
-    for word in (str, str.upper, str.capitalize)
-}  # by how they are spelled
+    f"boolean {word('true')}": (word("true"), word("false")) for word in (str, str.upper, str.capitalize)
+}  # by how they are spelled; not as arrays, for making one imports pandas
 _NO_TEXT = re.compile(
     r"-?\d|-?Infinity|NaN|[tT]rue|TRUE|[fF]alse|FALSE", re.ASCII
 )  # how each value begins, of columns of other types
@@ -177,7 +176,7 @@ def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
     if _all(pc.is_in(texts, value_set=pa.array(_SPECIAL))):
         return _ONLY_SPECIAL
     for spelled, words in _BOOLEANS.items():
-        if _all(pc.is_in(texts, value_set=words)):
+        if _all(pc.is_in(texts, value_set=pa.array(words))):
             return Inferred(spelled)
     if _matches(texts, _DATE) and _is_in_python(texts, pa.date32()):
         return Inferred("date")
