@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import itertools
 import os
 import sys
@@ -55,6 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         slow = item.get_closest_marker("slow")
         weights[item.path] += 1 if slow is None else slow.args[0] if slow.args else _SLOW_COUNTS
     items.sort(key=lambda item: -weights[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """What the tests' modules hold is there to stay: collections of garbage need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
