@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from tests.fuzzing import MORE
+from tests.preloaded import python_variables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,14 +95,11 @@ def spark() -> Iterator[SparkSession]:
     """A session on Spark's default configuration (but for what keeps tests small), whose workers have imports behind them."""
     from pyspark.sql import SparkSession
 
-    # Spark runs it by an unquoted shell command, and the checkout's path may have a space.
-    (_HOST / "python").symlink_to(Path(__file__).with_name("python"))
     with pytest.MonkeyPatch.context() as patch:
         # Kept by the session and its JVM; programs that tests start have the Python itself.
-        patch.setenv("LOOKUPCACHE_TESTS_PYTHON", sys.executable)
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-            patch.setenv(name, str(_HOST / "python"))
+        for name, value in python_variables(_HOST).items():
+            patch.setenv(name, value)
         session = (
             SparkSession.builder.master("local[2,4]")  # 4: a failed task is tried again
             .config("spark.ui.enabled", "false")

@@ -13,6 +13,7 @@ import pytest
 from pyspark_lookup import LookupTable
 from tests.cluster import Cluster, environment
 from tests.fuzzing import seeds
+from tests.preloaded import python_variables
 from tests.spark.common import put, said_by, saved
 from tests.spark.test_join_chains import made_files
 
@@ -104,7 +105,7 @@ except Exception as problem:
 spark.sql("DROP TABLE dim")
 spark.stop()
 """
-    variables = {"PYTHONPATH": without_pyiceberg(tmp_path)}
+    variables = {**python_variables(tmp_path), "PYTHONPATH": without_pyiceberg(tmp_path)}
     assert said_by(tmp_path, _CONNECT + script, path, replacement, variables=variables) == [
         "FIRST ['a', 'b']",
         "SECOND ['c', 'd'] 1 2",
@@ -168,7 +169,7 @@ for moment in "TIMESTAMP'2024-01-03 00:59'", "TIMESTAMP'2024-01-03 01:00'", "TIM
     enrich(f"SELECT 1 AS k, {moment} AS t", history, {"k": "id"}, **since)
 spark.stop()
 """
-    assert said_by(tmp_path, _CONNECT + script, path, "", timeout_s=200) == [
+    assert said_by(tmp_path, _CONNECT + script, path, "", variables=python_variables(tmp_path), timeout_s=200) == [
         "FLOW [(1, 'c'), (9, None), (None, None)]",
         "FLOW [(1,)]",
         "FLOW [(9,)]",
@@ -283,7 +284,9 @@ assert stream.start().awaitTermination(120)
 print("BATCH", Path(path + "-seen").read_text())
 """
     replacement = put(tmp_path / "replacement.parquet", 10)
-    assert said_by(tmp_path, _CONNECT + script, path, replacement, timeout_s=500) == [
+    assert said_by(
+        tmp_path, _CONNECT + script, path, replacement, variables=python_variables(tmp_path), timeout_s=500
+    ) == [
         *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"] * 3,
         "EXPLAINED 2",
         "SQL (10, 9)",
@@ -323,7 +326,14 @@ for seed in json.loads(replacement):
 def test_generated_chains_over_spark_connect(tmp_path: Path) -> None:
     """Batches and streams: chains of lookups have the rows and the schema of Spark's own joins."""
     files, drawn = made_files(tmp_path), seeds(4)
-    found = said_by(tmp_path, _CONNECT + _CHAINS, json.dumps(files), json.dumps(drawn), timeout_s=500)
+    found = said_by(
+        tmp_path,
+        _CONNECT + _CHAINS,
+        json.dumps(files),
+        json.dumps(drawn),
+        variables=python_variables(tmp_path),
+        timeout_s=500,
+    )
     assert found == ["SAME"] * len(drawn)
 
 
