@@ -113,8 +113,8 @@ def looked_up(
 
     from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache  # noqa: PLC0415
     from pyspark_lookup.columnar.keys import Keys, as_indices  # noqa: PLC0415
-    from pyspark_lookup.engine.planner import find  # noqa: PLC0415
-    from pyspark_lookup.engine.runtime import runtime  # noqa: PLC0415
+    from pyspark_lookup.lookup.planner import find  # noqa: PLC0415
+    from pyspark_lookup.lookup.runtime import runtime  # noqa: PLC0415
     from pyspark_lookup.options.lookup_options import LookupOptions  # noqa: PLC0415
 
     parsed = LookupOptions.parse({**options, "path": path})

@@ -40,8 +40,8 @@ from benchmarks.common import alternate
 from pyspark_lookup import LookupTable
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.keys import Keys, as_indices
-from pyspark_lookup.engine.planner import find
-from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.lookup.planner import find
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
 
 BATCH = 65_536

@@ -38,7 +38,16 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import alternate, report
 from pyspark_lookup import LookupTable
-from pyspark_lookup.table.log import Allocate, Commit, Create, DataFile, Definition, Write, WriteMode, event_bytes
+from pyspark_lookup.sources.managed.log import (
+    Allocate,
+    Commit,
+    Create,
+    DataFile,
+    Definition,
+    Write,
+    WriteMode,
+    event_bytes,
+)
 
 PARTS = ("commit", "planning", "append", "upsert", "aging")
 COMMITS = (10, 10_000)

@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import report
 from pyspark_lookup import LookupTable
-from pyspark_lookup.engine.lookup_join import LookupSpec, issue_token, parse_options
-from pyspark_lookup.engine.lookup_pass import PassSpec, Stage, open_pass
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.table.executions import Execution
+from pyspark_lookup.lookup.lookup_join import LookupSpec, issue_token, parse_options
+from pyspark_lookup.lookup.lookup_pass import PassSpec, Stage, open_pass
+from pyspark_lookup.lookup.runtime import runtime
+from pyspark_lookup.versions.executions import Execution
 
 BATCH = 10_000
 MODES = {

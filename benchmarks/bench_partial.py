@@ -41,14 +41,14 @@ import numpy as np
 import pyarrow as pa
 import theine
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness
 from pyspark_lookup.columnar.keys import Keys, Seed
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk
 
 BATCH = 65_536
 ZIPF = 1.1

@@ -40,8 +40,8 @@ import pyarrow.parquet as pq
 from benchmarks import servers
 from benchmarks.bench_lookup import BATCH, COLUMNS, lookup_options, make_lookup_table
 from benchmarks.common import report
-from pyspark_lookup.engine.planner import find
-from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.lookup.planner import find
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,7 +153,7 @@ def opened(planned: str, keys_path: str, names: list[str]) -> dict[str, float]:
     import pyarrow as pa  # noqa: PLC0415
 
     from pyspark_lookup.columnar.keys import Keys  # noqa: PLC0415
-    from pyspark_lookup.engine.runtime import runtime  # noqa: PLC0415
+    from pyspark_lookup.lookup.runtime import runtime  # noqa: PLC0415
 
     table, options = pickle.loads(base64.b64decode(planned))
     batches = pa.ipc.open_file(keys_path).read_all().column(0).chunks
@@ -213,7 +213,7 @@ def worker(planned: str, keys_path: str, names: list[str]) -> None:
     import pyarrow as pa  # noqa: PLC0415
 
     from pyspark_lookup.columnar.keys import Keys  # noqa: PLC0415
-    from pyspark_lookup.engine.runtime import runtime  # noqa: PLC0415
+    from pyspark_lookup.lookup.runtime import runtime  # noqa: PLC0415
 
     table, options = pickle.loads(base64.b64decode(planned))
     batches = pa.ipc.open_file(keys_path).read_all().column(0).chunks

@@ -11,41 +11,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark_lookup.base.errors import CacheDirectoryError as CacheDirectoryError
-    from pyspark_lookup.base.errors import CacheFullError as CacheFullError
-    from pyspark_lookup.base.errors import CommitUnknownError as CommitUnknownError
-    from pyspark_lookup.base.errors import DamagedFileError as DamagedFileError
-    from pyspark_lookup.base.errors import LookupFunctionError as LookupFunctionError
-    from pyspark_lookup.base.errors import LookupTimeoutError as LookupTimeoutError
-    from pyspark_lookup.base.errors import NonUniqueKeyError as NonUniqueKeyError
-    from pyspark_lookup.base.errors import NotATableError as NotATableError
-    from pyspark_lookup.base.errors import NotSupportedError as NotSupportedError
-    from pyspark_lookup.base.errors import OptionError as OptionError
-    from pyspark_lookup.base.errors import OverlapError as OverlapError
-    from pyspark_lookup.base.errors import PredicateError as PredicateError
-    from pyspark_lookup.base.errors import PysparkLookupError as PysparkLookupError
-    from pyspark_lookup.base.errors import ReloadFailedError as ReloadFailedError
-    from pyspark_lookup.base.errors import SchemaError as SchemaError
-    from pyspark_lookup.base.errors import TableBusyError as TableBusyError
-    from pyspark_lookup.base.errors import TableEmptyError as TableEmptyError
-    from pyspark_lookup.base.errors import TableFormatError as TableFormatError
-    from pyspark_lookup.base.errors import UfsError as UfsError
-    from pyspark_lookup.base.errors import UfsNotFoundError as UfsNotFoundError
-    from pyspark_lookup.base.errors import UfsPermissionError as UfsPermissionError
-    from pyspark_lookup.base.errors import UfsTimeoutError as UfsTimeoutError
-    from pyspark_lookup.base.errors import UfsUnavailableError as UfsUnavailableError
-    from pyspark_lookup.base.errors import UnreadableColumnError as UnreadableColumnError
-    from pyspark_lookup.base.errors import VersionGoneError as VersionGoneError
-    from pyspark_lookup.base.errors import WriteConflictError as WriteConflictError
-    from pyspark_lookup.base.write_ids import RangeResponse as RangeResponse
-    from pyspark_lookup.base.write_ids import ValidWriteIdList as ValidWriteIdList
     from pyspark_lookup.cache.lookup_cache import CachedRows as CachedRows
     from pyspark_lookup.cache.lookup_cache import KeyLookupCache as KeyLookupCache
     from pyspark_lookup.cache.lookup_cache import LookupCache as LookupCache
     from pyspark_lookup.cache.memory.default_cache import DefaultLookupCache as DefaultLookupCache
     from pyspark_lookup.cache.memory.default_cache import DefaultLookupCacheBuilder as DefaultLookupCacheBuilder
     from pyspark_lookup.columnar.key_rows import KEY_INDEX as KEY_INDEX
-    from pyspark_lookup.engine.lookup_table import LookupTable as LookupTable
+    from pyspark_lookup.core.write_ids import RangeResponse as RangeResponse
+    from pyspark_lookup.core.write_ids import ValidWriteIdList as ValidWriteIdList
+    from pyspark_lookup.errors import CacheDirectoryError as CacheDirectoryError
+    from pyspark_lookup.errors import CacheFullError as CacheFullError
+    from pyspark_lookup.errors import CommitUnknownError as CommitUnknownError
+    from pyspark_lookup.errors import DamagedFileError as DamagedFileError
+    from pyspark_lookup.errors import LookupFunctionError as LookupFunctionError
+    from pyspark_lookup.errors import LookupTimeoutError as LookupTimeoutError
+    from pyspark_lookup.errors import NonUniqueKeyError as NonUniqueKeyError
+    from pyspark_lookup.errors import NotATableError as NotATableError
+    from pyspark_lookup.errors import NotSupportedError as NotSupportedError
+    from pyspark_lookup.errors import OptionError as OptionError
+    from pyspark_lookup.errors import OverlapError as OverlapError
+    from pyspark_lookup.errors import PredicateError as PredicateError
+    from pyspark_lookup.errors import PysparkLookupError as PysparkLookupError
+    from pyspark_lookup.errors import ReloadFailedError as ReloadFailedError
+    from pyspark_lookup.errors import SchemaError as SchemaError
+    from pyspark_lookup.errors import TableBusyError as TableBusyError
+    from pyspark_lookup.errors import TableEmptyError as TableEmptyError
+    from pyspark_lookup.errors import TableFormatError as TableFormatError
+    from pyspark_lookup.errors import UfsError as UfsError
+    from pyspark_lookup.errors import UfsNotFoundError as UfsNotFoundError
+    from pyspark_lookup.errors import UfsPermissionError as UfsPermissionError
+    from pyspark_lookup.errors import UfsTimeoutError as UfsTimeoutError
+    from pyspark_lookup.errors import UfsUnavailableError as UfsUnavailableError
+    from pyspark_lookup.errors import UnreadableColumnError as UnreadableColumnError
+    from pyspark_lookup.errors import VersionGoneError as VersionGoneError
+    from pyspark_lookup.errors import WriteConflictError as WriteConflictError
+    from pyspark_lookup.lookup.lookup_table import LookupTable as LookupTable
     from pyspark_lookup.options.lookup_options import LookupOptions as LookupOptions
     from pyspark_lookup.options.reload_trigger import CacheReloadTrigger as CacheReloadTrigger
     from pyspark_lookup.options.reload_trigger import DueTrigger as DueTrigger
@@ -53,19 +53,19 @@ if TYPE_CHECKING:
     from pyspark_lookup.options.reload_trigger import PeriodicCacheReloadTrigger as PeriodicCacheReloadTrigger
     from pyspark_lookup.options.reload_trigger import ScheduleMode as ScheduleMode
     from pyspark_lookup.options.reload_trigger import TimedCacheReloadTrigger as TimedCacheReloadTrigger
-    from pyspark_lookup.providers.functions import AsyncKeyLookupFunction as AsyncKeyLookupFunction
-    from pyspark_lookup.providers.functions import AsyncLookupFunction as AsyncLookupFunction
-    from pyspark_lookup.providers.functions import AsyncLookupFunctionProvider as AsyncLookupFunctionProvider
-    from pyspark_lookup.providers.functions import FullCachingLookupProvider as FullCachingLookupProvider
-    from pyspark_lookup.providers.functions import KeyLookupFunction as KeyLookupFunction
-    from pyspark_lookup.providers.functions import LookupContext as LookupContext
-    from pyspark_lookup.providers.functions import LookupFunction as LookupFunction
-    from pyspark_lookup.providers.functions import LookupFunctionProvider as LookupFunctionProvider
-    from pyspark_lookup.providers.functions import LookupProvider as LookupProvider
-    from pyspark_lookup.providers.functions import (
+    from pyspark_lookup.sources.providers.functions import AsyncKeyLookupFunction as AsyncKeyLookupFunction
+    from pyspark_lookup.sources.providers.functions import AsyncLookupFunction as AsyncLookupFunction
+    from pyspark_lookup.sources.providers.functions import AsyncLookupFunctionProvider as AsyncLookupFunctionProvider
+    from pyspark_lookup.sources.providers.functions import FullCachingLookupProvider as FullCachingLookupProvider
+    from pyspark_lookup.sources.providers.functions import KeyLookupFunction as KeyLookupFunction
+    from pyspark_lookup.sources.providers.functions import LookupContext as LookupContext
+    from pyspark_lookup.sources.providers.functions import LookupFunction as LookupFunction
+    from pyspark_lookup.sources.providers.functions import LookupFunctionProvider as LookupFunctionProvider
+    from pyspark_lookup.sources.providers.functions import LookupProvider as LookupProvider
+    from pyspark_lookup.sources.providers.functions import (
         PartialCachingAsyncLookupProvider as PartialCachingAsyncLookupProvider,
     )
-    from pyspark_lookup.providers.functions import PartialCachingLookupProvider as PartialCachingLookupProvider
+    from pyspark_lookup.sources.providers.functions import PartialCachingLookupProvider as PartialCachingLookupProvider
     from pyspark_lookup.spark.join import explain_lookup as explain_lookup
     from pyspark_lookup.spark.join import lookup_join as lookup_join
     from pyspark_lookup.spark.session import configure as configure
@@ -76,15 +76,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "base.errors": "CacheDirectoryError CacheFullError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError UnreadableColumnError VersionGoneError WriteConflictError",
-    "base.write_ids": "RangeResponse ValidWriteIdList",
+    "errors": "CacheDirectoryError CacheFullError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError UnreadableColumnError VersionGoneError WriteConflictError",
+    "core.write_ids": "RangeResponse ValidWriteIdList",
     "cache.lookup_cache": "CachedRows KeyLookupCache LookupCache",
     "cache.memory.default_cache": "DefaultLookupCache DefaultLookupCacheBuilder",
     "columnar.key_rows": "KEY_INDEX",
-    "engine.lookup_table": "LookupTable",
+    "lookup.lookup_table": "LookupTable",
     "options.lookup_options": "LookupOptions",
     "options.reload_trigger": "CacheReloadTrigger DueTrigger LastReload PeriodicCacheReloadTrigger ScheduleMode TimedCacheReloadTrigger",
-    "providers.functions": "AsyncKeyLookupFunction AsyncLookupFunction AsyncLookupFunctionProvider FullCachingLookupProvider KeyLookupFunction LookupContext LookupFunction LookupFunctionProvider LookupProvider PartialCachingAsyncLookupProvider PartialCachingLookupProvider",
+    "sources.providers.functions": "AsyncKeyLookupFunction AsyncLookupFunction AsyncLookupFunctionProvider FullCachingLookupProvider KeyLookupFunction LookupContext LookupFunction LookupFunctionProvider LookupProvider PartialCachingAsyncLookupProvider PartialCachingLookupProvider",
     "spark.join": "explain_lookup lookup_join",
     "spark.session": "configure",
     "spark.source": "DefaultSource",

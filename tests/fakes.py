@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.engine.table_reader import TableReader
-from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.context import HostContext, Start, in_thread
-from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.stores import LOCAL_GRANULE_S, FileVersion, Store, open_store
-from pyspark_lookup.io.ufs import Ufs
-from pyspark_lookup.table.resolver import Resolver
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.storage.block_cache import BlockCache
+from pyspark_lookup.storage.context import HostContext, Start, in_thread
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, FileVersion, Store, open_store
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.resolver import Resolver
 
 CACHES: dict[str, dict[str, str]] = {
     "NONE": {},

@@ -23,8 +23,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES
+from pyspark_lookup.errors import (
     DamagedFileError,
     NonUniqueKeyError,
     OptionError,
@@ -35,10 +36,9 @@ from pyspark_lookup.base.errors import (
     TableFormatError,
     UfsUnavailableError,
 )
-from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
-from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.io.disk import records as records_module
-from pyspark_lookup.io.disk.directory import Directory
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.storage.disk import records as records_module
+from pyspark_lookup.storage.disk.directory import Directory
 from tests.fakes import wait_until_settled
 from tests.test_writing import Site, site
 

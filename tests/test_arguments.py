@@ -17,7 +17,7 @@ from pyspark_lookup import (
     TimedCacheReloadTrigger,
     ValidWriteIdList,
 )
-from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.errors import OptionError, SchemaError
 
 NOON, ODD = datetime.time(12), (0, 7, 1.5, None, True, b"7 d", ["7 d"], datetime.date(2026, 1, 1), object)
 CALLS: dict[str, tuple[type[Exception], Callable[[LookupTable, Any], object]]] = {

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import NotATableError, UfsNotFoundError
+from pyspark_lookup.errors import NotATableError, UfsNotFoundError
 
 ROWS = pa.table({"id": [1, 2**40], "name": ["a", None], "parts": [[1], [2, 3]]})
 

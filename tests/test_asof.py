@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import OverlapError
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.engine.as_of import Validity, valid_rows
+from pyspark_lookup.errors import OverlapError
+from pyspark_lookup.lookup.as_of import Validity, valid_rows
 from pyspark_lookup.options.enums import Overlap
 
 INSTANT = pa.timestamp("us", "UTC")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pyspark_lookup.base.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
-from pyspark_lookup.io.block_cache import BlocksAndLocations
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
+from pyspark_lookup.storage.block_cache import BlocksAndLocations
+from pyspark_lookup.storage.stores import FileVersion
 from tests.fakes import Host, make_host
 from tests.test_disk import data_of, holding
 

@@ -23,23 +23,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import CacheFullError, LookupTable, VersionGoneError
-from pyspark_lookup.base.errors import UfsUnavailableError
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full import loader
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
-from pyspark_lookup.engine import lookup_table as api
-from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io.disk import Disk, SegmentWriter
-from pyspark_lookup.io.disk.space import ReservedFile
-from pyspark_lookup.io.host_metrics import read_reloads
-from pyspark_lookup.io.stores import IMMUTABLE, FileVersion
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import UfsUnavailableError
+from pyspark_lookup.lookup import lookup_table as api
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.providers.functions import LookupFunction, PartialCachingLookupProvider
 from pyspark_lookup.scan.formats.parquet import ParquetIndex
 from pyspark_lookup.scan.open_file import KnownFiles
+from pyspark_lookup.sources.providers.functions import LookupFunction, PartialCachingLookupProvider
+from pyspark_lookup.storage.disk import Disk, SegmentWriter
+from pyspark_lookup.storage.disk.space import ReservedFile
+from pyspark_lookup.storage.host_metrics import read_reloads
+from pyspark_lookup.storage.stores import IMMUTABLE, FileVersion
 from tests.fakes import CACHES, FakeClock, Later, wait_until_settled
 from tests.fuzzing import by_day, seeds
 from tests.partial.common import run_waiting

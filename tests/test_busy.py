@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import TableBusyError, TableEmptyError, UfsNotFoundError
-from pyspark_lookup.io.stores import open_store
+from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundError
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.storage.stores import open_store
 from tests.fakes import CACHES, FakeClock, make_host
 from tests.s3server import S3Server
 from tests.test_writing import Site, site

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import WriteConflictError
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.managed import WriteSizes
+from pyspark_lookup.errors import WriteConflictError
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import WriteMode
+from pyspark_lookup.sources.managed import WriteSizes
+from pyspark_lookup.sources.managed.log import WriteMode
 from tests.differential.histories import Step
 from tests.differential.managed import Managed
 from tests.test_writing import Site, ids_of, put, rows, site

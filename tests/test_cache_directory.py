@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.cli import main
-from pyspark_lookup.engine import lookup_table
-from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io.disk.ownership import INNER, MARKER
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.lookup import lookup_table
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.storage.disk.ownership import INNER, MARKER
 from tests.fakes import CACHES
 from tests.test_disk import Opened, data_of, key
 from tests.test_writing import Site, rows, site
@@ -174,8 +174,8 @@ def test_what_lies_in_the_place_of_ours(tmp_path: Path, places: str, what: str) 
 RACE = """
 import os, random, sys, time
 from pathlib import Path
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.disk import BlockKey, Disk, key_of
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.storage.disk import BlockKey, Disk, key_of
 os.umask(0)
 disk = Disk(Path(sys.argv[1]), 10**9, CacheMetricGroup(), time.time, random.Random(1))
 print("ready", flush=True)

@@ -15,9 +15,9 @@ import pytest
 from pyarrow import orc
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.calendars import ZoneHistory, convert_leaves, gregorian_dates, gregorian_days, widened
 from pyspark_lookup.columnar.predicate import ColumnStats, Compare, may_match
+from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.scan.formats.orc_tail import read_tail
 from tests.iceberg.common import sql_catalog
 from tests.orc_files import JULIAN, PROLEPTIC, orc_file

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.engine.runtime import Engine
-from pyspark_lookup.engine.transaction import WritingMode
-from pyspark_lookup.managed.change_feed import (
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
+from pyspark_lookup.lookup.runtime import Engine
+from pyspark_lookup.lookup.transaction import WritingMode
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.change_feed import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
     LOG_POSITION,
@@ -27,9 +28,8 @@ from pyspark_lookup.managed.change_feed import (
     plan_snapshot,
     read_changes,
 )
-from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import Change, TableState, WriteMode
-from pyspark_lookup.table.model import Kind
+from pyspark_lookup.sources.managed.log import Change, TableState, WriteMode
+from pyspark_lookup.versions.model import Kind
 from tests.fuzzing import fuzzed
 from tests.test_by_key import SCHEMA, Model, steps
 from tests.test_compaction import OFF

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.partial import single_flight
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.keys import Numbers, Seed
-from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.storage.context import HostContext
 from tests.fakes import FakeClock
 from tests.test_disk import Opened, handles_below
 from tests.test_segments import files_at_most

@@ -15,11 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import Table
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.engine import lookup_table as api
-from pyspark_lookup.engine import runtime
-from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io.stores import Store, open_store
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.lookup import lookup_table as api
+from pyspark_lookup.lookup import runtime
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.storage.stores import Store, open_store
 from tests.fakes import FaultyStore
 from tests.iceberg.common import sql_catalog
 

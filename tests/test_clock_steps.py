@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.base.errors import ReloadFailedError, UfsUnavailableError
+from pyspark_lookup.errors import ReloadFailedError, UfsUnavailableError
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.model import Kind
+from pyspark_lookup.versions.model import Kind
 from tests.fakes import FakeClock, make_host
 from tests.partial.common import NONE, Process
 from tests.test_full_cache import CACHE, FULL, TIMED, Table, publish

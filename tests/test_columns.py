@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, read_column
 from pyspark_lookup.columnar.types import spark_type
+from pyspark_lookup.errors import NotSupportedError
 from tests.fuzzing import fuzzed
 from tests.test_keys import KINDS, LARGE, QUIET, SIGNALLING, bits, values_of
 

@@ -14,21 +14,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.errors import (
     DamagedFileError,
     NotATableError,
     UfsUnavailableError,
     VersionGoneError,
     WriteConflictError,
 )
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
-from pyspark_lookup.managed import data_files as files_module
-from pyspark_lookup.managed.rows_by_key import KeyedRows
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import TableState, WriteMode
-from pyspark_lookup.table.log.checkpoints import state_from_json, state_to_json
+from pyspark_lookup.sources.managed import data_files as files_module
+from pyspark_lookup.sources.managed.log import TableState, WriteMode
+from pyspark_lookup.sources.managed.log.checkpoints import state_from_json, state_to_json
+from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from tests.test_by_key import MODES
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
 

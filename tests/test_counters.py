@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup
-from pyspark_lookup.io.disk import CounterFile, Counts, Disk
-from pyspark_lookup.io.host_metrics import Publisher, read_table_counts
+from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup
+from pyspark_lookup.storage.disk import CounterFile, Counts, Disk
+from pyspark_lookup.storage.host_metrics import Publisher, read_table_counts
 from tests.fakes import FakeClock
 from tests.fuzzing import fuzzed
 from tests.test_disk import Opened

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.errors import (
     NotATableError,
     OptionError,
     PredicateError,
@@ -16,9 +16,9 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
     WriteConflictError,
 )
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.managed.rows_by_key import KeyedRows
-from pyspark_lookup.table.log import WriteMode
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.sources.managed.log import WriteMode
+from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from tests.test_by_key import MODES
 from tests.test_changes import changes_of, told
 from tests.test_compaction import OFF, wide

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.base.errors import CacheDirectoryError
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.disk import BlockKey, Disk, key_of, memory_backed, on_disk
-from pyspark_lookup.io.disk.directory import HEADER_BYTES, wrap
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import CacheDirectoryError
+from pyspark_lookup.storage.disk import BlockKey, Disk, key_of, memory_backed, on_disk
+from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from tests.fakes import FakeClock
 
 MIB = 2**20

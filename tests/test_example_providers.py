@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import LookupFunctionError, OptionError
-from pyspark_lookup.providers.functions import LookupContext
+from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.sources.providers.functions import LookupContext
 from tests.postgres import PostgresServer
 from tests.providers.common import TEXTS, counted, ids
 

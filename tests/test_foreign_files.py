@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import UfsError
-from pyspark_lookup.table.log import WriteMode
+from pyspark_lookup.errors import UfsError
+from pyspark_lookup.sources.managed.log import WriteMode
 from tests.s3server import S3Server
 from tests.test_compaction import OFF, aged
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site

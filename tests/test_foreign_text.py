@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.credentials import without_credentials, without_url_credentials
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.core.credentials import without_credentials, without_url_credentials
+from pyspark_lookup.core.log_events import log_event
+from pyspark_lookup.core.printable import printable
+from pyspark_lookup.errors import (
     LookupFunctionError,
     OptionError,
     PysparkLookupError,
@@ -24,15 +26,13 @@ from pyspark_lookup.base.errors import (
     raise_ours,
     redact_cause,
 )
-from pyspark_lookup.base.log_events import log_event
-from pyspark_lookup.base.printable import printable
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.rows import as_arrow_rows
-from pyspark_lookup.io.stores.error_mapping import our_error
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.rows import as_arrow_rows
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import make
-from pyspark_lookup.providers.functions import KeyLookupFunction, LookupFunctionProvider
-from pyspark_lookup.providers.made_provider import get_attribute
+from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupFunctionProvider
+from pyspark_lookup.sources.providers.made_provider import get_attribute
+from pyspark_lookup.storage.stores.error_mapping import our_error
 
 SECRET = "SESAME42"
 NAMES = (

@@ -24,15 +24,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import DamagedFileError, OptionError, SchemaError
-from pyspark_lookup.base.printable import printable
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, spark_type
-from pyspark_lookup.io.stores import FileVersion, Range
+from pyspark_lookup.core.printable import printable
+from pyspark_lookup.errors import DamagedFileError, OptionError, SchemaError
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
+from pyspark_lookup.scan.formats.file_names import detect_format
 from pyspark_lookup.scan.formats.parquet import spark_fields
-from pyspark_lookup.table.file_names import detect_format
+from pyspark_lookup.storage.stores import FileVersion, Range
 from tests.fuzzing import fuzzed
 
 BLOCK = 4096

@@ -18,25 +18,25 @@ import pytest
 from pyarrow import orc
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base import progress
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.cache.full import loader
+from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.columnar.keys import Keys
+from pyspark_lookup.core import progress
+from pyspark_lookup.errors import (
     NotSupportedError,
     PysparkLookupError,
     ReloadFailedError,
     SchemaError,
     UfsUnavailableError,
 )
-from pyspark_lookup.cache.full import loader
-from pyspark_lookup.cache.full.full_cache import FullCache
-from pyspark_lookup.columnar.keys import Keys
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import get_many
-from pyspark_lookup.engine.plan import ReadPlan, ReadTask
-from pyspark_lookup.io.disk import Disk, SegmentWriter
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.lookup import get_many
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.formats import BATCH_ROWS
-from pyspark_lookup.table.executions import Execution
+from pyspark_lookup.storage.disk import Disk, SegmentWriter
+from pyspark_lookup.versions.executions import Execution
 from tests.fakes import FakeClock, Host, Later, make_host, wait_until_settled
 from tests.test_writing import Site, site
 

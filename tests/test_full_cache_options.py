@@ -7,7 +7,7 @@ import datetime
 
 import pytest
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.enums import OnReloadFailure, ReloadStrategy
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import ScheduleMode, parse_blackout

@@ -31,32 +31,32 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import DamagedFileError, OptionError, PredicateError, PysparkLookupError
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.cache.full.schedule import make_trigger
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import get_many
-from pyspark_lookup.engine.plan import ReadTask
-from pyspark_lookup.engine.version_token import VersionToken, version_of_token
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.disk.directory import HEADER_BYTES, wrap
-from pyspark_lookup.io.host_metrics import Publisher
-from pyspark_lookup.managed.change_feed import change_columns, changes_between, cost, plan_snapshot
-from pyspark_lookup.managed.heartbeat import Heartbeats
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.core.write_ids import ValidWriteIdList
+from pyspark_lookup.errors import DamagedFileError, OptionError, PredicateError, PysparkLookupError
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.lookup import get_many
+from pyspark_lookup.lookup.plan import ReadTask
+from pyspark_lookup.lookup.version_token import VersionToken, version_of_token
 from pyspark_lookup.options.catalog import OPTIONS_METADATA, table_options
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import matching_rows
+from pyspark_lookup.sources.managed.change_feed import change_columns, changes_between, cost, plan_snapshot
+from pyspark_lookup.sources.managed.heartbeat import Heartbeats
+from pyspark_lookup.sources.managed.log.checkpoints import parse_state, state_to_json
+from pyspark_lookup.sources.managed.log.events import seal
+from pyspark_lookup.sources.managed.source import managed_version, read_version
 from pyspark_lookup.spark.change_stream import ChangeReader
 from pyspark_lookup.spark.source import DefaultSource
-from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
-from pyspark_lookup.table.host_versions import HostVersions
-from pyspark_lookup.table.log.checkpoints import parse_state, state_to_json
-from pyspark_lookup.table.log.events import seal
-from pyspark_lookup.table.log_source import managed_version, read_version
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
+from pyspark_lookup.storage.host_metrics import Publisher
+from pyspark_lookup.versions.deletes import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
+from pyspark_lookup.versions.host_versions import HostVersions
 from tests.fakes import FakeClock, Host, make_host
 from tests.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
 from tests.test_disk import Opened, data_of, key

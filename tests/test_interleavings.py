@@ -9,16 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    NonUniqueKeyError,
-    PysparkLookupError,
-    UfsNotFoundError,
-    WriteConflictError,
-)
-from pyspark_lookup.managed import Job, TableWriter
-from pyspark_lookup.managed import data_files as files_module
-from pyspark_lookup.managed.rows_by_key import KeyedRows
-from pyspark_lookup.table.log import WriteMode
+from pyspark_lookup.errors import NonUniqueKeyError, PysparkLookupError, UfsNotFoundError, WriteConflictError
+from pyspark_lookup.sources.managed import Job, TableWriter
+from pyspark_lookup.sources.managed import data_files as files_module
+from pyspark_lookup.sources.managed.log import WriteMode
+from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from tests.test_compaction import OFF, beside, of_ids
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
 

@@ -22,18 +22,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pyspark_lookup.engine.runtime
-from pyspark_lookup.base import errors
-from pyspark_lookup.engine import lookup_join as joining
-from pyspark_lookup.engine import lookup_pass
-from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupSpec, issue_token, parse_options
-from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Stage, open_pass
-from pyspark_lookup.engine.runtime import Runtime, runtime
-from pyspark_lookup.engine.table_reader import TableReader
-from pyspark_lookup.engine.version_token import VersionToken
-from pyspark_lookup.io.stores import Store, open_store
+import pyspark_lookup.lookup.runtime
+from pyspark_lookup import errors
+from pyspark_lookup.lookup import lookup_join as joining
+from pyspark_lookup.lookup import lookup_pass
+from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, LookupSpec, issue_token, parse_options
+from pyspark_lookup.lookup.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Stage, open_pass
+from pyspark_lookup.lookup.runtime import Runtime, runtime
+from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.lookup.version_token import VersionToken
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.executions import Execution
+from pyspark_lookup.storage.stores import Store, open_store
+from pyspark_lookup.versions.executions import Execution
 from tests.fakes import FakeClock, FaultyStore, Later
 from tests.processes.test_fill import in_fresh_process
 from tests.providers.common import SyncFunction, provider
@@ -101,8 +101,8 @@ class Host:
         joining._lookup.cache_clear()
         lookup_pass._pass.cache_clear()
         self.processes.append(Runtime(self.clock.host(), random.Random(1)))
-        self._monkeypatch.setattr(pyspark_lookup.engine.runtime, "_current", self.processes[-1])
-        self._monkeypatch.setattr(pyspark_lookup.engine.runtime, "open_store", self._store)
+        self._monkeypatch.setattr(pyspark_lookup.lookup.runtime, "_current", self.processes[-1])
+        self._monkeypatch.setattr(pyspark_lookup.lookup.runtime, "open_store", self._store)
 
     def _store(self, path: str, storage: dict[str, object], now_s: Callable[[], float]) -> Store:
         store = FaultyStore(open_store(path, storage, now_s))

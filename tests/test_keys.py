@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, cast_keys, draw_seed
+from pyspark_lookup.errors import SchemaError
 from tests.fuzzing import fuzzed
 
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import NotSupportedError
-from pyspark_lookup.engine import lookup_pass
-from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupRows, LookupSpec, join_tokens, split_tokens
-from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Place, Stage
+from pyspark_lookup.errors import NotSupportedError
+from pyspark_lookup.lookup import lookup_pass
+from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, LookupRows, LookupSpec, join_tokens, split_tokens
+from pyspark_lookup.lookup.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Place, Stage
 
 _HOWS = ("left", "inner", "left_semi", "left_anti")
 Key = tuple[int | None, ...]

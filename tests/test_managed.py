@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
-from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 from tests.fakes import Host, make_host
 from tests.test_version_token import Process
 from tests.test_writing import CACHES, Site, site

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import TableBusyError, TableEmptyError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundError, UfsUnavailableError
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.executions import Execution
-from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.versions.executions import Execution
+from pyspark_lookup.versions.model import Table, TableVersion
 from tests.fakes import FakeClock, Host, make_host
 
 _serial = itertools.count()

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import NonUniqueKeyError, SchemaError, WriteConflictError
-from pyspark_lookup.table.log import NotificationLog
+from pyspark_lookup.errors import NonUniqueKeyError, SchemaError, WriteConflictError
+from pyspark_lookup.sources.managed.log import NotificationLog
 from tests.fuzzing import fuzzed
 from tests.test_writing import Site, site
 

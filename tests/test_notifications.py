@@ -19,15 +19,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base import errors
-from pyspark_lookup.base.write_ids import ValidWriteIdList
-from pyspark_lookup.io.stores import Store, open_store
-from pyspark_lookup.table import log
-from pyspark_lookup.table.log import Allocate, DataFile, Event, NotificationLog, TableState, WriteMode, properties
-from pyspark_lookup.table.log.checkpoints import parse_state, state_to_json
-from pyspark_lookup.table.log.events import PAGE, event_bytes, parse_event, seal
-from pyspark_lookup.table.log.state import EarlierStateError
-from pyspark_lookup.table.model import VersionMetadata
+from pyspark_lookup import errors
+from pyspark_lookup.core.write_ids import ValidWriteIdList
+from pyspark_lookup.sources.managed import log
+from pyspark_lookup.sources.managed.log import (
+    Allocate,
+    DataFile,
+    Event,
+    NotificationLog,
+    TableState,
+    WriteMode,
+    properties,
+)
+from pyspark_lookup.sources.managed.log.checkpoints import parse_state, state_to_json
+from pyspark_lookup.sources.managed.log.events import PAGE, event_bytes, parse_event, seal
+from pyspark_lookup.sources.managed.log.state import EarlierStateError
+from pyspark_lookup.storage.stores import Store, open_store
+from pyspark_lookup.versions.model import VersionMetadata
 from tests.fakes import make_host
 from tests.fuzzing import altered, by_day, damaged, fuzzed
 

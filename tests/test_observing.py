@@ -24,9 +24,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base import progress
-from pyspark_lookup.base.log_events import log_event
-from pyspark_lookup.base.metrics import (
+from pyspark_lookup.cli.advise import advice, replay
+from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
+from pyspark_lookup.cli.prometheus import HostCollector, series_names
+from pyspark_lookup.cli.report import report
+from pyspark_lookup.core import progress
+from pyspark_lookup.core.log_events import log_event
+from pyspark_lookup.core.metrics import (
     BOUNDS_MS,
     COUNTERS,
     GAUGES,
@@ -35,12 +39,8 @@ from pyspark_lookup.base.metrics import (
     bucket_names,
     cumulate_buckets,
 )
-from pyspark_lookup.cli.advise import advice, replay
-from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
-from pyspark_lookup.cli.prometheus import HostCollector, series_names
-from pyspark_lookup.cli.report import report
-from pyspark_lookup.io.disk import Disk, DiskSpace
-from pyspark_lookup.io.host_metrics import Publisher, Reload, read_reloads, remember_reload
+from pyspark_lookup.storage.disk import Disk, DiskSpace
+from pyspark_lookup.storage.host_metrics import Publisher, Reload, read_reloads, remember_reload
 from tests.fakes import FakeClock
 
 DASHBOARD = Path(pyspark_lookup.__file__).parent.parent / "conf" / "grafana" / "lookupcache.json"

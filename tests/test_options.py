@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options import enums
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets, redact
 from pyspark_lookup.options.lookup_options import HOST_KEYS, LookupOptions, options_table

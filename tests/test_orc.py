@@ -16,13 +16,13 @@ import pytest
 from pyarrow import orc
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.scan.formats import RangesFile
 from pyspark_lookup.scan.formats.lzo import decompress_lzo
 from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.scan.formats.orc_numbers import unsigned_numbers
 from pyspark_lookup.scan.formats.orc_tail import read_tail
+from pyspark_lookup.storage.stores import FileVersion
 from tests.iceberg.common import opened
 from tests.iceberg.writing import IcebergTable
 from tests.orc_files import JULIAN, PROLEPTIC, orc_file

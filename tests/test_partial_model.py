@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.cache.partial import host_cache
+from pyspark_lookup.errors import UfsUnavailableError
 from tests.fakes import FakeClock
 from tests.partial.common import GROUP_ROWS, Dim, may_hold, new_directory, run_waiting
 from tests.test_keys import examples

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import OptionError, PredicateError
 from pyspark_lookup.columnar.binding import bind_compare, bind_in
 from pyspark_lookup.columnar.predicate import (
     And,
@@ -34,6 +33,7 @@ from pyspark_lookup.columnar.predicate import (
     referenced_columns,
 )
 from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.errors import OptionError, PredicateError
 from tests.fuzzing import MORE
 
 UTC = datetime.timezone.utc

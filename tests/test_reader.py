@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import VersionGoneError
-from pyspark_lookup.engine.plan import ReadPlan, ReadTask
-from pyspark_lookup.table.executions import Execution
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.versions.executions import Execution
 from tests.fakes import FakeClock, Host, make_host
 from tests.test_scan import planned
 

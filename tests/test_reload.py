@@ -18,7 +18,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.reload_trigger import (
     Blackout,
     CacheReloadTrigger,

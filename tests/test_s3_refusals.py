@@ -14,7 +14,7 @@ import pytest
 from werkzeug.serving import make_server
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.errors import (
     DamagedFileError,
     UfsError,
     UfsNotFoundError,

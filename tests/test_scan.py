@@ -20,15 +20,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.predicate import evaluate
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.plan import ReadPlan, ReadTask
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import cut_share
 from pyspark_lookup.scan.open_file import Slice
+from pyspark_lookup.storage.stores import FileVersion
 from tests.fakes import Host, make_host
 from tests.fuzzing import fuzzed
 

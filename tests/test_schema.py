@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import (
     cast_column,
     check_all_readable,
@@ -21,6 +20,7 @@ from pyspark_lookup.columnar.types import (
     spark_type,
     widens,
 )
+from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.spark.types import arrow_schema, struct_type
 
 US, US_UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")

@@ -19,9 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
-from pyspark_lookup.base import errors
-from pyspark_lookup.base.errors import (
+from pyspark_lookup import LookupTable, errors, explain_lookup, lookup_join, register_lookup
+from pyspark_lookup.errors import (
     CacheDirectoryError,
     PysparkLookupError,
     SourceChangedError,
@@ -29,17 +28,17 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
     redact_cause,
 )
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.stores import open_store
-from pyspark_lookup.io.stores.error_mapping import our_error
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.providers.functions import KeyLookupFunction, LookupFunctionProvider
+from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupFunctionProvider
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.stores import open_store
+from pyspark_lookup.storage.stores.error_mapping import our_error
 from tests.fakes import FakeClock, make_host
 from tests.fuzzing import memory_at_most
 from tests.test_api import put

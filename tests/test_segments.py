@@ -24,8 +24,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.io.disk import OpenSegment, SegmentWriter, directory, on_disk
-from pyspark_lookup.io.disk.space import Usage
+from pyspark_lookup.storage.disk import OpenSegment, SegmentWriter, directory, on_disk
+from pyspark_lookup.storage.disk.space import Usage
 from tests import test_disk as blocks
 from tests.fuzzing import fuzzed, memory_at_most
 from tests.processes.test_fill import in_fresh_process, must_end

@@ -24,15 +24,14 @@ from deltalake import DeltaTable, write_deltalake
 from pyarrow import feather, orc
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base import memory
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, PysparkLookupError, without_credentials
-from pyspark_lookup.io.stores import PART_OF_FILE, FileVersion
+from pyspark_lookup.columnar.roaring import read_roaring
+from pyspark_lookup.core import memory
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError, PysparkLookupError, without_credentials
 from pyspark_lookup.scan import contract
-from pyspark_lookup.scan.formats import parquet
-from pyspark_lookup.table import file_names
-from pyspark_lookup.table.iceberg.manifests import read_manifest_list
-from pyspark_lookup.table.iceberg.metadata import parse_metadata
-from pyspark_lookup.table.roaring import read_roaring
+from pyspark_lookup.scan.formats import file_names, parquet
+from pyspark_lookup.sources.iceberg.manifests import read_manifest_list
+from pyspark_lookup.sources.iceberg.metadata import parse_metadata
+from pyspark_lookup.storage.stores import PART_OF_FILE, FileVersion
 from tests.fakes import make_host
 
 
@@ -247,7 +246,7 @@ def _write_orc_bomb(path: Path) -> None:
 IN_LITTLE_MEMORY = """
 import resource, sys
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.errors import NotSupportedError
 resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30,) * 2)
 table = LookupTable(sys.argv[1], {"lookup.cache.dir": sys.argv[2], "lookup.keys": "id"})
 for read in (table.scan, lambda: table.get(1)):

@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.cache.full import snapshot as snapshots
 from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, deleted_rows
 from pyspark_lookup.cache.segments import builder as builders
@@ -33,8 +32,9 @@ from pyspark_lookup.columnar.buffers import ColumnWriter
 from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.types import spark_type
-from pyspark_lookup.io.disk import OpenSegment, ReservedFile, SegmentWriter, space
-from pyspark_lookup.io.disk.directory import is_unlocked
+from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter, space
+from pyspark_lookup.storage.disk.directory import is_unlocked
 from tests.fuzzing import by_day
 from tests.test_disk import Opened, handles_below
 from tests.test_keys import KINDS, SEED, examples, plain, values_of

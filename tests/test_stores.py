@@ -30,7 +30,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import (
     OptionError,
     SourceChangedError,
     UfsError,
@@ -39,9 +40,8 @@ from pyspark_lookup.base.errors import (
     UfsTimeoutError,
     UfsUnavailableError,
 )
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.stores import LOCAL_GRANULE_S, FileVersion, Listing, Store, open_store
-from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, FileVersion, Listing, Store, open_store
+from pyspark_lookup.storage.ufs import Ufs
 from tests.fakes import FakeClock, FaultyStore, Host, make_host, wait_until_settled
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.errors import (
     NotATableError,
     OptionError,
     PysparkLookupError,
@@ -23,20 +23,15 @@ from pyspark_lookup.base.errors import (
     TableEmptyError,
     TableFormatError,
 )
-from pyspark_lookup.engine import planner
-from pyspark_lookup.io.stores import FileVersion, Listing
+from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.deletes import DeleteFile
-from pyspark_lookup.table.glob import glob_root, is_glob
-from pyspark_lookup.table.listing import data_files
-from pyspark_lookup.table.model import Kind, Table, TableVersion
-from pyspark_lookup.table.partitions import (
-    partition_fields,
-    partition_value,
-    partition_values,
-    select_partitions,
-)
+from pyspark_lookup.sources.files.listing import data_files
+from pyspark_lookup.storage.glob import glob_root, is_glob
+from pyspark_lookup.storage.stores import FileVersion, Listing
+from pyspark_lookup.versions.deletes import DeleteFile
+from pyspark_lookup.versions.model import Kind, Table, TableVersion
+from pyspark_lookup.versions.partitions import partition_fields, partition_value, partition_values, select_partitions
 from tests.fakes import FakeClock, Host, make_host
 
 ROOT = "file:///data/dim"

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.scan.formats.inference import NOTHING, convert, infer_texts, join_inferred
 from tests.fuzzing import fuzzed
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.timer import Timer
-from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io.disk import directory
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.timer import Timer
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.storage.disk import directory
 from tests.fakes import CACHES, make_host
 from tests.test_disk import Opened
 

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.cli.main import _group
-from pyspark_lookup.engine import runtime as composition
-from pyspark_lookup.engine.version_token import VersionToken, resolve_and_secure, version_of_token
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.lookup import runtime as composition
+from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
 from pyspark_lookup.scan.deletes import DeletedRows
+from pyspark_lookup.storage.stores import FileVersion
 from tests.fakes import make_host
 from tests.toy_source import InlineDeletes, commit
 

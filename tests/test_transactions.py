@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.errors import (
     NonUniqueKeyError,
     OptionError,
     SchemaError,

@@ -7,11 +7,11 @@ import shutil
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import VersionGoneError
-from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.log import WriteMode, properties
 from pyspark_lookup.spark import change_stream
-from pyspark_lookup.table.log import WriteMode, properties
 from tests.fakes import CACHES
 from tests.test_changes import feed_of, told
 from tests.test_compaction import DAY_S, OFF, aged

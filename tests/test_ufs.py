@@ -15,7 +15,8 @@ import pytest
 import tenacity
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pyspark_lookup.base.errors import (
+from pyspark_lookup.core.metrics import COUNTERS
+from pyspark_lookup.errors import (
     NotSupportedError,
     SourceChangedError,
     UfsError,
@@ -24,8 +25,7 @@ from pyspark_lookup.base.errors import (
     UfsTimeoutError,
     UfsUnavailableError,
 )
-from pyspark_lookup.base.metrics import COUNTERS
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.storage.stores import FileVersion
 from tests.fakes import Host, make_host
 from tests.s3server import S3Server
 

@@ -14,7 +14,7 @@ import pytest
 from deltalake import write_deltalake
 from pyarrow import feather, orc
 
-from pyspark_lookup.base.errors import NotSupportedError, PredicateError, SchemaError
+from pyspark_lookup.errors import NotSupportedError, PredicateError, SchemaError
 from tests.delta.common import MODES, opened
 
 TIMES = pa.array([1, 2], pa.time64("us"))

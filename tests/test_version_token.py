@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import UfsNotFoundError, VersionGoneError
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup_join import _FAILED
-from pyspark_lookup.engine.version_token import VersionToken, resolve_and_secure, version_of_token
+from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.lookup_join import _FAILED
+from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.executions import Execution
-from pyspark_lookup.table.model import Kind, Table, TableVersion
+from pyspark_lookup.versions.executions import Execution
+from pyspark_lookup.versions.model import Kind, Table, TableVersion
 from tests.fakes import FakeClock, Later, make_host
 from tests.test_full_cache import publish
 

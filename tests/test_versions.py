@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import NotSupportedError, VersionGoneError
+from pyspark_lookup.errors import NotSupportedError, VersionGoneError
 from pyspark_lookup.spark import types
 from pyspark_lookup.spark.change_stream import ChangeReader, stream_reader
 

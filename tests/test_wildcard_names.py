@@ -13,7 +13,7 @@ import pytest
 from deltalake import write_deltalake
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import OptionError, TableEmptyError, TableFormatError
+from pyspark_lookup.errors import OptionError, TableEmptyError, TableFormatError
 from tests.fuzzing import by_day
 from tests.s3server import S3Server
 

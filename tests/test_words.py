@@ -16,15 +16,15 @@ import pytest
 from click.testing import CliRunner
 
 import pyspark_lookup
-from pyspark_lookup.base.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
-from pyspark_lookup.base.printable import names_shown
 from pyspark_lookup.cli.main import _group
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.planner import planned_names
-from pyspark_lookup.io.stores.fsspec import FsspecStore
+from pyspark_lookup.core.printable import names_shown
+from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.planner import planned_names
 from pyspark_lookup.options.catalog import absolute_path
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.providers.functions import LookupFunction, LookupFunctionProvider
+from pyspark_lookup.sources.providers.functions import LookupFunction, LookupFunctionProvider
+from pyspark_lookup.storage.stores.fsspec import FsspecStore
 
 MEANT = {
     "keys": "lookup.keys", "cache": "lookup.cache", "header": "lookup.csv.header", "sep": "lookup.csv.sep",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.write_ids import NO_OPEN_WRITE_ID, RangeResponse, ValidWriteIdList
+from pyspark_lookup.core.write_ids import NO_OPEN_WRITE_ID, RangeResponse, ValidWriteIdList
 from tests.fuzzing import MORE
 
 HISTORIES = 20_000 * MORE

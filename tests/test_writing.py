@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base import errors
-from pyspark_lookup.engine import lookup_table as api
-from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io.stores import FileVersion, open_store
-from pyspark_lookup.io.ufs import Ufs
-from pyspark_lookup.managed import Job, TableWriter
+from pyspark_lookup import errors
+from pyspark_lookup.lookup import lookup_table as api
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import Batch, DataFile, TableState, WriteMode
+from pyspark_lookup.sources.managed import Job, TableWriter
+from pyspark_lookup.sources.managed.log import Batch, DataFile, TableState, WriteMode
+from pyspark_lookup.storage.stores import FileVersion, open_store
+from pyspark_lookup.storage.ufs import Ufs
 from tests.fakes import CACHES, FakeClock, FaultyStore
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE

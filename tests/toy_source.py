@@ -17,15 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.types import text_of_schema
-from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
-from pyspark_lookup.table.deletes import DELETES
-from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
-from pyspark_lookup.table.source import Answer, Question, VersionSource
-from pyspark_lookup.table.sources import SOURCES
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.sources.registry import SOURCES
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
+from pyspark_lookup.versions.deletes import DELETES
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
+from pyspark_lookup.versions.version_source import Answer, Question, VersionSource
 
 __all__ = ["InlineDeletes", "ToySource", "commit"]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from pyspark_lookup.base.errors import UfsUnavailableError
-from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.io.stores import open_store
+from pyspark_lookup.errors import UfsUnavailableError
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.storage.stores import open_store
 from tests.fakes import FaultyStore
 
 BOUND_S = 120  # far above what any of this takes; a process not done by then hangs

@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
 from pyspark_lookup.cli.output import CACHE_DIR, JSON, OPTION, disk_space, given_options, show, typed_keys
 from pyspark_lookup.columnar.keys import Keys
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.io.disk import DiskSpace
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.enums import CacheMode
+from pyspark_lookup.storage.disk import DiskSpace
 
 _READ_AT_MOST = 64 * 1024 * 1024  # bytes of files: a smaller table is read to measure its decoded rows
 _DECODED_SHARE = 4  # bytes of decoded rows per byte of file, as a guess

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from pyspark_lookup.base.metrics import BOUNDS_MS, UNSET, cumulate_buckets
-from pyspark_lookup.io.disk import DiskSpace
+from pyspark_lookup.core.metrics import BOUNDS_MS, UNSET, cumulate_buckets
+from pyspark_lookup.storage.disk import DiskSpace
 
 _ENOUGH = 20  # events, before a rate says something
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 
-from pyspark_lookup.base.errors import OptionError, raise_ours
-from pyspark_lookup.base.metrics import COUNTERS, GAUGES, UNSET
 from pyspark_lookup.cli.output import ABSENT, CACHE_DIR, CLOCK, JSON, bytes_text, count_text, open_disk, show, shown_url
 from pyspark_lookup.cli.prometheus import HostCollector
 from pyspark_lookup.cli.report import report
-from pyspark_lookup.io.host_metrics import read_table_counts
+from pyspark_lookup.core.metrics import COUNTERS, GAUGES, UNSET
+from pyspark_lookup.errors import OptionError, raise_ours
+from pyspark_lookup.storage.host_metrics import read_table_counts
 
 
 @click.command()

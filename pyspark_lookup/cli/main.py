@@ -7,8 +7,8 @@ import sys
 import click
 
 from pyspark_lookup import __version__
-from pyspark_lookup.base.errors import OptionError, PysparkLookupError, foreign_text
 from pyspark_lookup.cli import advise, host_commands, table_commands
+from pyspark_lookup.errors import OptionError, PysparkLookupError, foreign_text
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

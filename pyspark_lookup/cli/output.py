@@ -12,15 +12,15 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.base.printable import printable
 from pyspark_lookup.columnar.types import resolve_names
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.io.disk import Disk, DiskSpace, empty_space, is_cache_directory
-from pyspark_lookup.io.stores import CATALOG_SCHEME
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.core.printable import printable
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.storage.disk import Disk, DiskSpace, empty_space, is_cache_directory
+from pyspark_lookup.storage.stores import CATALOG_SCHEME
 
 ABSENT = 3
 """Exit code: what was asked for is not there, or not as it should be."""

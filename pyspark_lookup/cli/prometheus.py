@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import (
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import (
     BOUNDS_MS,
     COUNTERS,
     GAUGES,
@@ -26,9 +26,9 @@ from pyspark_lookup.base.metrics import (
     bucket_names,
     cumulate_buckets,
 )
-from pyspark_lookup.base.printable import printable
-from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.host_metrics import TableCounts, host_gauges, read_table_counts
+from pyspark_lookup.core.printable import printable
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.host_metrics import TableCounts, host_gauges, read_table_counts
 
 _PREFIX = "lookupcache_"
 _LABELS = ("table", "host")

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import jinja2
 
 from pyspark_lookup import __version__
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import UNSET
-from pyspark_lookup.base.printable import printable
 from pyspark_lookup.cli.hints import Hint, block_hit_rate, disk_hints, hints, hit_rate, quantile_ms, saved_bytes
-from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.host_metrics import Reload, TableCounts, read_reloads, read_table_counts
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import UNSET
+from pyspark_lookup.core.printable import printable
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.host_metrics import Reload, TableCounts, read_reloads, read_table_counts
 
 _TEMPLATE = importlib.resources.files("pyspark_lookup.cli").joinpath("report.html.jinja")  # also from a zip
 _SHOWN_RELOADS = 100

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from pyspark_lookup.base.printable import printable
 from pyspark_lookup.cli.output import (
     ABSENT,
     CACHE_DIR,
@@ -22,8 +21,9 @@ from pyspark_lookup.cli.output import (
     show_rows,
     typed_keys,
 )
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.rows import as_python
+from pyspark_lookup.core.printable import printable
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.rows import as_python
 from pyspark_lookup.options.conf_file import redact
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import PredicateError
 from pyspark_lookup.columnar.predicate import Compare, Constant, In, IsNull, NullSafeEqual, Predicate
 from pyspark_lookup.columnar.types import collated_field
+from pyspark_lookup.errors import PredicateError
 
 
 def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.columnar.keys import Numbers, as_bools, offsets_and_data
+from pyspark_lookup.errors import NotSupportedError
 
 _Append = Callable[[str, Any], None]
 

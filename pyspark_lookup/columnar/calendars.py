@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import flatten_offsets, list_of_entries, split_type
+from pyspark_lookup.errors import SchemaError
 
 Numbers = npt.NDArray[np.int64]
 Convert = Callable[[pa.Array], pa.Array]

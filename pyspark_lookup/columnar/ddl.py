@@ -7,8 +7,8 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from pyspark_lookup.base.decoding import UNREADABLE, show
 from pyspark_lookup.columnar.types import MOST_NESTED, is_deeper
+from pyspark_lookup.core.decoding import UNREADABLE, show
 
 _TYPES = {
     "BOOLEAN": pa.bool_(),

@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.decoding import show
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import is_binary, is_text, widens, without_dictionary
+from pyspark_lookup.core.decoding import show
+from pyspark_lookup.errors import SchemaError
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.bucket_hash import bucket_number, bucket_numbers
+from pyspark_lookup.core.forks import cached_property
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import SchemaError, raise_ours
 from pyspark_lookup.columnar.types import split_type
+from pyspark_lookup.errors import SchemaError, raise_ours
 
 _MOST_DIGITS = 38
 _LARGEST = {pa.float16(): 65504.0, pa.float32(): 3.4028234663852886e38}

@@ -18,8 +18,6 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from pyspark_lookup.base.decoding import UNREADABLE, show
-from pyspark_lookup.base.errors import PredicateError, SchemaError
 from pyspark_lookup.columnar.binding import (
     bind_compare,
     bind_in,
@@ -32,6 +30,8 @@ from pyspark_lookup.columnar.binding import (
 from pyspark_lookup.columnar.predicate import And, Constant, IsNull, Or, Predicate, StartsWith, negate
 from pyspark_lookup.columnar.sql_strings import NUMBERED, take_strings
 from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.core.decoding import UNREADABLE, show
+from pyspark_lookup.errors import PredicateError, SchemaError
 
 _COMPARE = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}  # sqlglot's node names
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}

@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import NotSupportedError, SchemaError, UnreadableColumnError, raise_ours
-from pyspark_lookup.base.printable import names_shown
+from pyspark_lookup.core.printable import names_shown
+from pyspark_lookup.errors import NotSupportedError, SchemaError, UnreadableColumnError, raise_ours
 
 _UNSIGNED = {
     pa.uint8(): pa.int16(),

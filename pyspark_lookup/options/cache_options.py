@@ -6,8 +6,8 @@ import dataclasses
 import datetime
 from typing import TYPE_CHECKING, Any
 
-from pyspark_lookup.base.errors import OptionError
-from pyspark_lookup.base.forks import cached_property
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, OnReloadFailure, ReloadStrategy
 from pyspark_lookup.options.parsing import (
     BOOLEAN,

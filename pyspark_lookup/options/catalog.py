@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, as_text
-from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.core.decoding import UNREADABLE, as_text
+from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import is_local
 from pyspark_lookup.options.parsing import parse_path

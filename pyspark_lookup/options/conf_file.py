@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.base.credentials import names_secret, without_url_credentials
-from pyspark_lookup.base.errors import OptionError, raise_ours
+from pyspark_lookup.core.credentials import names_secret, without_url_credentials
+from pyspark_lookup.errors import OptionError, raise_ours
 
 STORAGE = "lookup.storage."
 

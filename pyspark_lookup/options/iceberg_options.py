@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.parsing import Kind, option, parse_text
 
 if TYPE_CHECKING:

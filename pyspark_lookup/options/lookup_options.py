@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark_lookup.base.credentials import names_bucket_with_credentials
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.core.credentials import names_bucket_with_credentials
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.cache_options import (
     FULL,
     PARTIAL,

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from pyspark_lookup.base.errors import OptionError, foreign_repr, raise_ours
-from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.core.write_ids import ValidWriteIdList
+from pyspark_lookup.errors import OptionError, foreign_repr, raise_ours
 from pyspark_lookup.options.enums import ReloadStrategy, StreamStart
 
 T = TypeVar("T")

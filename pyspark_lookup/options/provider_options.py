@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.conf_file import STORAGE
 from pyspark_lookup.options.enums import RetryPredicate
 from pyspark_lookup.options.parsing import POSITIVE_COUNT, POSITIVE_DURATION, Kind, choice, option, parse_factory

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 from collections.abc import Iterable
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options import enums
 from pyspark_lookup.options.iceberg_options import Ref
 from pyspark_lookup.options.parsing import (

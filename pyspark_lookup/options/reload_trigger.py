@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from pyspark_lookup.base.errors import NotSupportedError, OptionError
+from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.options.parsing import check_argument, is_number
 
 _MAX_DAYS = 36_500

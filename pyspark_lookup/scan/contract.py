@@ -9,17 +9,17 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import NotSupportedError
-from pyspark_lookup.base.memory import free_bytes
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, evaluate
-from pyspark_lookup.io.stores import Deletes, EqualityColumns, FileVersion
+from pyspark_lookup.core.memory import free_bytes
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import NotSupportedError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.equality import DeletedValues
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
-from pyspark_lookup.table.model import Table
+from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion
+from pyspark_lookup.versions.model import Table
 
 _UNCHECKED_BYTES = 64 * 1024 * 1024  # of rows in memory: after so many more, free memory is checked, and a batch ends
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import DamagedFileError
 from pyspark_lookup.columnar.keys import Numbers
-from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.stores import Deletes, FileVersion, Range
+from pyspark_lookup.errors import DamagedFileError
+from pyspark_lookup.storage.block_cache import BlockCache
+from pyspark_lookup.storage.stores import Deletes, FileVersion, Range
 
 _DELETES_AT_MOST = 512  # deletes in memory, of those used last
 

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.columnar.key_rows import RowIndex
 from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
 from pyspark_lookup.columnar.predicate import Among, And, Predicate
-from pyspark_lookup.io.stores import Deletes, EqualityColumns, FileVersion
+from pyspark_lookup.core.parallel import run_in_order
 from pyspark_lookup.scan.open_file import Latest
+from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion
 
 _THREADS = 8  # mostly waiting for the store
 _KEPT_BYTES = 64 * 1024 * 1024

@@ -17,14 +17,14 @@ from typing import Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import DamagedFileError, UfsError
-from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, referenced_columns
-from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
-from pyspark_lookup.io.stores import FileVersion, Range
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.errors import DamagedFileError, UfsError
 from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
 from pyspark_lookup.scan.stored_columns import column_as_planned, missing_column
+from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
+from pyspark_lookup.storage.stores import FileVersion, Range
 
 _INDEXES = 64 * 1024 * 1024  # bytes of memory, about
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.scan.open_file import Latest
-from pyspark_lookup.table.model import Table, TableVersion, require_metadata
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.versions.model import Table, TableVersion, require_metadata
 
 _AT_MOST = 8  # in a process
 

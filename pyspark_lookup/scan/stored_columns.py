@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, flatten_offsets, list_of_entries, spark_type, split_type
-from pyspark_lookup.io.stores import FileVersion, StoredColumn
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import FileIndex, Unit
-from pyspark_lookup.table.partitions import partition_value
+from pyspark_lookup.storage.stores import FileVersion, StoredColumn
+from pyspark_lookup.versions.partitions import partition_value
 
 _FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")  # in Parquet, and in ORC
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")

@@ -11,29 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import DamagedFileError, SchemaError
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, join_stats, may_match, referenced_columns
 from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_schemas, widens
-from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
-from pyspark_lookup.io.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import DamagedFileError, SchemaError
 from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, evaluate_mask, matching_rows, to_slices
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
 from pyspark_lookup.scan.equality import DeletedValues, EqualityDeleted, merge_positions
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, join_inferred, open_format
-from pyspark_lookup.scan.open_file import (
-    KnownFiles,
-    OpenFile,
-    Projection,
-    Slice,
-    decode,
-    is_missing,
-    to_read,
-)
+from pyspark_lookup.scan.open_file import KnownFiles, OpenFile, Projection, Slice, decode, is_missing, to_read
 from pyspark_lookup.scan.stored_columns import find_names, may_lack, missing_value, stats_as_planned, type_as_planned
-from pyspark_lookup.table.model import Table
-from pyspark_lookup.table.partitions import partition_fields, raw_partition_values, typed_partition_values
+from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
+from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
+from pyspark_lookup.versions.model import Table
+from pyspark_lookup.versions.partitions import partition_fields, raw_partition_values, typed_partition_values
 
 # A scan that looks into so few units decodes its predicate's columns first and fetches the others
 # only where rows match; above, a second round of requests costs more than it saves.

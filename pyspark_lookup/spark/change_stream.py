@@ -12,26 +12,17 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_text, show
-from pyspark_lookup.base.errors import (
-    DamagedFileError,
-    OptionError,
-    SourceChangedError,
-    VersionGoneError,
-    raise_ours,
-)
-from pyspark_lookup.engine.changes import managed_state, read_share, shares
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.managed.change_feed import (
-    ChangeTask,
-    changes_between,
-    cost,
-    plan_snapshot,
-)
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, show
+from pyspark_lookup.errors import DamagedFileError, OptionError, SourceChangedError, VersionGoneError, raise_ours
+from pyspark_lookup.lookup.changes import managed_state, read_share, shares
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.catalog import added_columns
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import StreamStart, View
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.change_feed import ChangeTask, changes_between, cost, plan_snapshot
+from pyspark_lookup.sources.managed.log import NotificationLog, TableState
+from pyspark_lookup.sources.managed.source import read_version
 from pyspark_lookup.spark.planning import stream_options
 from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.types import (
@@ -45,9 +36,7 @@ from pyspark_lookup.spark.types import (
     require,
 )
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
-from pyspark_lookup.table.log import NotificationLog, TableState
-from pyspark_lookup.table.log_source import read_version
-from pyspark_lookup.table.model import Table
+from pyspark_lookup.versions.model import Table
 
 _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files", ReadMaxBytes: "max_bytes"}
 

@@ -27,13 +27,13 @@ from pyspark.sql.types import (
 )
 from pyspark.storagelevel import StorageLevel
 
-from pyspark_lookup.base.errors import OptionError, SchemaError
-from pyspark_lookup.base.forks import ForkSafeLock
-from pyspark_lookup.base.printable import names_shown
 from pyspark_lookup.columnar.keys import accepts
 from pyspark_lookup.columnar.types import resolve_names, widens
-from pyspark_lookup.engine.lookup_join import ERROR_COLUMN
-from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN
+from pyspark_lookup.core.forks import ForkSafeLock
+from pyspark_lookup.core.printable import names_shown
+from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN
+from pyspark_lookup.lookup.lookup_pass import FOUND_COLUMN
 from pyspark_lookup.options.enums import CacheMode, OnError, View
 from pyspark_lookup.spark.lookup_pass import (
     VERSION_COLUMN,

@@ -35,16 +35,16 @@ from pyspark.sql.types import (
 )
 from pyspark.util import PythonEvalType
 
-from pyspark_lookup.base.forks import ForkSafeLock
-from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupSpec
-from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, PassSpec, Place, Stage
-from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.core.forks import ForkSafeLock
+from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, LookupSpec
+from pyspark_lookup.lookup.lookup_pass import FOUND_COLUMN, PassSpec, Place, Stage
 from pyspark_lookup.options.enums import OnError
 from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.reading import Probe, Resolve
 from pyspark_lookup.spark.table_argument import DimensionTable, quote
 from pyspark_lookup.spark.types import arrow_type
-from pyspark_lookup.table.executions import Build
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.versions.executions import Build
 
 VERSION_COLUMN = "_lookup_version"
 """What the names of columns with versions begin with."""

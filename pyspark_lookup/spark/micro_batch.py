@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from pyspark_lookup.table.executions import Build
+from pyspark_lookup.versions.executions import Build
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

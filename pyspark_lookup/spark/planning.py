@@ -17,19 +17,18 @@ import pyarrow as pa
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import CharType, StringType, StructType, VarcharType
 
-from pyspark_lookup.base.decoding import UNREADABLE, as_texts
-from pyspark_lookup.base.errors import NotSupportedError, OptionError, PredicateError
 from pyspark_lookup.columnar.binding import bind_compare, bind_in, bind_null_safe
 from pyspark_lookup.columnar.ddl import columns_ddl
 from pyspark_lookup.columnar.predicate import IsNull, Predicate, StartsWith, negate
 from pyspark_lookup.columnar.types import spark_type
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.changes import plan_changes
-from pyspark_lookup.engine.metadata_tables import ViewTask, view_schema, view_tasks
-from pyspark_lookup.engine.plan import ReadPlan, ReadTask
-from pyspark_lookup.engine.planner import ResolvedTable
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.managed.change_feed import change_columns
+from pyspark_lookup.core.decoding import UNREADABLE, as_texts
+from pyspark_lookup.errors import NotSupportedError, OptionError, PredicateError
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.changes import plan_changes
+from pyspark_lookup.lookup.metadata_tables import ViewTask, view_schema, view_tasks
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.lookup.planner import ResolvedTable
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.catalog import (
     MARK_METADATA,
     OPTIONS_METADATA,
@@ -45,8 +44,9 @@ from pyspark_lookup.options.enums import FileFormatName, FilterPushdown, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
 from pyspark_lookup.options.read_write_options import BUILT, EXPLICIT, refuse_block_size, refuse_in_reads
+from pyspark_lookup.sources.managed.change_feed import change_columns
 from pyspark_lookup.spark.types import arrow_schema, is_collated, scopes_pushed_filters, struct_type
-from pyspark_lookup.table.executions import Build
+from pyspark_lookup.versions.executions import Build
 
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text

@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from pyspark import TaskContext
 
-from pyspark_lookup.base.parallel import run_in_order
-from pyspark_lookup.engine.lookup import read_rows
-from pyspark_lookup.engine.lookup_join import issue_token, join_tokens, parse_options
-from pyspark_lookup.engine.lookup_pass import open_pass
-from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
-from pyspark_lookup.engine.plan import ReadPlan, ReadTask
-from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.lookup.lookup import read_rows
+from pyspark_lookup.lookup.lookup_join import issue_token, join_tokens, parse_options
+from pyspark_lookup.lookup.lookup_pass import open_pass
+from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
 from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, read_build
 from pyspark_lookup.spark.worker_errors import without_traceback
-from pyspark_lookup.table.executions import Build, Execution
+from pyspark_lookup.versions.executions import Build, Execution
 
 _HEAP = re.compile("([0-9]+)([kmgt]?)b?")  # as Spark takes it, megabytes without a unit
 _LARGEST_ARRAY = 2**31 - 16  # of the JVM

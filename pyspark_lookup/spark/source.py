@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pyspark_lookup.engine.planner import ResolvedTable
+    from pyspark_lookup.lookup.planner import ResolvedTable
     from pyspark_lookup.spark.planning import Planning
 
 

@@ -13,13 +13,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import DataType, StringType, StructField, StructType, VarcharType
 
-from pyspark_lookup.base.errors import NotSupportedError, OptionError, SchemaError
 from pyspark_lookup.columnar.key_rows import KEY_INDEX
 from pyspark_lookup.columnar.types import resolve_names
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.metadata_tables import describe_version
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.metadata_tables import describe_version
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.catalog import named_options, resolve_path
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
@@ -30,6 +29,7 @@ from pyspark_lookup.spark import planning
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.types import arrow_schema, is_collated
+from pyspark_lookup.storage.disk import key_of
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
 _FORMAT = "lookupcache"

@@ -12,8 +12,8 @@ import pyspark
 from pyspark.sql.pandas import types
 from pyspark.sql.types import DataType, StructField, StructType
 
-from pyspark_lookup.base.errors import NotSupportedError, SchemaError
 from pyspark_lookup.columnar.types import collated_field
+from pyspark_lookup.errors import NotSupportedError, SchemaError
 
 SPARK = tuple(int(number) for number in pyspark.__version__.split(".")[:2])
 

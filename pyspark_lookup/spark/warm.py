@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pyspark_lookup.base.errors import PysparkLookupError
 from pyspark_lookup.columnar.ddl import parse_columns
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.metadata_tables import answers_for_host
-from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.errors import PysparkLookupError
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.metadata_tables import answers_for_host
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions

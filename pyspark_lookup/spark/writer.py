@@ -14,17 +14,17 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pyspark_lookup.base.errors import OptionError
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.managed import Job, batch_directory
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import KeyedWrite, View
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed import Job, batch_directory
+from pyspark_lookup.sources.managed.log import Batch, DataFile, WriteMode
 from pyspark_lookup.spark.planning import resolve_write_options
 from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.types import arrow_schema
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
-from pyspark_lookup.table.log import Batch, DataFile, WriteMode
 
 
 @dataclasses.dataclass

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.lookup_cache import Key, KeyLookupCache
 from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, access_log, default_cache, growing
+from pyspark_lookup.core.metrics import CacheMetricGroup
 from tests.fakes import FakeClock
 
 

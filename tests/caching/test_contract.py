@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.base.metrics import UNSET
 from pyspark_lookup.cache.memory import KEY_INDEX, default_cache, growing
 from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.core.metrics import UNSET
+from pyspark_lookup.errors import SchemaError
 from tests.caching.common import UNBOUNDED, Row, cache_of, counts, found_in, held, keys_of, opened, rows_of, small
 from tests.fakes import FakeClock
 from tests.test_columns import kinds, pieces_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.cache.memory import DefaultLookupCache, DefaultLookupCacheBuilder
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.caching.common import Row, opened
 from tests.fakes import FakeClock

@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.table.delta.vectors import _B85, _Z85
+from pyspark_lookup.sources.delta.vectors import _B85, _Z85
 
 Rows = collections.Counter[str]
 _MANY = 20_000

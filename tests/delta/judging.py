@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import PysparkLookupError
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import get_many
-from pyspark_lookup.engine.plan import ReadPlan, ReadTask
+from pyspark_lookup.errors import PysparkLookupError
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.lookup import get_many
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.delta.common import MODES
 from tests.delta.evaluation import Rows, State, commits_of, evaluated, shown

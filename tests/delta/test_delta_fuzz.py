@@ -23,9 +23,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import DamagedFileError, PysparkLookupError
-from pyspark_lookup.io.disk.directory import HEADER_BYTES, wrap
-from pyspark_lookup.table.delta.vectors import DeletionVector
+from pyspark_lookup.errors import DamagedFileError, PysparkLookupError
+from pyspark_lookup.sources.delta.vectors import DeletionVector
+from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from tests.delta.common import by_deltalake, encode_z85, roaring
 from tests.delta.evaluation import State, commits_of, decoded_z85, evaluated, shown, vector_values
 from tests.delta.judging import LAST, NAME, Reader, commit, copied, in_bounds, judge, world

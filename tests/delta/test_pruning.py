@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pyspark_lookup.base.errors import VersionGoneError
+from pyspark_lookup.errors import VersionGoneError
 from tests.delta.common import MODES, opened
 from tests.delta.test_calls import counting
 

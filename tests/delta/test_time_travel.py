@@ -14,7 +14,7 @@ import pytest
 from deltalake import write_deltalake
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import VersionGoneError
+from pyspark_lookup.errors import VersionGoneError
 from tests.delta.common import append_commit, opened
 from tests.test_writing import Site, ids_of, rows, site
 

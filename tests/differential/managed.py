@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import WriteConflictError
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.managed import Job, TableWriter, WriteSizes
-from pyspark_lookup.managed.rows_by_key import KeyedRows
+from pyspark_lookup.errors import WriteConflictError
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import DataFile, WriteMode
+from pyspark_lookup.sources.managed import Job, TableWriter, WriteSizes
+from pyspark_lookup.sources.managed.log import DataFile, WriteMode
+from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from tests.differential.histories import Step
 from tests.differential.modelled import Modelled, Row
 

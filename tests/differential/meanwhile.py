@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_lookup.io.disk.records import Records
+from pyspark_lookup.storage.disk.records import Records
 
 _CALLS = ("scandir", "listdir", "stat", "lstat", "open", "readlink", "fstat")
 

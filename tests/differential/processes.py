@@ -17,9 +17,9 @@ import pytest
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.cache.partial import host_cache
-from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io.context import in_thread
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.storage.context import in_thread
 from tests.differential.managed import SIZES
 from tests.fakes import FakeClock
 

@@ -19,15 +19,15 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError
-from pyspark_lookup.engine import lookup_table as api
-from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io import ufs as ufs_module
-from pyspark_lookup.io.stores import open_store
-from pyspark_lookup.io.stores.s3 import S3Store
-from pyspark_lookup.table import enclosing as enclosing_module
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError
+from pyspark_lookup.lookup import lookup_table as api
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.storage import ufs as ufs_module
+from pyspark_lookup.storage.stores import open_store
+from pyspark_lookup.storage.stores.s3 import S3Store
+from pyspark_lookup.versions import enclosing as enclosing_module
 from tests import fakes
 from tests.faults.direct import door, put
 from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import PysparkLookupError, UfsUnavailableError, VersionGoneError
+from pyspark_lookup.errors import PysparkLookupError, UfsUnavailableError, VersionGoneError
 from tests.faults.cases import BUCKET, Bench, Case, check_ended, home, named_case
 from tests.faults.writes import KINDS, SMALL, Kind, counted, rows
 from tests.fuzzing import BY_NIGHT, MORE, seeds

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import PysparkLookupError
-from pyspark_lookup.engine.runtime import Runtime
+from pyspark_lookup.errors import PysparkLookupError
+from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import Batch, WriteMode
+from pyspark_lookup.sources.managed.log import Batch, WriteMode
 from tests.history.checker import Rows
 
 SCHEMA = pa.schema([("id", pa.int64()), ("tag", pa.string()), ("n", pa.int64())])

@@ -18,13 +18,13 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError, VersionGoneError
-from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.managed import WriteSizes
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError, VersionGoneError
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import properties
+from pyspark_lookup.sources.managed import WriteSizes
+from pyspark_lookup.sources.managed.log import properties
 from tests.history.checker import Rows, own_rows
 from tests.test_changes import CHANGE_TYPE, Feed
 from tests.workers import Notes, fail_at_random

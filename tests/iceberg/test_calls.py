@@ -14,7 +14,7 @@ from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from sqlalchemy import Engine, delete, event, insert
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.io.stores import local
+from pyspark_lookup.storage.stores import local
 from tests.delta.test_calls import counting
 from tests.fakes import wait_until_settled
 from tests.fuzzing import by_day
@@ -266,7 +266,7 @@ def test_a_host_that_comes_late(remote: Remote, tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 from pyspark_lookup import LookupTable
-from pyspark_lookup.io.stores import local
+from pyspark_lookup.storage.stores import local
 table = LookupTable({path!r}, {options!r})
 before = table.metrics()
 assert table.get_many([3, 44]).num_rows == 2

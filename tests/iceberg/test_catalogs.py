@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable, NotSupportedError, UfsNotFoundError
-from pyspark_lookup.io.stores import FileVersion
-from pyspark_lookup.io.ufs import Ufs
-from pyspark_lookup.table.iceberg.locations import Locations
-from pyspark_lookup.table.iceberg.source import IcebergSource
+from pyspark_lookup.sources.iceberg.locations import Locations
+from pyspark_lookup.sources.iceberg.source import IcebergSource
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.storage.ufs import Ufs
 from tests.delta.test_calls import counting
 from tests.iceberg.common import MODES, opened, rows_of, sql_catalog
 from tests.iceberg.definition import in_catalog

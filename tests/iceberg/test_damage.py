@@ -24,9 +24,9 @@ from pyspark_lookup import (
     UfsNotFoundError,
     VersionGoneError,
 )
-from pyspark_lookup.base.errors import CatalogUnavailableError
-from pyspark_lookup.table.catalog import Catalog
-from pyspark_lookup.table.iceberg import manifests, metadata
+from pyspark_lookup.errors import CatalogUnavailableError
+from pyspark_lookup.sources.iceberg import manifests, metadata
+from pyspark_lookup.sources.iceberg.catalog import Catalog
 from tests.fuzzing import altered, damaged, fuzzed
 from tests.iceberg.common import MODES, opened, sql_catalog
 from tests.iceberg.definition import Definition, in_catalog

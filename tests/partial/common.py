@@ -17,8 +17,6 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness, SharedRows
@@ -27,12 +25,14 @@ from pyspark_lookup.cache.partial.read_through import Load, PartialCache
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import get_many, read_rows
-from pyspark_lookup.engine.plan import ReadTask
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.lookup import get_many, read_rows
+from pyspark_lookup.lookup.plan import ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk
 from tests.fakes import FakeClock, Later
 from tests.test_columns import nested_values
 from tests.test_full_cache import Table

@@ -22,15 +22,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv
 
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.partial import carry_over
 from pyspark_lookup.cache.partial.carry_over import Changes
 from pyspark_lookup.columnar.predicate import Among, ColumnStats, join_stats
 from pyspark_lookup.columnar.types import cast_column, spark_type
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.model import TableVersion
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.model import TableVersion
 from tests.fakes import FakeClock, make_host
 from tests.partial.common import COUNTERS, GROUP_ROWS, SPACE, Dim, is_nan, may_hold, new_directory, stats
 from tests.test_disk import Opened

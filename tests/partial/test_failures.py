@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.storage.disk import Disk
 from tests.fakes import FakeClock
 from tests.partial.common import NONE, SPACE, Process
 from tests.test_disk import Opened, handles_below

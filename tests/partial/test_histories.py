@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
 from pyspark_lookup.cache.partial.host_segment import Bounds
 from pyspark_lookup.columnar.keys import Numbers
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.storage.disk import Disk
 from tests.fakes import FakeClock
 from tests.partial.common import BOUNDED, NONE, Differ, Process, new_directory
 from tests.test_keys import examples

@@ -15,7 +15,7 @@ import pytest
 from pyspark_lookup.cache.partial import host_cache
 from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
 from pyspark_lookup.columnar.keys import Seed
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.storage.disk import Disk
 from tests.fakes import FakeClock
 from tests.partial.common import EXPIRING, NONE, ROWS, SPACE, Held, Process, differing, rows_of, using
 from tests.test_disk import handles_below

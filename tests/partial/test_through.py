@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from pyspark_lookup.cache.partial import invalidations
 from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.columnar.keys import Keys
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import UfsUnavailableError
 from tests.fakes import FakeClock
 from tests.partial.common import BOUND_S, NONE, ROWS, SEED, SPACE, Source, Worker, differing
 from tests.test_claims import run_all

@@ -171,7 +171,7 @@ LEAVING = """
 import sys, threading
 import pyarrow as pa
 from pyspark_lookup import FullCachingLookupProvider, LookupTable
-from pyspark_lookup.base import threads
+from pyspark_lookup.core import threads
 from pyspark_lookup.scan.table_scan import Scan
 
 begun = threading.Semaphore(0)

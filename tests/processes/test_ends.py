@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.lookup.lookup_table import LookupTable
 from tests.workers import BOUND_S
 
 OPTIONS = {
@@ -28,11 +28,11 @@ OPTIONS = {
 START = """
     import os, sys, threading, time
     import pyarrow as pa
-    from pyspark_lookup.base import threads
+    from pyspark_lookup.core import threads
     from pyspark_lookup.cache.full.loader import SnapshotLoader
     from pyspark_lookup.cache.partial.host_cache import SharedCache
-    from pyspark_lookup.engine.lookup_table import LookupTable
-    from pyspark_lookup.providers.functions import *
+    from pyspark_lookup.lookup.lookup_table import LookupTable
+    from pyspark_lookup.sources.providers.functions import *
 
     begun = threading.Event()
 
@@ -189,7 +189,7 @@ def test_an_iterator_that_was_left(home: Path) -> None:
     code, said = run(
         """
         import mmap
-        from pyspark_lookup.base.parallel import run_in_order
+        from pyspark_lookup.core.parallel import run_in_order
 
         def drop(number):
             for _ in range(1000):

@@ -28,10 +28,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.io.disk import Disk, on_disk
-from pyspark_lookup.io.disk.directory import HEADER_BYTES
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.runtime import runtime
+from pyspark_lookup.storage.disk import Disk, on_disk
+from pyspark_lookup.storage.disk.directory import HEADER_BYTES
 from tests.fakes import FakeClock, Host, make_host
 from tests.fuzzing import by_day
 from tests.test_disk import data_of

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pytest
 from pyiceberg.schema import Schema
 
-from pyspark_lookup.base import progress
-from pyspark_lookup.base.forks import ForkSafeLock, cached_property
 from pyspark_lookup.cache.memory import DefaultLookupCache
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.transaction import Transaction
-from pyspark_lookup.providers.functions import (
+from pyspark_lookup.core import progress
+from pyspark_lookup.core.forks import ForkSafeLock, cached_property
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.transaction import Transaction
+from pyspark_lookup.sources.providers.functions import (
     KeyLookupFunction,
     LookupContext,
     LookupProvider,

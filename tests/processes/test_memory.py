@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.lookup.lookup_table import LookupTable
 from tests.fakes import CACHES
 from tests.workers import in_fresh_process
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import VersionGoneError
-from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, make_host
 from tests.workers import BOUND_S, in_fresh_process, must_end

@@ -20,13 +20,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import pyspark_lookup.engine.runtime
-from pyspark_lookup.base.errors import PysparkLookupError
-from pyspark_lookup.base.metrics import CacheMetricGroup
+import pyspark_lookup.lookup.runtime
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
-from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.runtime import Runtime, runtime
-from pyspark_lookup.providers.functions import (
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import PysparkLookupError
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.runtime import Runtime, runtime
+from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
     LookupFunction,
@@ -204,7 +204,7 @@ class Desk:
         self._be(self._processes[-1])
 
     def _be(self, process: Runtime) -> None:
-        self._monkeypatch.setattr(pyspark_lookup.engine.runtime, "_current", process)
+        self._monkeypatch.setattr(pyspark_lookup.lookup.runtime, "_current", process)
 
     def name(self, factory: Any) -> str:
         """What `lookup.provider` calls this factory: provider_1:make, provider_2:make."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.providers import provider as provided_table
+from pyspark_lookup.sources.providers import provider as provided_table
 from tests.providers.common import Desk
 
 

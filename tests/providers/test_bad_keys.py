@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import LookupFunctionError, LookupTimeoutError
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.engine.lookup_join import Lookup, LookupSpec, issue_token
+from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError
+from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.providers.bisection import Bisection, Call, Outcome
-from pyspark_lookup.providers.functions import AsyncKeyLookupFunction, KeyLookupFunction
+from pyspark_lookup.sources.providers.bisection import Bisection, Call, Outcome
+from pyspark_lookup.sources.providers.functions import AsyncKeyLookupFunction, KeyLookupFunction
 from tests.providers.common import (
     CACHES,
     KINDS,

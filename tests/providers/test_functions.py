@@ -23,11 +23,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import LookupFunctionError, LookupTimeoutError, OptionError, PredicateError, SchemaError
-from pyspark_lookup.base.metrics import UNSET
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
-from pyspark_lookup.providers.call_runner import Calls, CallTimeoutError
-from pyspark_lookup.providers.functions import (
+from pyspark_lookup.core.metrics import UNSET
+from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, PredicateError, SchemaError
+from pyspark_lookup.sources.providers.call_runner import Calls, CallTimeoutError
+from pyspark_lookup.sources.providers.functions import (
     AsyncKeyLookupFunction,
     FullCachingLookupProvider,
     KeyLookupFunction,

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
-from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
-from pyspark_lookup.providers.functions import (
+from pyspark_lookup.sources.providers.functions import (
     FullCachingLookupProvider,
     LookupContext,
     LookupFunctionProvider,

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from botocore.exceptions import BotoCoreError, ClientError
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import PysparkLookupError
+from pyspark_lookup.errors import PysparkLookupError
 from tests.soak import tables
 from tests.workers import Notes
 

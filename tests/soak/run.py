@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.base.errors import PysparkLookupError, VersionGoneError
-from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.errors import PysparkLookupError, VersionGoneError
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests import nightly
 from tests.cluster import Cluster, environment

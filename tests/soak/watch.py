@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.disk.ownership import MARKER
-from pyspark_lookup.io.host_metrics import read_table_counts
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.disk.ownership import MARKER
+from pyspark_lookup.storage.host_metrics import read_table_counts
 from tests.cluster import Cluster
 from tests.soak import tables
 

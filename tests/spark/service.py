@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pyspark_lookup.providers.functions import (
+from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
     LookupContext,

@@ -24,7 +24,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, StringType
 
 from pyspark_lookup import LookupTable, lookup_join
-from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.errors import OptionError, SchemaError
 from tests.fuzzing import MORE, by_day
 from tests.spark.common import FULL, WAYS, Calls, catalog_options, saved
 from tests.spark.test_same_rows import FOREIGN, NESTED, PRIMITIVES, SEED, Column, arrow_table, drawn

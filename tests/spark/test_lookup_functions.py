@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import register_lookup
-from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.spark import sql_functions
 from tests.spark.common import Calls, put, saved
 
@@ -182,7 +182,7 @@ def test_a_table_that_is_gone(spark: SparkSession, tmp_path: Path, name: str) ->
     with pytest.raises(PythonException) as caught:
         spark.sql(f"SELECT {name}(1).version, r.* FROM {name}_rows(1) r").collect()
     lines = str(caught.value).strip().splitlines()
-    assert lines[1:] == [f"pyspark_lookup.base.errors.UfsNotFoundError: file://{path.parent} does not exist"]
+    assert lines[1:] == [f"pyspark_lookup.errors.UfsNotFoundError: file://{path.parent} does not exist"]
     assert spark.sql(f"SELECT {name}(id) FROM range(0)").collect() == []
     ((answer,),) = spark.sql(f"SELECT {name}_lenient(1)").collect()
     assert (answer.version, answer.lookup_error) == (None, f"UfsNotFoundError: file://{path.parent} does not exist")

@@ -18,11 +18,11 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from pyspark_lookup import LookupTable, configure, lookup_join, warm
-from pyspark_lookup.base.errors import OptionError, SchemaError
-from pyspark_lookup.base.metrics import COUNTERS
+from pyspark_lookup.core.metrics import COUNTERS
+from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import SOURCES
 from pyspark_lookup.spark.session import RECOMMENDED
-from pyspark_lookup.table.sources import SOURCES
 from tests.fakes import FakeClock, make_host
 from tests.spark.common import MODES, Calls, catalog_options, conf, load, put, saved
 

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.spark.types import SPARK
 from tests.fuzzing import by_day
 from tests.spark.common import batches_of, catalog_options, load

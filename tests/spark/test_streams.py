@@ -26,7 +26,7 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.spark import join, lookup_pass
 from pyspark_lookup.spark.join import Strategy
-from pyspark_lookup.table.executions import Build
+from pyspark_lookup.versions.executions import Build
 from tests.fuzzing import BY_NIGHT, by_day
 from tests.spark.common import (
     WAYS,

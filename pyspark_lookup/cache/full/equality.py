@@ -12,11 +12,11 @@ import numpy as np
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.segments.segment import Segment
 from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
-from pyspark_lookup.io.stores import Deletes, EqualityColumns, FileVersion
 from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.scan.equality import DeletedValues, merge_positions
 from pyspark_lookup.scan.formats import BATCH_ROWS
-from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion
+from pyspark_lookup.versions.model import Table, TableVersion
 
 
 def read_deleted(

@@ -18,16 +18,6 @@ import functools
 import logging
 from collections.abc import Callable
 
-from pyspark_lookup.base import progress
-from pyspark_lookup.base.errors import (
-    CHANGED_KIND,
-    CacheFullError,
-    ReloadFailedError,
-    SourceChangedError,
-    UfsError,
-    foreign_text,
-)
-from pyspark_lookup.base.threads import check
 from pyspark_lookup.cache.full.load_log import LoadLog
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
 from pyspark_lookup.cache.full.loader import (
@@ -42,16 +32,26 @@ from pyspark_lookup.cache.full.overdue import OverdueReloads, last_reload
 from pyspark_lookup.cache.full.schedule import Schedule, make_trigger
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.store import Refused, State, StoredSnapshots, StoredVersion
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.core import progress
+from pyspark_lookup.core.threads import check
+from pyspark_lookup.errors import (
+    CHANGED_KIND,
+    CacheFullError,
+    ReloadFailedError,
+    SourceChangedError,
+    UfsError,
+    foreign_text,
+)
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import OnReloadFailure
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
-from pyspark_lookup.table.model import Table, TableVersion
-from pyspark_lookup.table.partitions import select_partitions
-from pyspark_lookup.table.resolver import Resolver
-from pyspark_lookup.table.restarts import read_with_restarts
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk, key_of
+from pyspark_lookup.versions.model import Table, TableVersion
+from pyspark_lookup.versions.partitions import select_partitions
+from pyspark_lookup.versions.resolver import Resolver
+from pyspark_lookup.versions.restarts import read_with_restarts
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _GIVE_UP_S = 60.0

@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import logging
 
-from pyspark_lookup.base.errors import foreign_text
-from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.cache.full.snapshot import Snapshot
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.host_metrics import Reload, remember_reload
+from pyspark_lookup.core.log_events import log_event
+from pyspark_lookup.errors import foreign_text
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.host_metrics import Reload, remember_reload
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 

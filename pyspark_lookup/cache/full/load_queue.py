@@ -7,10 +7,10 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-from pyspark_lookup.base.errors import VersionGoneError
-from pyspark_lookup.base.threads import ProcessEndsError, is_ending
-from pyspark_lookup.io.context import Start
-from pyspark_lookup.table.model import TableVersion
+from pyspark_lookup.core.threads import ProcessEndsError, is_ending
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.storage.context import Start
+from pyspark_lookup.versions.model import TableVersion
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import CacheFullError
-from pyspark_lookup.base.memory import free_bytes
-from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.cache.full.equality import read_deleted
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
 from pyspark_lookup.cache.full.units import PlacedUnit, prepare_units, read_live_rows
@@ -32,12 +29,15 @@ from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
 from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
 from pyspark_lookup.columnar.types import conform_columns, is_source
-from pyspark_lookup.io.disk import Disk, ReservedFile, SegmentWriter, key_of
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.core.memory import free_bytes
+from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.errors import CacheFullError
 from pyspark_lookup.scan.contract import PreparedUnit, TableScan
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection
-from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.storage.disk import Disk, ReservedFile, SegmentWriter, key_of
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.model import Table, TableVersion
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes of files done, and of all

@@ -12,12 +12,12 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from pyspark_lookup.base.errors import UfsError
 from pyspark_lookup.cache.full.load_queue import Jobs
 from pyspark_lookup.cache.full.schedule import Schedule
 from pyspark_lookup.cache.full.store import State, StoredSnapshots
-from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.errors import UfsError
 from pyspark_lookup.options.reload_trigger import LastReload
+from pyspark_lookup.storage.context import HostContext
 
 _ON_TIME_S = 0.5  # a live schedule begins a due reload within this time, also on a busy machine
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.cache.full.loader import Layout, SnapshotLoader
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.contract import TableScan
-from pyspark_lookup.table.model import Table, TableVersion
-from pyspark_lookup.table.resolver import Resolver
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.versions.model import Table, TableVersion
+from pyspark_lookup.versions.resolver import Resolver
 
 
 @dataclasses.dataclass(eq=False, repr=False)

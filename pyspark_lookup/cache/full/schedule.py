@@ -15,11 +15,9 @@ import math
 import threading
 from collections.abc import Callable
 
-from pyspark_lookup.base.errors import redact_cause
-from pyspark_lookup.base.threads import has_ended
-from pyspark_lookup.base.timer import Timer
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk, Lock
+from pyspark_lookup.core.threads import has_ended
+from pyspark_lookup.core.timer import Timer
+from pyspark_lookup.errors import redact_cause
 from pyspark_lookup.options.enums import ReloadStrategy
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import make
@@ -31,6 +29,8 @@ from pyspark_lookup.options.reload_trigger import (
     PeriodicCacheReloadTrigger,
     TimedCacheReloadTrigger,
 )
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk, Lock
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _CLOSE_WAIT_S = 1.0

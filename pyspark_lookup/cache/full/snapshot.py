@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.forks import cached_property
 from pyspark_lookup.cache.segments.builder import ROW_BITS
 from pyspark_lookup.cache.segments.segment import Segment
 from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, as_array, as_indices, hash_one
 from pyspark_lookup.columnar.types import cast_column
+from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.scan.formats import BATCH_ROWS
-from pyspark_lookup.table.model import TableVersion
+from pyspark_lookup.versions.model import TableVersion
 
 _FEW = 8  # rows that are quicker to take value by value
 _COMPACTION_SHARE = 0.25  # rows in overlays or deleted, of those in the base

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
 from pyspark_lookup.columnar.key_rows import SEED, distinct_keys
 from pyspark_lookup.columnar.keys import Keys, as_indices
 from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, referenced_columns
 from pyspark_lookup.columnar.types import check_readable, conform_columns
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.scan.contract import coalesce, matching_rows
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.decoding import as_count, as_counts, as_name, as_number, as_text
-from pyspark_lookup.base.threads import check
 from pyspark_lookup.cache.full.loader import StoredLayer, open_layers
 from pyspark_lookup.cache.full.snapshot import Snapshot
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.decoding import as_count, as_counts, as_name, as_number, as_text
+from pyspark_lookup.core.threads import check
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.model import Table, TableVersion, has_same_rows
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.versions.model import Table, TableVersion, has_same_rows
 
 _LOCK_WAIT_S = 1.0
 _SIGN_EVERY_S = 10.0

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.cache.segments.builder import ROW_BITS
 from pyspark_lookup.columnar.keys import Numbers
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.core.parallel import run_in_order
 from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan
 from pyspark_lookup.scan.deletes import live_mask
 from pyspark_lookup.scan.open_file import Projection, Slice
-from pyspark_lookup.table.model import Table
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.model import Table
 
 PlacedUnit = tuple[PreparedUnit, int]
 """A unit, and the place of its first row in its file."""

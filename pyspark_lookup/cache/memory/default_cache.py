@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import OptionError, SchemaError
-from pyspark_lookup.base.forks import resets_in_child
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.lookup_cache import CachedRows, LookupCache
 from pyspark_lookup.cache.memory.access_log import AccessLog
 from pyspark_lookup.cache.memory.entries import Entries
 from pyspark_lookup.columnar.key_rows import KEY_INDEX
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, cast_keys, check_key_types, draw_seed, one_array
 from pyspark_lookup.columnar.types import cast_column, spark_type, widens
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.forks import resets_in_child
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import is_number

@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.decoding import as_name, as_text, as_texts
 from pyspark_lookup.columnar.keys import Numbers, as_bools
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import FileVersion
-from pyspark_lookup.table.model import Rewrites, TableVersion, name_of_rows
+from pyspark_lookup.core.decoding import as_name, as_text, as_texts
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.model import Rewrites, TableVersion, name_of_rows
 
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column between which values its rows lie (None: not known)."""

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import UNREADABLE, as_name, as_text, as_texts
-from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.host_segment import MS, Bounds, Freshness, HostSegment, SharedRows
 from pyspark_lookup.cache.partial.invalidations import Invalidations
@@ -30,9 +28,11 @@ from pyspark_lookup.cache.segments.segment import open_rows
 from pyspark_lookup.columnar.key_rows import key_numbers, merge_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_array, as_bools, as_indices, one_array
 from pyspark_lookup.columnar.types import cast_column
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_text, as_texts
+from pyspark_lookup.errors import CacheFullError
 from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk
 
 # Beside the table's columns: whether the key has a row, and when it was loaded.
 _HAS_ROW, _LOADED_S = "lookup:found", "lookup:loaded_s"

@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.decoding import as_count, as_number, as_text
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.key_rows import SEED, distinct_keys
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_bools, as_indices, cast_keys, one_array
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.core.decoding import as_count, as_number, as_text
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk
 
 _BYTES_AT_MOST = 1024 * 1024
 _EARLIER_BOOT_S = -1.0  # on the steady clock, whose times are no less than zero

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import LookupFunctionError, SchemaError
-from pyspark_lookup.base.metrics import UNSET, CacheMetricGroup, MetricsOfCache
 from pyspark_lookup.cache.memory import CachedRows, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Freshness
@@ -24,7 +22,9 @@ from pyspark_lookup.cache.partial.invalidations import NO_CALL, Call, Invalidati
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merge_rows, renumber, take_requested
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
-from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.core.metrics import UNSET, CacheMetricGroup, MetricsOfCache
+from pyspark_lookup.errors import LookupFunctionError, SchemaError
+from pyspark_lookup.storage.context import HostContext
 
 Load = Callable[[Sequence[pa.Array]], pa.Table]
 """The rows of some keys, all different and none null, ascending by the column `KEY_INDEX`."""

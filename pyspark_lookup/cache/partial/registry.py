@@ -18,10 +18,10 @@ from pyspark_lookup.cache.partial.invalidations import Invalidations
 from pyspark_lookup.cache.partial.read_through import PartialCache
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.keys import Seed, draw_seed
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk, key_of
+from pyspark_lookup.versions.model import Table, TableVersion
 
 _FLIGHT_WAIT_S = 60.0
 _CACHES_AT_MOST = 16  # of a table, for different columns; the host still has the rows of those that are dropped

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyspark_lookup.columnar.keys import Numbers, Seed
-from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.storage.context import HostContext
 
 _LOCK_WAIT_S = 1.0
 

@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.cache.segments.chunks import CODES, Chunk, ChunkStore, Codes, concat, joined, read_positions
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, without_hidden_values
 from pyspark_lookup.columnar.hash_index import IndexBuilder, Order, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
 from pyspark_lookup.columnar.types import text_of_schema
-from pyspark_lookup.io.disk import ReservedFile, SegmentWriter
+from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.storage.disk import ReservedFile, SegmentWriter
 
 ROW_BITS = np.uint64(40)  # of a position: the file's number above, the row in the file below
 _DEAL_ABOVE_BYTES = 32 * 1024 * 1024

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.keys import Numbers, as_array, offsets_and_data
-from pyspark_lookup.io.disk import ReservedFile
+from pyspark_lookup.storage.disk import ReservedFile
 
 CODES = pa.uint16()
 _CODES_AT_MOST = 2**16

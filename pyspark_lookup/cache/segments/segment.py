@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.decoding import UNREADABLE, as_count, as_number, as_text, as_texts
 from pyspark_lookup.cache.segments.chunks import CODES
 from pyspark_lookup.columnar.buffers import check_column, read_column
 from pyspark_lookup.columnar.hash_index import KeyIndex, Matches, check_index
 from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, Seed, as_indices
 from pyspark_lookup.columnar.types import schema_of_text
-from pyspark_lookup.io.disk import Disk, OpenSegment
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_number, as_text, as_texts
+from pyspark_lookup.storage.disk import Disk, OpenSegment
 
 
 @dataclasses.dataclass(frozen=True)

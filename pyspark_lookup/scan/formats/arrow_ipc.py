@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from pyspark_lookup.columnar.types import lenient_schema, without_counterpart
-from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.arrow_schema import Table, narrow
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
+from pyspark_lookup.storage.stores import FileVersion, Range
 
 
 class ArrowFormat(FooterFormat):

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.columnar.types import spark_schema
+from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.enums import CsvOptions
 from pyspark_lookup.scan.formats.inference import NOTHING, TEXT, Inferred, convert, infer_texts
 

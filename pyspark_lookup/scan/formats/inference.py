@@ -13,8 +13,8 @@ import re
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import decimal_of_text, widens
+from pyspark_lookup.errors import SchemaError
 
 _INTEGER = r"^(0|-?[1-9]\d*)$"
 _SHORT_INTEGER = r"^(0|-?[1-9]\d{0,14})$"

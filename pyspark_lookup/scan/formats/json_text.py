@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import MOST_NESTED, cast_exactly, split_type, with_parts
+from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.scan.formats.inference import (
     BOOLEAN,
     EXACT_INTEGER,

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import DamagedFileError, NoMemoryError, PysparkLookupError, raise_ours
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.io.stores import FileVersion, Range
+from pyspark_lookup.errors import DamagedFileError, NoMemoryError, PysparkLookupError, raise_ours
 from pyspark_lookup.scan.formats.inference import Inferred
+from pyspark_lookup.storage.stores import FileVersion, Range
 
 Data = bytes | memoryview
 

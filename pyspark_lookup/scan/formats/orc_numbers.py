@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_lookup.base.errors import raise_ours
+from pyspark_lookup.errors import raise_ours
 
 Numbers = npt.NDArray[np.int64]
 

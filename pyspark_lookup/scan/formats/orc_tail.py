@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.forks import cached_property
-from pyspark_lookup.io.stores import Range
+from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.scan.formats.lzo import decompress_lzo
 from pyspark_lookup.scan.formats.model import Data, RangesFile
 from pyspark_lookup.scan.formats.orc_numbers import Numbers, unsigned_numbers
+from pyspark_lookup.storage.stores import Range
 
 _FOOTER_LENGTH, _COMPRESSION, _BLOCK_SIZE = 1, 2, 3  # fields of the postscript
 _STRIPES, _TYPES, _METADATA, _WRITER, _CALENDAR = 3, 4, 5, 9, 11  # fields of the footer

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.calendars import (
     LOCAL_MEAN_TIME_END,
     ZoneHistory,
@@ -17,6 +16,7 @@ from pyspark_lookup.columnar.calendars import (
     unknown_zone,
     view_numbers,
 )
+from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.scan.formats.orc_numbers import Numbers
 from pyspark_lookup.scan.formats.orc_tail import OrcTail, Stripe
 

@@ -17,8 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_lookup.base.forks import cached_property
-from pyspark_lookup.base.memory import free_bytes
 from pyspark_lookup.columnar.calendars import (
     Convert,
     convert_bounds,
@@ -27,17 +25,13 @@ from pyspark_lookup.columnar.calendars import (
     gregorian_instants,
 )
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import (
-    lenient_schema,
-    split_type,
-    with_collations,
-    with_parts,
-    without_counterpart,
-)
-from pyspark_lookup.io.stores import FileVersion, Range
+from pyspark_lookup.columnar.types import lenient_schema, split_type, with_collations, with_parts, without_counterpart
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.scan.formats.arrow_schema import narrow_parquet
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 from pyspark_lookup.scan.formats.spark_types import typed_fields
+from pyspark_lookup.storage.stores import FileVersion, Range
 
 _DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured for 63 kB of 300 columns
 _BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make a batch of few rows

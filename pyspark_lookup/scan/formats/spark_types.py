@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.columnar.types import unreadable_type
+from pyspark_lookup.errors import NotSupportedError
 
 
 def typed_fields(fields: Sequence[pa.Field], spark_types: Mapping[str, Any], url: str) -> list[pa.Field]:

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from pyspark_lookup.base import memory
-from pyspark_lookup.base.errors import NotSupportedError, SchemaError
 from pyspark_lookup.columnar.types import lenient_schema
-from pyspark_lookup.io.stores import FileVersion, Range
+from pyspark_lookup.core import memory
+from pyspark_lookup.errors import NotSupportedError, SchemaError
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName
 from pyspark_lookup.scan.formats.csv_text import CsvFile
+from pyspark_lookup.scan.formats.file_names import DECOMPRESS, TEXT_AT_MOST, base_name
 from pyspark_lookup.scan.formats.inference import fits
 from pyspark_lookup.scan.formats.json_text import JsonFile
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, reading
 from pyspark_lookup.scan.formats.orc import OrcIndex
-from pyspark_lookup.table.file_names import DECOMPRESS, TEXT_AT_MOST, base_name
+from pyspark_lookup.storage.stores import FileVersion, Range
 
 _COPIES = 3  # of a text, which memory takes while it is read
 

@@ -1,0 +1,30 @@
+"""`log_event`: one line for each event that an operator should know of, in one format for people and programs.
+
+    lookupcache reload table=s3://bucket/dim version=3f… seconds=1.2 rows=10000
+
+The same is on the record as `lookup_event` and `lookup_fields`, for handlers that write JSON. Spark's capture of worker logs
+(`spark.sql.pyspark.worker.logging.enabled`) keeps the line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from pyspark_lookup.core.printable import printable
+from pyspark_lookup.errors import foreign_text
+
+
+def log_event(log: logging.Logger, level: int, event: str, **fields: Any) -> None:
+    """Log an event with its fields as `key=value`, in logfmt: texts with spaces, quotes or `=` are quoted as in JSON."""
+    if log.isEnabledFor(level):
+        fields = {name: foreign_text(value) if isinstance(value, str) else value for name, value in fields.items()}
+        text = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+        log.log(level, "lookupcache %s %s", event, text, extra={"lookup_event": event, "lookup_fields": fields})
+
+
+def _text(value: Any) -> str:
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    plain = text.isprintable() and text and not any(char in text for char in ' "=\\')
+    return text if plain else printable(json.dumps(text, ensure_ascii=False))

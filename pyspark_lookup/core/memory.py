@@ -1,0 +1,54 @@
+"""How much memory is free, so that data that does not fit raises an error and does not kill the process."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark_lookup.errors import NotSupportedError
+
+_GROUP = Path("/sys/fs/cgroup")
+_LARGE = 64 * 1024 * 1024  # bytes; less is not checked
+
+
+def free_bytes() -> int:
+    """About how many bytes of memory this process may still take."""
+    return min(_read_free(), default=sys.maxsize)
+
+
+def has_room(size: int) -> bool:
+    """Whether `size` bytes of memory are free; true without a look if they are few."""
+    return size <= _LARGE or size <= free_bytes()
+
+
+def check_room(size: int, purpose: str) -> None:
+    """Raise NotSupportedError if fewer than `size` bytes of memory are free. `purpose`: the data that needs them, in the plural."""
+    if not has_room(size):
+        raise NotSupportedError(
+            f"{purpose} need about {size} bytes of memory, but only {free_bytes()} are free: give this process more memory, or restore the file if it is damaged"
+        )
+
+
+def _read_free() -> Iterator[int]:
+    """The bytes that the host, the container and the process's own limit leave, each where it is known."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        yield _numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        statistics = _numbers(_GROUP / "memory.stat")
+        # The group's sum includes the page cache, mapped snapshots too, which the kernel drops when memory runs short.
+        current_bytes = int((_GROUP / "memory.current").read_text())
+        used_bytes = max(current_bytes - statistics["inactive_file"] - statistics["active_file"], 0)
+        # Without a limit the file says `max`, and int() fails.
+        yield int((_GROUP / "memory.max").read_text()) - used_bytes
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        with contextlib.suppress(OSError):
+            yield limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The numbers by name in a file with one of each on every line."""
+    return {line.split()[0]: int(line.split()[1]) for line in path.read_text().splitlines()}

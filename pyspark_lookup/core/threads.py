@@ -1,0 +1,140 @@
+"""Threads beside their callers, which end before the interpreter does.
+
+Python (before 3.14) ends a daemon thread that wants the interpreter back while the process ends, wherever that thread is. In a
+destructor of Arrow's, as when a batch over a mapped file is let go of, that aborts the process. So all our threads are started
+here, and at the end of the process they are asked to end, and waited for: what they do is given up at the next place where
+nothing is half done (`check`). They are daemons all the same: one that hangs in foreign code, or in a store that does not
+answer, keeps no process from ending.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from pyspark_lookup.core.forks import resets_in_child
+
+_log = logging.getLogger("pyspark_lookup.threads")
+_END_S = 10.0  # far longer than from one place to the next; short for who waits for a process to end
+_FOREIGN_END_S = 2.0  # of a call into code of others
+
+
+class ProcessEndsError(BaseException):
+    """The process ends, so a background thread stops its work: nothing has failed."""
+
+
+class Ending(Protocol):
+    """An owner of threads that wait: `end` makes them return soon."""
+
+    def end(self) -> None: ...
+
+
+class _Thread(threading.Thread):
+    """A thread that `start` has started."""
+
+    def __init__(self, name: str, work: Callable[[], None], foreign: bool) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work = work
+        self.foreign = foreign
+        self.over = threading.Event()  # unlike join(), for one that another thread has not started yet, too
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except ProcessEndsError:
+            pass
+        finally:
+            del self._work  # here, and not when the last one lets go of the thread
+            _threads.running.discard(self)
+            self.over.set()
+
+
+class _Threads:
+    """The threads of this process. A forked child has none."""
+
+    def __init__(self) -> None:
+        self.reset_in_child()
+        resets_in_child(self)
+
+    def reset_in_child(self) -> None:
+        self.running: set[_Thread] = set()
+        self.endings: weakref.WeakValueDictionary[int, Ending] = weakref.WeakValueDictionary()
+        self.ended = threading.Event()
+
+
+_threads = _Threads()
+
+
+def start(name: str, work: Callable[[], None], *, foreign: bool = False) -> threading.Thread:
+    """A started thread that runs a function. Raises RuntimeError if there can be no more threads.
+
+    `foreign`: it runs code of others, and somebody waits for what that returns. Other work is not begun any more when the process
+    ends: that is a RuntimeError, too.
+    """
+    if _threads.ended.is_set() and not foreign:
+        raise RuntimeError("the process ends")
+    thread = _Thread(name, work, foreign)
+    _threads.running.add(thread)
+    try:
+        thread.start()
+    except BaseException:
+        _threads.running.discard(thread)
+        raise
+    return thread
+
+
+def ends_with_process(owner: Ending) -> None:
+    """Register an owner whose `end` is called when the process ends, if the owner still exists."""
+    _threads.endings[id(owner)] = owner
+
+
+def has_ended() -> bool:
+    """Whether the process has begun to end."""
+    return _threads.ended.is_set()
+
+
+def is_ending() -> bool:
+    """Whether the process ends, and the current thread is one of ours."""
+    return _threads.ended.is_set() and isinstance(threading.current_thread(), _Thread)
+
+
+def check() -> None:
+    """Raise ProcessEndsError in a thread of ours if the process ends. Call it where no work is half done."""
+    if is_ending():
+        raise ProcessEndsError
+
+
+def sleep(seconds: float) -> None:
+    """`time.sleep`, but a thread of ours wakes up when the process ends, with ProcessEndsError."""
+    if isinstance(threading.current_thread(), _Thread):
+        _threads.ended.wait(seconds)
+        check()
+    else:
+        time.sleep(seconds)
+
+
+@atexit.register
+def end_all() -> None:
+    """End all threads that were started here, and wait for them, up to a limit."""
+    if _threads.ended.is_set():  # whoever is late now was late before
+        return
+    _threads.ended.set()
+    for owner in list(_threads.endings.values()):
+        owner.end()
+    since_s, late_threads = time.monotonic(), set[_Thread]()
+    # Those that are waited for may have begun others just before.
+    while unfinished := _threads.running - late_threads - {threading.current_thread()}:
+        thread = min(unfinished, key=lambda thread: thread.foreign)
+        left_s = since_s + (_FOREIGN_END_S if thread.foreign else _END_S) - time.monotonic()
+        if thread.over.wait(max(left_s, 0.0)):
+            thread.join()
+        else:
+            late_threads.add(thread)
+    if late_threads:
+        names = ", ".join(sorted(thread.name for thread in late_threads))
+        _log.info("the process ends, although these have not ended in time: %s", names)

@@ -1,0 +1,228 @@
+"""The errors of pyspark_lookup: each is a `PysparkLookupError`, and also the builtin that a caller would guess.
+
+None of them tells a credential, whatever it is given to say. A foreign error becomes the cause of one by `raise_ours`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from pyspark_lookup.core.credentials import without_credentials
+from pyspark_lookup.core.printable import printable
+
+_LONGEST = 100_000  # characters of a text of others that are looked at: nobody reads more, and each takes its time
+
+
+def foreign_text(text: str) -> str:
+    """Somebody else's text made safe for our messages: credentials hidden, control characters escaped, cut if very long."""
+    more = f"… ({len(text)} characters)" if len(text) > _LONGEST else ""
+    return printable(without_credentials(text[:_LONGEST]), lines=True) + more
+
+
+def foreign_repr(value: object) -> str:
+    """The repr of a value or an error of others; only its type if that fails."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}, whose repr() fails>"
+
+
+class _RedactedError(Exception):
+    """Stands in a traceback for a foreign error that would show a credential."""
+
+
+def redact_cause(error: BaseException) -> BaseException:
+    """A foreign error to be the cause of one of ours: itself, or a stand-in if a traceback would show credentials."""
+    pending: list[BaseException | None] = [error]
+    seen_ids: set[int] = set()
+    while pending:
+        link = pending.pop()
+        if link is None or id(link) in seen_ids:
+            continue
+        seen_ids.add(id(link))
+        text = _full_text(link)
+        # Tabs do no harm, and servers and the JVM write them: such a cause keeps its type and its traceback.
+        if text is None or foreign_text(plain := text.replace("\t", " ")) != plain:
+            return _RedactedError(foreign_text(f"{type(error).__name__}: {_error_text(error)}"))
+        pending += [link.__cause__, link.__context__, *_members(link)]
+    return error
+
+
+def _members(error: BaseException) -> Iterator[BaseException]:
+    """The errors of a group."""
+    try:
+        members = getattr(error, "exceptions", ())
+    except Exception:
+        return
+    if isinstance(members, (tuple, list)):
+        yield from (member for member in members if isinstance(member, BaseException))
+
+
+def _full_text(error: BaseException) -> str | None:
+    """All that a traceback or a log may show of an error: its text, its notes and its repr; None if that fails."""
+    try:
+        return "".join(traceback.format_exception_only(type(error), error)) + repr(error)
+    except Exception:
+        return None
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "it has no text"
+
+
+def raise_ours(own_error: BaseException, foreign: BaseException | None) -> NoReturn:
+    """Raise an error of ours for a foreign one, which becomes its cause (None: no cause) and appears nowhere else."""
+    try:
+        if foreign is own_error:
+            raise own_error
+        raise own_error from None if foreign is None else redact_cause(foreign)
+    finally:
+        own_error.__context__ = None  # of those who go through chains by hand
+
+
+class PysparkLookupError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(foreign_text(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+class OptionError(PysparkLookupError, ValueError):
+    """An option is unknown, has a bad value, or contradicts another."""
+
+
+class PredicateError(OptionError):
+    """`lookup.where` is not a predicate this table can answer exactly."""
+
+
+class SchemaError(PysparkLookupError, TypeError):
+    """Columns or types do not fit: between files, or between planning and reading."""
+
+
+class NotSupportedError(PysparkLookupError, NotImplementedError):
+    """A feature this version does not have; the message says what to use."""
+
+
+class UnreadableColumnError(SchemaError, NotSupportedError):
+    """A column that is asked for, or that nothing leaves out, is of a type that cannot be read."""
+
+
+class NotATableError(PysparkLookupError, ValueError):
+    """What the path holds is not a table of files in a readable state."""
+
+
+class TableFormatError(NotATableError):
+    """The directory belongs to a table format with its own log."""
+
+
+class TableEmptyError(NotATableError):
+    """The directory or glob holds no data file (any more)."""
+
+
+class TableBusyError(NotATableError):
+    """A job is writing the directory, or has not marked it complete. `listing`: what the store has said of it, if that is known."""
+
+    listing: Any = None
+
+
+class NonUniqueKeyError(PysparkLookupError, ValueError):
+    """A lookup that returns one row found several for a key."""
+
+
+class OverlapError(PysparkLookupError, ValueError):
+    """Two rows of a key are valid at one time, where an as-of lookup takes one."""
+
+
+class WriteConflictError(PysparkLookupError, RuntimeError):
+    """Another write was committed that makes this one impossible, or somebody aborted it. Nothing of it is visible."""
+
+
+class VersionGoneError(PysparkLookupError, LookupError):
+    """The version asked for was replaced or removed before it was read."""
+
+
+class ReloadFailedError(PysparkLookupError, RuntimeError):
+    """A reload failed and the table says not to go on with the snapshot there is."""
+
+
+class LookupFunctionError(PysparkLookupError, RuntimeError):
+    """A provider's lookup, scan or version failed in every attempt, or returned what it may not.
+
+    If only some keys of a lookup failed, `failures` says which (their places) and why, and `rows` are those of the others.
+    """
+
+    rows: Any = None
+    failures: Mapping[int, LookupFunctionError] = MappingProxyType({})
+
+
+class LookupTimeoutError(LookupFunctionError, TimeoutError):
+    """A provider did not answer in time."""
+
+
+class DamagedFileError(PysparkLookupError, ValueError):
+    """A data file cannot be parsed: the store's bytes, not the cache's, are bad."""
+
+
+class NoMemoryError(DamagedFileError, NotSupportedError):
+    """A data file says that it holds more than fits in memory: it is too large for this host, or damaged."""
+
+
+class CacheDirectoryError(PysparkLookupError, PermissionError):
+    """The cache directory is foreign, open to others, or no directory."""
+
+
+class CacheFullError(PysparkLookupError, OSError):
+    """The budget of the cache directory (`lookup.cache.max-bytes`) has no room for more.
+
+    `more`: how many bytes were asked for. Of a build: about how many were `wanted` in all for so many bytes of files.
+    """
+
+    more: int = 0
+    wanted: int = 0
+    of_bytes: int = 1
+
+
+class UfsError(PysparkLookupError, OSError):
+    """The store failed in a way another attempt will not mend."""
+
+
+class UfsNotFoundError(UfsError, FileNotFoundError):
+    """The path does not exist in the store."""
+
+
+class UfsPermissionError(UfsError, PermissionError):
+    """The store refused: credentials are missing, expired or too weak."""
+
+
+class UfsTimeoutError(UfsError, TimeoutError):
+    """The store did not answer in time, in any attempt."""
+
+
+class UfsUnavailableError(UfsError, ConnectionError):
+    """The store could not be reached or answered 5xx / slow down, in any attempt."""
+
+
+class CatalogUnavailableError(UfsUnavailableError):
+    """An Iceberg catalog gave no answer, or none that makes sense."""
+
+
+class PutUnknownError(UfsUnavailableError):
+    """An attempt to put a file had no answer, and what lies there could not be found out."""
+
+
+class CommitUnknownError(UfsError):
+    """Whether a commit lies in a managed table's log is unknown: its rows may be there."""
+
+
+class SourceChangedError(UfsError):
+    """A pinned read found another version of the file, or none."""
+
+
+CHANGED_KIND = (UfsNotFoundError, TableFormatError)
+"""What a read of a table may raise if the path has become a table of another kind: its files are gone, or they belong to the other table."""

@@ -1,0 +1,367 @@
+"""Rows by key, for a whole batch of keys at once, from a snapshot or from the files.
+
+Answers have the planned columns (keys first), one row per match, and `key_index`: the place of the
+key it answers, ascending; rows of one key come in file order. A key with a null answers nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.cache.full.loader import Layout
+from pyspark_lookup.cache.full.snapshot import Snapshot
+from pyspark_lookup.cache.full.snapshot_scan import plan_columns
+from pyspark_lookup.cache.memory import KEY_INDEX
+from pyspark_lookup.cache.partial.host_segment import Freshness
+from pyspark_lookup.cache.partial.read_through import PartialCache
+from pyspark_lookup.columnar.key_rows import (
+    SEED,
+    distinct_keys,
+    key_numbers,
+    match_rows,
+    no_rows,
+    take_matches,
+    take_requested,
+)
+from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, cast_keys, one_array
+from pyspark_lookup.columnar.predicate import Among, And, Predicate, evaluate
+from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.errors import LookupFunctionError, SchemaError
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.lookup.planner import requested_keys
+from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.options.enums import CacheMode
+from pyspark_lookup.scan.contract import all_columns, coalesce, collect_table
+from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.versions.executions import Execution, Resolution
+from pyspark_lookup.versions.model import TableVersion
+from pyspark_lookup.versions.partitions import select_partitions
+from pyspark_lookup.versions.restarts import read_with_restarts
+
+
+def get_many(
+    reader: TableReader,
+    plan: ReadPlan,
+    keys: pa.Table,
+    names: Sequence[str],
+    execution: Execution | None,
+    version: TableVersion | None = None,
+) -> pa.Table:
+    """The rows whose columns `names` have any of the values in `keys`; all from one version.
+
+    `version`: the current one, if the caller has just resolved it. Raises SchemaError if the keys do not fit, and
+    what reading raises.
+    """
+    resolution, snapshot = reader.snapshots.resolve(plan, execution, version)
+    return get_many_from_version(reader, plan, keys, names, execution, resolution, snapshot)[0]
+
+
+def get_many_from_version(
+    reader: TableReader,
+    plan: ReadPlan,
+    keys: pa.Table,
+    names: Sequence[str],
+    execution: Execution | None,
+    resolution: Resolution,
+    snapshot: Snapshot | None,
+) -> tuple[pa.Table, Resolution]:
+    """The rows of a version that is resolved already, from its snapshot if there is one; and the version that they are of.
+
+    It is a newer one if a file was gone and `lookup.on-version-gone` allows that.
+    """
+    if KEY_INDEX in plan.projection.columns.names:
+        raise SchemaError(f"the table has a column {KEY_INDEX!r}, as the answer does: leave it out by lookup.columns")
+    if plan.table.fails_when_gone(plan.options):  # other tasks may read this version
+        resolution = dataclasses.replace(resolution, decided_here=False)
+    fields = _key_fields(plan, names)
+    schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
+    if snapshot is not None:
+        reader.metrics.inc("hitCount", _count_known(Keys(cast_keys(keys, fields))))
+        batches = [
+            batch
+            for start in range(0, max(keys.num_rows, 1), BATCH_ROWS)
+            for batch in _from_snapshot(plan, snapshot, keys.slice(start, BATCH_ROWS), fields, start, schema)
+        ]
+        return pa.Table.from_batches(batches, schema), resolution
+    rows, version = read_with_restarts(
+        plan.table,
+        resolution.version,
+        functools.partial(_from_store, reader, plan, keys, fields, schema),
+        lambda gone, change: reader.replace(plan, Resolution(gone, resolution.decided_here), execution, change),
+    )
+    return rows, Resolution(version, resolution.decided_here)
+
+
+def _from_store(
+    reader: TableReader,
+    plan: ReadPlan,
+    keys: pa.Table,
+    fields: Sequence[pa.Field],
+    schema: pa.Schema,
+    version: TableVersion,
+) -> pa.Table:
+    """The answer without a snapshot. Raises SourceChangedError if a file is no longer in the version."""
+    if plan.options.cache is CacheMode.PARTIAL:
+        answer = _from_partial(reader, plan, keys, fields, version, schema)
+        if answer is not None:
+            return answer
+    arrays = cast_keys(keys, fields)
+    request_keys = Keys(arrays)
+    if plan.options.cache is CacheMode.FULL:
+        reader.metrics.inc("missCount", _count_known(request_keys))
+    if plan.options.cache is not CacheMode.PARTIAL:
+        return _get_uncached(reader, plan, arrays, fields, schema, version)
+    # Counts as the cache does: each different key is loaded once, and its repeats are hits.
+    different = len(distinct_keys(request_keys, request_keys.hashes(SEED))[0])
+    reader.metrics.inc("missCount", different)
+    reader.metrics.inc("hitCount", _count_known(request_keys) - different)
+    try:
+        rows = _get_uncached(reader, plan, arrays, fields, schema, version)
+    except BaseException:
+        reader.metrics.inc("numLoadFailures", different)
+        raise
+    reader.metrics.inc("loadCount", different)
+    return rows
+
+
+def _count_known(keys: Keys) -> int:
+    """How many keys have no null."""
+    return keys.rows if keys.valid is None else int(np.count_nonzero(keys.valid))
+
+
+def _key_fields(plan: ReadPlan, names: Sequence[str]) -> list[pa.Field]:
+    """The key columns in the types in which they are read, whether or not they are part of the answer."""
+    everything = all_columns((plan.projection.data, plan.projection.partitions))
+    return [everything.field(name) for name in names]
+
+
+def read_rows(
+    reader: TableReader,
+    plan: ReadPlan,
+    task: ReadTask,
+    execution: Execution | None,
+    version: TableVersion | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task, as `TableReader.read` gives them. If the plan names its keys, they are looked up by key.
+
+    Raises what `TableReader.read` and `get_many` raise.
+    """
+    keys = requested_keys(plan)
+    if keys is None or task.count > 1:
+        return reader.read(plan, task, execution, version)
+    everything = all_columns((plan.projection.data, plan.projection.partitions))
+    names = resolve_names(plan.options.keys or (), everything, "lookup.keys")
+    table = pa.Table.from_arrays(keys, names=names)
+    order = as_indices(distinct_keys(Keys(keys), Keys(keys).hashes(SEED))[0])
+    matches = get_many(reader, plan, table.take(order), names, execution, version)
+    rows = matches.select(plan.projection.columns.names).cast(plan.projection.columns)
+    return coalesce(rows.to_batches(), plan.projection.columns, reader.metrics)
+
+
+def _from_snapshot(
+    plan: ReadPlan, snapshot: Snapshot, keys: pa.Table, fields: Sequence[pa.Field], start: int, schema: pa.Schema
+) -> list[pa.RecordBatch]:
+    arrays = cast_keys(keys, [snapshot.schema.field(field.name) for field in fields])
+    key_columns = _reusable_key_columns(fields, arrays)
+    stored_names = [name for name in plan.needed_columns if name not in key_columns and name in snapshot.schema.names]
+    answer = snapshot.get(stored_names, Keys(arrays))
+    return [
+        _answer(plan, dict(zip(stored_names, answer.columns, strict=True)), key_columns, answer.keys, start, schema)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _PartialRequest:
+    """A lookup as the partial cache takes it: keys in the types of its rows. `value_schema`: the columns it stores beside the keys."""
+
+    space: str
+    keys: pa.Schema
+    arrays: list[pa.Array]
+    value_schema: pa.Schema
+    key_columns: Mapping[str, pa.Array]
+    layout: Layout
+    version: TableVersion
+
+
+def _make_request(
+    reader: TableReader, plan: ReadPlan, keys: pa.Table, fields: Sequence[pa.Field], version: TableVersion
+) -> _PartialRequest | None:
+    """The request to the partial cache; None if its rows lack a column, or the version's files have no reliable identity."""
+    if not all(file.cacheable for file in version.files):
+        return None
+    table, options = plan.table, plan.options
+    layout = reader.versions.layout(table, options, version)
+    if not set(plan.needed_columns) <= set(layout.columns.names):
+        return None
+    key_schema = pa.schema([layout.columns.field(field.name) for field in fields])
+    arrays = cast_keys(keys, list(key_schema))
+    key_columns = _reusable_key_columns(key_schema, arrays)
+    value_schema = pa.schema([field for field in layout.columns if field.name not in key_columns])
+    # The cache stores rows whatever the predicate, so that they also answer queries with another one.
+    columns = None if options.columns is None else sorted(layout.columns.names)
+    space = key_of("partial", table.id, options.keys, columns, options.partition)
+    selected_version = version.of_files(select_partitions(table, version, options))
+    return _PartialRequest(space, key_schema, arrays, value_schema, key_columns, layout, selected_version)
+
+
+def _from_partial(
+    reader: TableReader,
+    plan: ReadPlan,
+    keys: pa.Table,
+    fields: Sequence[pa.Field],
+    version: TableVersion,
+    schema: pa.Schema,
+) -> pa.Table | None:
+    """The answer through the partial cache; None if it cannot hold such rows."""
+    request = _make_request(reader, plan, keys, fields, version)
+    if request is None:
+        return None
+
+    def load(missing_keys: Sequence[pa.Array]) -> pa.Table:
+        missing_rows = reader.versions.rows_by_key(
+            pa.Table.from_arrays(list(missing_keys), schema=request.keys), request.value_schema
+        )
+        if missing_rows is not None:
+            return missing_rows
+        names = request.keys.names
+        rows = reader.versions.rows_where(
+            plan, request.layout, version, request.version.files, _key_predicate(names, missing_keys)
+        )
+        return take_matches(rows, match_rows(rows, names, Keys(missing_keys)), request.value_schema)
+
+    cache, fresh = _partial_cache(reader, plan, request)
+    try:
+        rows = cache.lookup(request.arrays, fresh, load)
+    except LookupFunctionError as problem:
+        if problem.rows is not None:
+            problem.rows = _partial_answer(plan, request, problem.rows, schema)
+        raise
+    return _partial_answer(plan, request, rows, schema)
+
+
+def _partial_cache(reader: TableReader, plan: ReadPlan, request: _PartialRequest) -> tuple[PartialCache, Freshness]:
+    key_bounds = functools.partial(reader.versions.key_bounds, plan.table, request.layout)
+    return reader.partials.get_cache(
+        plan.table, request.space, plan.options, request.keys, request.value_schema, request.version, key_bounds
+    )
+
+
+def _partial_answer(plan: ReadPlan, request: _PartialRequest, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    value_columns = {name: one_array(rows.column(name)) for name in request.value_schema.names}
+    return pa.Table.from_batches(
+        [_answer(plan, value_columns, request.key_columns, key_numbers(rows), 0, schema)], schema
+    )
+
+
+def get_cached_rows(
+    reader: TableReader, plan: ReadPlan, keys: pa.Table, names: Sequence[str], version: TableVersion
+) -> tuple[pa.Table, Numbers]:
+    """The cached rows of those keys, without a load; and which keys have an answer (one bool each).
+
+    Only `lookup.cache=PARTIAL` has any.
+    """
+    schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
+    fields = _key_fields(plan, names)
+    request = _make_request(reader, plan, keys, fields, version) if plan.options.cache is CacheMode.PARTIAL else None
+    if request is None:
+        return schema.empty_table(), np.zeros(keys.num_rows, np.bool_)
+    cache, fresh = _partial_cache(reader, plan, request)
+    rows, present = cache.get_held(request.arrays, fresh)
+    return _partial_answer(plan, request, rows, schema), present
+
+
+def _get_uncached(
+    reader: TableReader,
+    plan: ReadPlan,
+    arrays: Sequence[pa.Array],
+    fields: Sequence[pa.Field],
+    schema: pa.Schema,
+    version: TableVersion,
+) -> pa.Table:
+    """The answer from the files, or from a provider, which is asked once for each key."""
+    request_keys = Keys(arrays)
+    names = [field.name for field in fields]
+    if reader.versions.reads_all_rows:
+        key_predicate = _key_predicate(names, arrays)
+        predicate = (
+            key_predicate if plan.projection.predicate is None else And((plan.projection.predicate, key_predicate))
+        )
+        planned_columns = plan.projection.columns
+        columns = pa.schema([*planned_columns, *(field for field in fields if field.name not in planned_columns.names)])
+        projection = dataclasses.replace(plan.projection, columns=columns, predicate=predicate)
+        read = reader.versions.read_files(dataclasses.replace(plan, projection=projection), version)
+        return _join(collect_table(read, columns, plan.table.url), names, request_keys, schema)
+    key_columns = _reusable_key_columns(fields, arrays)
+    value_schema = pa.schema(
+        [plan.projection.data.field(name) for name in plan.needed_columns if name not in key_columns]
+    )
+    distinct, places = distinct_keys(request_keys, request_keys.hashes(SEED))
+    different = pa.Table.from_arrays([array.take(as_indices(distinct)) for array in arrays], schema=pa.schema(fields))
+
+    def answer(rows: pa.Table) -> pa.Table:
+        rows = take_requested(rows, places)
+        value_columns = {name: one_array(rows.column(name)) for name in value_schema.names}
+        return pa.Table.from_batches([_answer(plan, value_columns, key_columns, key_numbers(rows), 0, schema)], schema)
+
+    if not len(distinct):
+        return answer(no_rows(value_schema))
+    try:
+        rows = reader.versions.rows_by_key(different, value_schema)
+    except LookupFunctionError as problem:
+        if problem.rows is not None:
+            failed_places = np.flatnonzero(np.isin(places, list(problem.failures)))
+            problem.failures = {int(place): problem.failures[int(places[place])] for place in failed_places}
+            problem.rows = answer(problem.rows)
+        raise
+    assert rows is not None
+    return answer(rows)
+
+
+def _reusable_key_columns(fields: Iterable[pa.Field], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
+    """The key columns whose values in the answer are those of the request. Not floats: their zeros and NaNs have several forms."""
+    pairs = zip(fields, arrays, strict=True)
+    return {field.name: array for field, array in pairs if not pa.types.is_floating(array.type)}
+
+
+def _answer(
+    plan: ReadPlan,
+    value_columns: Mapping[str, pa.Array],
+    key_columns: Mapping[str, pa.Array],
+    numbers: Numbers,
+    start: int,
+    schema: pa.Schema,
+) -> pa.RecordBatch:
+    """The rows of the keys `numbers` as planned, from the stored `value_columns` and the request's `key_columns`."""
+    projection = plan.projection
+    names = plan.needed_columns
+    indices = as_indices(numbers)
+    repeated_keys = {name: pc.take(array, indices, boundscheck=False) for name, array in key_columns.items()}
+    columns = {**value_columns, **repeated_keys}
+    batch = plan_columns(columns, len(numbers), names, projection, plan.table.url)
+    places = indices if not start else as_indices(numbers + start)
+    if projection.predicate is not None:
+        mask = evaluate(projection.predicate, dict(zip(names, batch.columns, strict=True)), batch.num_rows)
+        batch, places = batch.filter(mask), places.filter(mask)
+    columns_out = [batch.column(name) for name in projection.columns.names]
+    return pa.RecordBatch.from_arrays([*columns_out, places], schema=schema)
+
+
+def _key_predicate(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
+    """A predicate that every row with one of the keys fulfils, to read no more than needed."""
+    parts = tuple(Among(name, pc.unique(array).drop_null()) for name, array in zip(names, keys, strict=True))
+    return parts[0] if len(parts) == 1 else And(parts)
+
+
+def _join(rows: pa.Table, names: Sequence[str], keys: Keys, schema: pa.Schema) -> pa.Table:
+    """The rows of a scan, one for each key that they match."""
+    matches = match_rows(rows, names, keys)
+    answer = rows.select(schema.names[:-1]).take(as_indices(matches.rows))
+    columns = [*answer.columns, pa.chunked_array([as_indices(matches.keys)])]
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -1,0 +1,508 @@
+"""`LookupTable`: the same engine without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.cache.full.snapshot import Snapshot
+from pyspark_lookup.columnar.ddl import parse_columns
+from pyspark_lookup.core.write_ids import ValidWriteIdList
+from pyspark_lookup.errors import CHANGED_KIND, DamagedFileError, NotSupportedError, OptionError, SchemaError, UfsError
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.changes import scan_changes
+from pyspark_lookup.lookup.metadata_tables import ViewTask, describe_table, view_batches
+from pyspark_lookup.lookup.open_table import OpenTable, refresh_table
+from pyspark_lookup.lookup.planner import ResolvedTable
+from pyspark_lookup.lookup.row_queries import (
+    check_columns,
+    forget_keys,
+    get_rows,
+    key_names,
+    naming,
+    rows_of_keys,
+    scan,
+    table_of_keys,
+)
+from pyspark_lookup.lookup.rows import KeyMaker, KeysLike, RowsLike, as_arrow_rows, as_key_table
+from pyspark_lookup.lookup.runtime import Engine, Runtime, runtime
+from pyspark_lookup.lookup.transaction import Transaction, WritingMode, check_no_batch, write_mode
+from pyspark_lookup.options.catalog import named_options
+from pyspark_lookup.options.conf_file import conf_file_options, redact
+from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.parsing import check_argument, duration_argument_s, option_text
+from pyspark_lookup.options.read_write_options import IDLE_IN_GETS, refuse_block_size, refuse_in_reads
+from pyspark_lookup.sources.managed import batch_directory
+from pyspark_lookup.sources.managed.change_feed import change_columns
+from pyspark_lookup.sources.managed.log import Batch, WriteMode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class LookupTable:
+    """A table of files, read through this host's cache, always in its current version.
+
+    `options` are those of the Spark format, with `.`-separated keys in a mapping:
+    `LookupTable("s3://bucket/dim", {"lookup.where": "id < 10"})`. Nothing is read on creation; an
+    instance is for one process, and safe to use after a fork (it opens everything anew).
+
+    Raises OptionError for options that are unknown or contradict each other.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, options: Mapping[str, Any] | None = None) -> None:
+        check_argument("options", options, (Mapping, type(None)), "a dictionary, such as {'lookup.keys': 'id'}")
+        option_texts = {key: option_text(value) for key, value in (options or {}).items()}
+        if path is not None:
+            option_texts["path"] = option_text(path)
+        self._option_texts = option_texts
+        self._options = runtime().effective(LookupOptions.parse(option_texts, conf=conf_file_options()))
+        if self._options.view is not View.DATA and self._options.changes_from is None:
+            raise OptionError(
+                f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe(), metrics() or lookup.changes-from"
+            )
+        self._explicit_options = self._options.explicit  # for this use of the table
+        refuse_in_reads(self._explicit_options & {"lookup.metrics.tasks"})
+        self._closed = False
+        self._open_table: OpenTable | None = None
+        self._engine_of: tuple[Runtime, Engine] | None = None
+
+    @classmethod
+    def for_name(cls, spark: SparkSession, name: str) -> LookupTable:
+        """The catalog table `name` of a session, with the options it was created with.
+
+        Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
+        """
+        return cls.of_stored(named_options(spark, name)[0])
+
+    @classmethod
+    def of_stored(cls, options: Mapping[str, str]) -> LookupTable:
+        """A table by the options stored with it, `path` among them. Options that have no effect here are accepted."""
+        table = cls(None, {key: text for key, text in options.items() if key != "lookup.metrics.tasks"})
+        table._explicit_options = frozenset()
+        return table
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The options this table was made with, `path` among them: what a Spark read of it takes."""
+        return dict(self._option_texts)
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        predicate: str | None = None,
+        *,
+        valid_write_ids: ValidWriteIdList | str | None = None,
+    ) -> pa.Table:
+        """The rows of the current version as one Arrow table: one metadata call, data for what changed.
+
+        `columns`: names, in this order (default: all). `predicate`: SQL as in `lookup.where`, in
+        addition to it. `valid_write_ids`: of a managed table, what is to be seen of it (as
+        `lookup.valid-write-ids`). With `lookup.changes-from` the rows are changes, in any order. Raises SchemaError, PredicateError,
+        NotATableError, VersionGoneError or UfsError.
+        """
+        if self._options.changes_from is not None and valid_write_ids is None:
+            return self._scan_changes(columns, predicate)
+        with self._ask(valid_write_ids) as (open_table, _):
+            return scan(
+                open_table.engine, open_table.resolved_table, open_table.options, columns, predicate, runtime().clock
+            )
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The rows of `scan()` as an Arrow C stream, for whatever takes one: polars, pandas, DuckDB, `pyarrow.table`.
+
+        `requested_schema`: types that the columns are cast to if all values fit; else they have their own, as the Arrow PyCapsule
+        interface allows. Raises ValueError for other columns, and as `scan`.
+        """
+        rows = self.scan()
+        if requested_schema is not None:
+            target_schema = pa.Schema._import_from_c_capsule(requested_schema)
+            with contextlib.suppress(pa.ArrowException):
+                rows = rows.cast(target_schema)
+        return rows.__arrow_c_stream__()
+
+    def _scan_changes(self, columns: Sequence[str] | None, predicate: str | None) -> pa.Table:
+        self._check_open()
+        check_columns(columns)
+        engine = self._engine()
+        with engine.publish(), naming("predicate"):
+            table_schema = planner.table_columns(self._resolve(engine, self._options), self._options)
+            return scan_changes(engine, self._options, table_schema, columns, predicate)
+
+    def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
+        """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
+
+        `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
+        """
+        with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
+            return get_rows(open_table.engine.reader, open_table.read, key, open_table.resolved_table.version, snapshot)
+
+    def get_many(self, keys: KeysLike | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
+        """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
+
+        `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in their order or of
+        dictionaries (see `rows.KeysLike`); or a function that makes such a table (see `rows.KeyMaker`). The answer has one row per match,
+        by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
+        call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
+        as `scan`.
+        """
+        with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
+            key_table = table_of_keys(open_table.resolved_table, open_table.options, keys)
+            return rows_of_keys(
+                open_table.engine.reader, open_table.read, key_table, open_table.resolved_table.version, snapshot
+            )
+
+    def invalidate(self, keys: KeysLike | KeyMaker) -> None:
+        """Drop the cached rows of those keys (as for `get_many`) on this host, also the fact that a key has no rows. The next lookup asks the table.
+
+        This affects all references to the table with the same key columns and lookup.cache=PARTIAL, in all processes. The rows of a
+        load that is under way are not cached. One metadata call in UFS mode. Raises OptionError for lookup.cache=FULL (use `reload`), SchemaError,
+        and OSError if the cache directory cannot be written.
+        """
+        self._check_open()
+        engine = self._engine()
+        with engine.publish():
+            open_table = self._refresh(engine, self._options)
+            forget_keys(engine, open_table.resolved_table, open_table.options, keys)
+
+    @contextlib.contextmanager
+    def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[OpenTable, Snapshot | None]]:
+        """The table in its current version, and its snapshot if there is one at hand, for one query of rows."""
+        self._check_open()
+        refuse_in_reads(self._explicit_options & IDLE_IN_GETS)
+        if self._options.changes_from is not None:
+            raise OptionError(
+                "option lookup.changes-from reads changes, which have no keys and no list of write ids: use scan()"
+            )
+        options, open_table = self._options, self._open_table
+        if valid_write_ids is not None:
+            options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
+        engine = self._engine() if options is self._options else runtime().engine(options)
+        with engine.publish():
+            is_reusable = open_table is not None and open_table.engine is engine and options is self._options
+            snapshot = open_table.unchanged() if open_table is not None and is_reusable else None
+            if open_table is None or snapshot is None:
+                open_table = self._refresh(engine, options)
+            version = open_table.resolved_table.version
+            engine.reader.resolver.count_served(open_table.resolved_table.table, version)
+            engine.reader.resolver.count_asked(version)
+            yield open_table, snapshot
+
+    def write(self, rows: RowsLike, mode: WritingMode = "append") -> int:
+        """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
+
+        `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. `mode`:
+        "append", "upsert" (see `upsert`), or "overwrite" for these rows in place of all others. The first write creates the table, with
+        `lookup.keys` as its key columns. All of it is visible at once, or nothing. Raises SchemaError for rows that do not
+        fit, WriteConflictError, NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a place with other
+        files, NotSupportedError for a store without exclusive create, CommitUnknownError or another UfsError.
+        """
+        return self._write(rows, write_mode(mode))
+
+    def _write(self, rows: RowsLike, how: WriteMode) -> int:
+        self._check_open()
+        engine = runtime().engine(self._options)
+        arrow_rows = as_arrow_rows(rows, lambda: engine.schema_in_log(self._options), how is WriteMode.UPSERT)
+        with engine.committing(self._options) as writer:
+            # A write without rows needs no write id. Nor does a batch, which may have been written before.
+            nothing = isinstance(arrow_rows, pa.Table) and not arrow_rows.num_rows and how is not WriteMode.OVERWRITE
+            batch = self._options.write_batch
+            if batch is not None:
+                name: str | None = batch_directory(batch, runtime().nonce())
+            else:
+                name = runtime().nonce() if nothing else None
+            job = writer.begin(arrow_rows.schema, how, name)
+            try:
+                files = writer.write(
+                    job, arrow_rows.to_batches() if isinstance(arrow_rows, pa.Table) else arrow_rows, "part"
+                )
+            except BaseException:
+                with contextlib.suppress(UfsError, DamagedFileError):  # the error itself says more
+                    writer.abort(job, ())
+                raise
+            state = writer.commit(job, files, None if batch is None else Batch(*batch))
+            if state is None:  # that batch was written before
+                state = engine.reader.resolver.log(engine.url_of(self._options.path)).latest()
+                assert state is not None
+                return state.newest
+            return writer.commit_position(job, state)
+
+    def upsert(self, rows: RowsLike) -> int:
+        """Write rows as one commit, in which each replaces the rows with its key; returns the log position.
+
+        If several writes have one key, the last commit wins. Raises NonUniqueKeyError if two of the rows have one
+        key, OptionError for a table without key columns, and as `write`.
+        """
+        return self._write(rows, WriteMode.UPSERT)
+
+    def transaction(self) -> Transaction:
+        """Several writes as one commit: `with table.transaction() as t: t.write(…); t.upsert(…); t.scan()`.
+
+        `t` sees what was committed when it began and its own writes; nobody else sees them before the block ends well, and
+        nobody ever if it ends with an error or this process dies.
+        """
+        self._check_open()
+        return Transaction(runtime().engine(self._options), self._options, runtime().clock)
+
+    def delete(self, keys: KeysLike | None = None, *, where: str | None = None) -> int:
+        """Remove the rows with those keys (as for `get_many`), or of which the predicate `where` is true, as one commit; its log position.
+
+        `where`: SQL as in `lookup.where`, of all rows of the table, which need no keys. It deletes rows that others have committed before
+        its own commit, and no later ones. If there is no such row, nothing is committed. Raises SchemaError for
+        keys of other types, PredicateError, OptionError for both or neither, and as `upsert`.
+        """
+        self._check_open()
+        check_no_batch(self._options, "a delete")
+        if (keys is None) == (where is None):
+            raise OptionError(
+                "arguments keys and where: give one, the keys or a predicate, such as where=\"state = 'NY'\""
+            )
+        engine = runtime().engine(self._options)
+        if where is None:
+            with engine.committing(self._options) as writer:
+                return writer.delete(as_key_table(keys, engine.keys_in_log(self._options)))
+        check_argument("where", where, str, "a predicate, such as \"state = 'NY'\"")
+        if self._options.where is not None:
+            raise OptionError(
+                f"option lookup.where = {self._options.where!r} is for reads, and no limit to what delete(where=…) deletes: "
+                "delete by a table without it"
+            )
+        with naming("where"), engine.committing(self._options) as writer:
+            return writer.delete_where(where)
+
+    def compact(self) -> int:
+        """Compact small writes and deletes into files in the order of the keys; returns the log position after it.
+
+        It is one commit that changes no row. If nothing is to be gained, there is no commit. Raises WriteConflictError if
+        others replace the same rows again and again, and as `write`.
+        """
+        self._check_open()
+        engine = runtime().engine(self._options)
+        with engine.publish():
+            return engine.compactor(self._options).compact().newest
+
+    def vacuum(self, older_than: str | datetime.timedelta = "7 d", force: bool = False) -> dict[str, int | None]:
+        """Remove files that no version of the last `older_than` needs, in the store's time; `files` and `bytes` of them.
+
+        `oldest`: the first log position of which all can be read still; None: of any. Versions before it are
+        VersionGoneError. `force`: also for less than 7 days, when nothing reads or writes the table. Raises OptionError for
+        a time that is too short or none, UfsNotFoundError if there is no table, another UfsError.
+        """
+        self._check_open()
+        older_than_s = duration_argument_s("older_than", older_than)
+        check_argument("force", force, bool, "True or False")
+        engine = runtime().engine(self._options)
+        with engine.publish():
+            return dataclasses.asdict(engine.vacuum(self._options, older_than_s, force))
+
+    def alter(
+        self,
+        columns: pa.Schema | str | None = None,
+        keys: Sequence[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> int:
+        """Change this managed table's definition by one event of its log; returns the log position after it.
+
+        `columns`: to add, null in the rows there are; a schema, or as in CREATE TABLE, `country STRING`. `keys`: its key columns from now on. `properties`: texts to set, which
+        `describe` shows. Raises SchemaError for what does not fit, and as `write`.
+        """
+        self._check_open()
+        try:
+            new_columns = parse_columns(columns) if isinstance(columns, str) else columns
+        except ValueError as problem:
+            raise SchemaError(f"argument columns = {columns!r}: expected {problem}") from None
+        if not isinstance(new_columns, pa.Schema | None):
+            raise TypeError(f"columns are a pyarrow.Schema, or text as 'country STRING', not {type(columns).__name__}")
+        check_argument("keys", keys, (list, tuple, type(None)), "a list of names of columns")
+        for name in keys or ():
+            check_argument("keys", name, str, "names of columns")
+        check_argument("properties", properties, (Mapping, type(None)), "a dictionary of texts")
+        for text in itertools.chain(*(properties or {}).items()):
+            check_argument("properties", text, str, "a dictionary of texts, such as {'lookup.log.retention': '30 d'}")
+        engine = runtime().engine(self._options)
+        with engine.publish():
+            return engine.writer(self._options).alter(new_columns, keys, properties)
+
+    def reload(self) -> str:
+        """Load the current version into this host's snapshot now; returns its digest.
+
+        Only with `lookup.cache=FULL`. Fetches only what changed. A progress bar or log lines show a long load.
+        Raises what the load raises; the last snapshot stays then.
+        """
+        full = self._full()
+        try:
+            snapshot = full.reload()
+        except CHANGED_KIND:
+            self._resolve(runtime().engine(self._options), self._options)  # it may be another kind of table by now
+            if self._full() is full:
+                raise
+            full = self._full()
+            snapshot = full.reload()
+        return snapshot.version.digest
+
+    def warm(self) -> str:
+        """Make sure that this host has a snapshot of the current version; returns its digest. One metadata call.
+
+        Like `reload`, except that in CACHE mode a snapshot that answers queries already is enough.
+        """
+        if self._options.metadata_source is MetadataSource.CACHE:
+            latest = self._full().latest()
+            if latest is not None:
+                return latest.digest
+        return self.reload()
+
+    def _full(self) -> FullCache:
+        self._check_open()
+        engine = runtime().engine(self._options)
+        if self._open_table is None:
+            self._resolve(engine, self._options)
+        assert self._open_table is not None
+        full = engine.reader.fulls.get_cache(self._open_table.resolved_table.table, self._open_table.options)
+        if full is None:
+            raise OptionError(
+                "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"
+                if self._options.cache is not CacheMode.FULL
+                else f"option lookup.cache = 'FULL' keeps its snapshots on disk: {runtime().cache_problem(self._options)}"
+            )
+        return full
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the current version, as `scan` returns them. One metadata call in UFS mode."""
+        self._check_open()
+        columns = planner.table_columns(self._resolve(runtime().engine(self._options), self._options), self._options)
+        return columns if self._options.changes_from is None else change_columns(columns)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns: `lookup.keys`, else those of a managed table. Raises OptionError if there are none."""
+        self._check_open()
+        return key_names(self._refresh(self._engine(), self._options).options)
+
+    def files(self) -> list[dict[str, Any]]:
+        """The files of the current version: `url`, `size`, `identity`, `modified_at`, and of a managed table `write_id`, `rows`."""
+        return self._view(View.FILES)
+
+    def versions(self) -> list[dict[str, Any]]:
+        """The versions of the table that this host has resolved, oldest first; of a managed table all that its log has.
+
+        Columns as of `lookup.view=versions`.
+        """
+        return self._view(View.VERSIONS)
+
+    def _view(self, view: View) -> list[dict[str, Any]]:
+        self._check_open()
+        engine = runtime().engine(self._options)
+        (batch,) = view_batches(engine, ViewTask(view), self._options, bytes)
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        return rows
+
+    @property
+    def version(self) -> str:
+        """The current version's digest, 32 hex digits, equal if and only if no file changed. One metadata call in UFS mode."""
+        self._check_open()
+        return self._resolve(runtime().engine(self._options), self._options).version.digest
+
+    @property
+    def valid_write_ids(self) -> ValidWriteIdList:
+        """Which writes of this managed table may be seen now. Raises NotSupportedError for a table without a log."""
+        self._check_open()
+        engine = runtime().engine(self._options)
+        resolved_table = self._resolve(engine, self._options)
+        valid = engine.reader.resolver.source(resolved_table.table).valid_write_ids(resolved_table.version)
+        if valid is None:
+            raise NotSupportedError(
+                f"{self._options.path}: only managed tables, written by this package, have write ids"
+            )
+        return valid
+
+    @property
+    def floor(self) -> str | None:
+        """The last commit of this host to the table, in the form of `lookup.floor`; None if there is none. No store call."""
+        self._check_open()
+        engine = runtime().engine(self._options)
+        floor = engine.reader.resolver.host.floor(engine.url_of(self._options.path))
+        return None if floor is None else f"{floor[0]}:{floor[1]}"
+
+    def metrics(self) -> dict[str, int]:
+        """This table's counters and gauges on this host, over all its processes. See `pyspark_lookup.core.metrics`."""
+        self._check_open()
+        return runtime().engine(self._options).host_metrics()
+
+    def metrics_by_worker(self) -> dict[str, dict[str, int]]:
+        """The counters of each process of this host, by `<host>-<process>`; those of ended processes are summed up as `ended`."""
+        self._check_open()
+        return runtime().engine(self._options).worker_metrics()
+
+    def describe(self) -> dict[str, Any]:
+        """The table as this host sees it: path, format, columns, version, files, bytes, options.
+
+        Of a managed or a Delta table also its `table_id`, `position` (its version, as `lookup.version` takes it) and `properties`; of a
+        managed one its `keys` and `valid_write_ids`.
+        """
+        self._check_open()
+        engine = runtime().engine(self._options)
+        return describe_table(engine, self._resolve(engine, self._options), self._options)
+
+    def close(self) -> None:
+        """Publish the counters, stop reloading, and refuse further use. The host's cache stays."""
+        if not self._closed:
+            open_table, self._open_table = self._open_table, None
+            runtime().engine(self._options).let_go(
+                (open_table.resolved_table.table, open_table.options) if open_table is not None else None, self
+            )
+        self._closed = True
+
+    def _engine(self) -> Engine:
+        """This process's engine for the table."""
+        current = runtime()
+        if self._engine_of is None or self._engine_of[0] is not current:
+            self._engine_of = current, current.engine(self._options)
+        return self._engine_of[1]
+
+    def _resolve(self, engine: Engine, options: LookupOptions) -> ResolvedTable:
+        return self._refresh(engine, options).resolved_table
+
+    def _refresh(self, engine: Engine, options: LookupOptions) -> OpenTable:
+        """The table in its current version. With this table's own options it is remembered for the next call."""
+        before, has_own_options = self._open_table, options is self._options
+        open_table = refresh_table(engine, options, before, has_own_options)
+        if open_table is not before:
+            refuse_block_size(
+                self._explicit_options, open_table.resolved_table.table.format, redact("path", options.path)
+            )
+        if has_own_options and open_table is not before:
+            if before is not None and before.resolved_table.table.id != open_table.resolved_table.table.id:
+                # The path is another kind of table by now.
+                engine.reader.let_go(before.resolved_table.table, before.options, self)
+            self._open_table = open_table
+            engine.reader.hold(open_table.resolved_table.table, open_table.options, self)
+        return open_table
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("this LookupTable is closed")
+
+    def __repr__(self) -> str:
+        """The path, the cache mode, and the last version that this process has seen (no store call)."""
+        place = redact("path", self._options.path) if self._options.path else f"provider {self._options.provider}"
+        version = "not read yet"
+        if self._open_table is not None and not self._closed:
+            last = runtime().engine(self._options).reader.resolver.host.last(self._open_table.resolved_table.table)
+            version = f"version {last['digest']}" if last is not None else version
+        return f"LookupTable({place!r}, {self._options.cache.value}, {'closed' if self._closed else version})"
+
+    def __enter__(self) -> LookupTable:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

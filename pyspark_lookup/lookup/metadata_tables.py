@@ -1,0 +1,230 @@
+"""`lookup.view`: what a host knows about a table, as rows.
+
+`files`: the files of the current version (one metadata call). `versions`: the versions this host has
+resolved, or all in a managed table's log. `metrics`: the counters of the hosts that the tasks reach. `summary`: one row about the current version. `token`: the
+token of the version that the execution reads. Only `token` reads rows of the table: it secures them
+(see `version_token`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.changes import read_share
+from pyspark_lookup.lookup.planner import ResolvedTable
+from pyspark_lookup.lookup.runtime import Engine
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.change_feed import ChangeTask
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.versions.executions import Execution
+
+_INSTANT = pa.timestamp("us", "UTC")
+_SCHEMAS = {
+    View.FILES: pa.schema(
+        [
+            ("url", pa.string()),
+            ("size", pa.int64()),
+            ("identity", pa.string()),
+            ("modified_at", _INSTANT),  # for a managed table: the time of the commit
+            ("write_id", pa.int64()),  # null for plain files, as `rows`
+            ("rows", pa.int64()),
+        ]
+    ),
+    View.VERSIONS: pa.schema(
+        [
+            ("digest", pa.string()),
+            ("resolved_at", _INSTANT),
+            ("files", pa.int64()),
+            ("bytes", pa.int64()),
+            ("token_at", _INSTANT),  # null if no join or SQL function on this host has used it
+            # Managed tables only: all versions in the log. The columns above are null for versions that this host has not read.
+            ("version", pa.int64()),  # as lookup.version takes it
+            ("committed_at", _INSTANT),
+            ("operation", pa.string()),  # create, alter, or the mode of a write
+            ("write_id", pa.int64()),
+            ("files_added", pa.int64()),  # null after a vacuum, as `rows_added`
+            ("rows_added", pa.int64()),
+        ]
+    ),
+    View.METRICS: pa.schema(
+        [
+            ("host", pa.string()),
+            ("cache_dir", pa.string()),
+            ("name", pa.string()),
+            ("value", pa.int64()),  # -1: a gauge that nobody has set
+            ("meaning", pa.string()),
+            ("detail", pa.string()),
+        ]
+    ),
+    View.SUMMARY: pa.schema(
+        [
+            ("digest", pa.string()),
+            ("files", pa.int64()),
+            ("bytes", pa.int64()),
+            ("rows", pa.int64()),  # null if only reading the files would tell
+            ("unique_keys", pa.bool_()),  # null without a snapshot
+            ("keys_of_table", pa.list_(pa.string())),  # of a managed table; null if it has none
+            (
+                "not_kept",
+                pa.string(),
+            ),  # why this host has no room for a snapshot; null if it has room, or needs no snapshot
+        ]
+    ),
+    View.TOKEN: pa.schema([("version", pa.binary())]),
+}
+_FOOTERS_AT_MOST = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewTask:
+    """A task of a view. A view has one task, except `metrics`, which has several to reach several hosts (`nonce`: that of their
+    plan), and changes, which have one per share, with `columns`."""
+
+    view: View
+    number: int = 0
+    nonce: str = ""
+    changes: tuple[ChangeTask, ...] = ()
+    columns: pa.Schema | None = None
+
+
+def view_tasks(options: LookupOptions, nonce: str) -> list[ViewTask]:
+    """The tasks of a view."""
+    count = options.metrics_tasks if options.view is View.METRICS else 1
+    return [ViewTask(options.view, number, nonce) for number in range(count)]
+
+
+def view_schema(view: View) -> pa.Schema:
+    """The columns of a view."""
+    return _SCHEMAS[view]
+
+
+def view_batches(
+    engine: Engine,
+    task: ViewTask,
+    options: LookupOptions,
+    token: Callable[[], bytes],
+    execution: Execution | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a view, as one batch (changes: several). `token` resolves the version of this execution."""
+    if task.columns is not None:
+        yield from read_share(engine, options, task.columns, task.changes)
+        return
+    views = {View.FILES: _files, View.VERSIONS: _versions, View.METRICS: _metrics}
+    if task.view is View.TOKEN:
+        rows: list[dict[str, object]] = [{"version": token()}]
+    elif task.view is View.SUMMARY:
+        rows = [describe_version(engine, options)]
+    elif task.view is View.METRICS and not _is_asked(engine, task, execution):
+        rows = []
+    else:
+        rows = views[task.view](engine, options)
+    yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMAS[task.view])
+
+
+def describe_table(engine: Engine, resolved_table: ResolvedTable, options: LookupOptions) -> dict[str, Any]:
+    """The answer of `LookupTable.describe`."""
+    return {
+        "path": redact("path", resolved_table.table.url),
+        "kind": resolved_table.table.kind,
+        "format": resolved_table.table.format.value if resolved_table.table.format else None,
+        "columns": {field.name: str(field.type) for field in planner.table_columns(resolved_table, options)},
+        "version": resolved_table.version.digest,
+        "files": len(resolved_table.version.files),
+        "bytes": resolved_table.version.bytes,
+        "options": repr(options),
+        **engine.reader.resolver.source(resolved_table.table).details(resolved_table.table, resolved_table.version),
+    }
+
+
+def _micros(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1e6)
+
+
+def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
+    resolver = engine.reader.resolver
+    table, version = resolver.discover(options)
+    write_ids = resolver.source(table).write_ids(table, version)
+    rows: list[dict[str, object]] = []
+    for file in version.files:
+        at = _micros(file.modified_at_s)
+        row = {"url": redact("path", file.url), "size": file.size, "identity": file.identity, "modified_at": at}
+        count = file.statistics.rows if file.statistics is not None else None
+        rows.append({**row, "write_id": write_ids.get(file.url), "rows": count})
+    return rows
+
+
+def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
+    resolver = engine.reader.resolver
+    host_versions: list[dict[str, object]] = [
+        {**row, "resolved_at": _micros(row["resolved_at"]), "token_at": _micros(row["token_at"])}
+        for row in resolver.host.known_versions(options)
+    ]
+    history = resolver.history(options)
+    if history is None:
+        return host_versions
+    rows_by_position = {row["position"]: row for row in host_versions}
+    return [
+        {**rows_by_position.get(row["version"], {}), **row, "committed_at": _micros(row["committed_at"])}
+        for row in history
+    ]
+
+
+def _is_asked(engine: Engine, task: ViewTask, execution: Execution | None) -> bool:
+    if execution is None:
+        return task.number == 0  # nothing tells whether another task has answered
+    return answers_for_host(engine, key_of(task.nonce, execution.application, execution.id), task.number)
+
+
+def answers_for_host(engine: Engine, key: str, number: int) -> bool:
+    """Whether the task of this number answers for its host (its cache directory): only one of the tasks with this key does.
+
+    A repeated attempt of that task answers again. Without a cache directory task 0 answers.
+    """
+    if engine.disk is None:
+        return number == 0
+    with contextlib.suppress(OSError):
+        return bool(engine.disk.create_record("asked", key, number) == number)
+    return False
+
+
+def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
+    values = engine.host_metrics()
+    meanings = {**COUNTERS, **GAUGES, **HOST_GAUGES}
+    rows: list[dict[str, object]] = [
+        {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
+    ]
+    token_versions = [row for row in engine.reader.resolver.host.known_versions(options) if row["token_at"] is not None]
+    if token_versions:
+        last = max(token_versions, key=lambda row: row["token_at"])
+        meaning = "Unix ms when a join or SQL function last issued a version token, whose version is in `detail`"
+        at_ms = int(last["token_at"] * 1000)
+        rows.append({"name": "tokenVersion", "value": at_ms, "meaning": meaning, "detail": last["digest"]})
+    where = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory())}
+    return [{**where, **row} for row in rows]
+
+
+def describe_version(engine: Engine, options: LookupOptions) -> dict[str, Any]:
+    """The row of the view `summary`."""
+    reader = engine.reader
+    table, version = reader.resolver.discover(options)
+    full = reader.fulls.get_cache(table, options)
+    snapshot = full.find(version) if full is not None else None
+    rows = snapshot.rows if snapshot is not None else None
+    if rows is None and len(version.files) <= _FOOTERS_AT_MOST:
+        rows = reader.versions.rows(table, options, version)
+    unique = snapshot.unique if snapshot is not None else None
+    count, size = len(version.files), version.bytes
+    refusal = full.refusal(version) if full is not None and snapshot is None else None
+    facts = {"digest": version.digest, "files": count, "bytes": size, "rows": rows}
+    keys = list(version.metadata.keys) if version.metadata is not None and version.metadata.keys else None
+    return {**facts, "unique_keys": unique, "keys_of_table": keys, "not_kept": refusal}

@@ -1,0 +1,260 @@
+"""Options become a `ReadPlan`: the table behind the path, its columns, the predicate, the tasks.
+
+Every error in an option is reported here, on the driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import uuid
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.cache.full.schedule import make_trigger
+from pyspark_lookup.cache.full.snapshot_scan import key_values
+from pyspark_lookup.columnar.keys import check_key_types
+from pyspark_lookup.columnar.predicate import And, Predicate
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import check_all_readable, check_readable, collated_field, resolve_names
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.printable import names_shown
+from pyspark_lookup.errors import CHANGED_KIND, OptionError, SchemaError
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.contract import all_columns, cut_share
+from pyspark_lookup.scan.open_file import Projection
+from pyspark_lookup.versions.model import Table, TableVersion
+from pyspark_lookup.versions.partitions import select_partitions
+from pyspark_lookup.versions.restarts import read_with_restarts
+
+_TASKS_AT_MOST = 10_000  # of one read, because a damaged log may claim any file size
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedTable:
+    """A table with the version that was resolved, and the columns of that version."""
+
+    table: Table
+    version: TableVersion
+    data: pa.Schema
+    partitions: pa.Schema
+
+    @property
+    def columns(self) -> pa.Schema:
+        """All columns: those of the files, then those of the directories; or in the order in which they were declared."""
+        everything = all_columns((self.data, self.partitions))
+        declared, metadata = self.table.declared, self.version.metadata
+        if declared is not None:
+            names = declared.names
+        elif metadata is not None:
+            names = metadata.all_columns.names
+        else:
+            return everything
+        return pa.schema([everything.field(name) for name in names])
+
+
+def find(
+    reader: TableReader, options: LookupOptions, last_table: Table | None = None, last: ResolvedTable | None = None
+) -> ResolvedTable:
+    """The table at `options.path` now: one metadata call, and the data calls its schema needs.
+
+    `last_table`: the table that the path was last time, so that a file costs a HEAD instead of a LIST. `last`: the answer that the
+    same options had last time; it is returned again if nothing has changed.
+    A file that is replaced before its schema was read makes planning start over. Raises what
+    `Resolver.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
+    """
+    began_s = reader.resolver.now_s()
+    table, version = _discover(reader, options, last_table, last)
+    try:
+        version = _serve(reader, _with_keys(options, version), table, version, began_s)
+    except CHANGED_KIND:
+        if not reader.resolver.forget_kind(table):
+            raise
+        table, version = reader.resolver.discover(options)
+        version = _serve(reader, _with_keys(options, version), table, version, began_s)
+    if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.resolver.lacks_files(version):
+        # A job has removed files of this version: the tasks could neither read them nor go on with other files.
+        version = reader.resolver.resolve_again(table, options, None, version.digest)
+    if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
+        return last if last.version is version else dataclasses.replace(last, version=version)
+    (data, partitions), version = read_with_restarts(
+        table,
+        version,
+        functools.partial(reader.versions.schema, table),
+        lambda gone, _: reader.resolver.resolve_again(table, options, None, gone.digest),
+    )
+    return ResolvedTable(table, version, data, partitions)
+
+
+def with_table_keys(options: LookupOptions, resolved_table: ResolvedTable) -> LookupOptions:
+    """The options, with the table's key columns if they name none."""
+    return _with_keys(options, resolved_table.version)
+
+
+def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
+    metadata = version.metadata
+    if options.keys is not None or metadata is None or not metadata.keys:
+        return options
+    return dataclasses.replace(options, keys=metadata.keys)
+
+
+def _serve(
+    reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
+) -> TableVersion:
+    """The version that a full cache in CACHE mode answers from, which may be older than `version`, the last one known."""
+    full = reader.fulls.get_cache(table, options) if options.metadata_source is MetadataSource.CACHE else None
+    if full is None:
+        return version
+    latest = full.latest()
+    if latest is None:  # no snapshot yet: the version comes from the store
+        return reader.resolver.learn_newer(table, began_s)
+    has_own_writes = reader.resolver.host.includes_own_writes(table, options, latest)
+    return latest if has_own_writes else version
+
+
+def _discover(
+    reader: TableReader, options: LookupOptions, last_table: Table | None, last: ResolvedTable | None
+) -> tuple[Table, TableVersion]:
+    if last_table is not None:
+        if last_table.pinned != options.pinned:
+            last_table = dataclasses.replace(last_table, pinned=options.pinned)
+        try:
+            version = reader.resolver.resolve(last_table, options, None).version
+        except CHANGED_KIND:
+            # The table may be of another kind now: a directory instead of a file. `resolve` has already waited for a path that vanished.
+            return reader.resolver.discover(options, patient=False)
+        if last is not None and last.table is last_table and last.version.digest == version.digest:
+            return last_table, version
+        return reader.resolver.to_table(options, last_table.kind, version), version
+    return reader.resolver.discover(options)
+
+
+def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.Schema:
+    """The columns a read returns, after checking every option that names a column.
+
+    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit,
+    OptionError for a partition.
+    """
+    everything = resolved_table.columns
+    options = with_table_keys(options, resolved_table)
+    if options.cache is CacheMode.PARTIAL and not options.keys:
+        raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
+    if options.keys:
+        keys = resolve_names(options.keys, everything, "lookup.keys")
+        fields = [everything.field(name) for name in keys]
+        check_key_types(fields)
+        collated_names = [field.name for field in fields if collated_field(field) is not None]
+        if collated_names:
+            raise SchemaError(
+                f"option lookup.keys: column {collated_names[0]!r} has a collation, by whose rules Spark compares its texts, and keys are compared "
+                f"by their bytes: declare it as plain text by lookup.schema, e.g. '{collated_names[0]} STRING, …'"
+            )
+    if options.cache is CacheMode.FULL and options.provider is None:
+        make_trigger(options)  # a custom trigger is imported, which may fail
+    if options.where:
+        parse_where(options.where, everything)
+    for key, name in (("lookup.valid-from", options.valid_from), ("lookup.valid-to", options.valid_to)):
+        if name is not None:
+            resolve_names((name,), everything, key)
+    select_partitions(resolved_table.table, resolved_table.version, options)
+    if options.columns is None:
+        check_all_readable(everything)
+        return everything
+    return pa.schema([everything.field(name) for name in resolve_names(options.columns, everything, "lookup.columns")])
+
+
+def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: bool = False) -> list[str]:
+    """The planned (or `declared`) columns, as the table spells them. Raises SchemaError for a column that the table does not have."""
+    table_names = {name.lower() for name in columns.names}
+    missing_names = [name for name in names if name.lower() not in table_names]
+    if missing_names:
+        says = (
+            "of the schema that was given for it"
+            if declared
+            else "which it had when the query was planned: the table changed; plan again (make the DataFrame, view or stream anew)"
+        )
+        raise SchemaError(
+            f"{redact('path', url)} has no column {missing_names[0]!r} (it has {names_shown(columns.names, missing_names[0] if declared else '')}), {says}"
+        )
+    return resolve_names(names, columns, "lookup.columns")
+
+
+def plan_read(
+    resolved_table: ResolvedTable,
+    options: LookupOptions,
+    columns: pa.Schema,
+    clock: HostClock,
+    pushed: Sequence[Predicate] = (),
+    declared: bool = False,
+) -> ReadPlan:
+    """The plan of a read of `columns` (names, types and nullability as the reader of rows expects them).
+
+    `declared`: the user has given this schema. Raises SchemaError if the table does not have such columns.
+    """
+    declared = declared or resolved_table.table.declared is not None
+    everything = resolved_table.columns
+    table_names = planned_names(columns.names, everything, resolved_table.table.url, declared)
+    for column, name in zip(columns, table_names, strict=True):
+        check_readable(column, everything.field(name).type, resolved_table.table.url, declared)
+        if column.name != name:
+            raise SchemaError(f"column {column.name!r} of the given schema is spelled {name!r} in the table")
+    # A column read in a wider type is planned in that type; others keep the table's.
+    types = {field.name: field.type for field in columns}
+    data = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.data])
+    partitions = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.partitions])
+    predicates = [*([parse_where(options.where, all_columns((data, partitions)))] if options.where else []), *pushed]
+    predicate = None if not predicates else predicates[0] if len(predicates) == 1 else And(tuple(predicates))
+    projection = Projection(columns, data, partitions, predicate, declared)
+    return ReadPlan(
+        uuid.uuid4().hex,
+        options,
+        resolved_table.table,
+        projection,
+        clock.steady_s(),
+        clock.boot,
+        resolved_table.version.number,
+    )
+
+
+def requested_keys(plan: ReadPlan) -> list[pa.Array] | None:
+    """The keys that a plan asks for, as columns in the order of `lookup.keys`; None if the plan is a scan."""
+    options, projection = plan.options, plan.projection
+    by_key = options.cache is CacheMode.PARTIAL or (options.provider is not None and options.cache is CacheMode.NONE)
+    if not by_key or projection.predicate is None:
+        return None
+    everything = all_columns((projection.data, projection.partitions))
+    names = resolve_names(options.keys or (), everything, "lookup.keys")
+    return key_values(projection.predicate, pa.schema([everything.field(name) for name in names]))
+
+
+def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPlan) -> list[ReadTask]:
+    """The tasks of a plan: one that resolves at reading for a small table or for rows by key, else shares by bytes.
+
+    Raises OptionError for a provider's table that gives rows by key only, and the plan does not say which.
+    """
+    plan_keys = requested_keys(plan)
+    if plan_keys is not None:
+        return [ReadTask(0, 1)]
+    if not reader.versions.reads_all_rows:
+        raise OptionError(
+            f"option lookup.provider = {plan.options.provider!r}: it gives rows by key only; say which in lookup.where "
+            '(e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
+        )
+    files = select_partitions(resolved_table.table, resolved_table.version, plan.options)
+    count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)
+    count = min(count, _TASKS_AT_MOST)
+    splittable = reader.versions.splittable(resolved_table.table)
+    if not splittable:
+        count = min(count, max(len(files), 1))
+    version_at = plan.options.version_at
+    if version_at is VersionAt.READ or (version_at is VersionAt.AUTO and count == 1):
+        return [ReadTask(number, count) for number in range(count)]
+    shares = [cut_share(files, number, count, splittable) for number in range(count)]
+    nonempty_shares = [pieces for pieces in shares if pieces] or [()]
+    digest = resolved_table.version.digest
+    return [ReadTask(number, len(nonempty_shares), pieces, digest) for number, pieces in enumerate(nonempty_shares)]

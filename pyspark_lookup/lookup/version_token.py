@@ -1,0 +1,175 @@
+"""The version token, by which all tasks of an execution read one version, wherever they run.
+
+One task resolves it and secures it on its host; some 40 bytes travel with the rows as data; every task then
+answers from exactly that version. The files behind the digest are on record on the host that resolved
+it; another host lists once and must come to the same digest, or does what `lookup.on-version-gone` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import struct
+
+from pyspark_lookup.core.decoding import show
+from pyspark_lookup.errors import CHANGED_KIND, NotATableError, OptionError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.lookup.planner import ResolvedTable
+from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import CacheMode, MetadataSource
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.versions.executions import Execution
+from pyspark_lookup.versions.model import Table, TableVersion
+from pyspark_lookup.versions.restarts import read_with_restarts
+
+_BYTES = struct.Struct(">c16sdq")  # a mark, digest, `TableVersion.newest`, the number or -1; the kind follows
+_MARK = b"V"  # an error in place of a token never begins with it
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionToken:
+    """Names a version to tasks: its digest, and hints for a host that lacks its list of files."""
+
+    kind: str
+    digest: str
+    newest: float
+    number: int | None = None
+    """As `lookup.version` takes it; None if such a table has none."""
+
+    @classmethod
+    def from_version(cls, table: Table, version: TableVersion) -> VersionToken:
+        return cls(table.kind, version.digest, version.newest, version.number)
+
+    def to_bytes(self) -> bytes:
+        """33 bytes, and the name of the kind."""
+        number = -1 if self.number is None else self.number
+        return _BYTES.pack(_MARK, bytes.fromhex(self.digest), self.newest, number) + self.kind.encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> VersionToken:
+        """The token that `to_bytes` packed. Raises OptionError for anything else."""
+        try:
+            mark, digest, newest, number = _BYTES.unpack_from(data)
+            kind = bytes(data[_BYTES.size :]).decode("ascii")
+            if mark != _MARK or not kind.isidentifier():
+                raise ValueError(kind)
+            return cls(kind, digest.hex(), newest, None if number < 0 else number)
+        except (struct.error, TypeError, ValueError):
+            raise OptionError(f"argument version = {show(data)} is no version token") from None
+
+
+def resolve_and_secure(
+    reader: TableReader, options: LookupOptions, execution: Execution | None, last_table: Table | None = None
+) -> tuple[Table, TableVersion]:
+    """The version that `execution` reads, resolved by at most one metadata call, and secured on this host.
+
+    `last_table`: the table that the path was last time. FULL: its snapshot is built, or waited for. Otherwise all bytes of a table
+    of up to `lookup.scan.split-size` are cached; of a larger one nothing can be. Raises what resolving raises.
+    """
+    table, version = _resolve(reader, options, execution, last_table)
+    by_query = _is_built_by_queries(options)
+    _, version = read_with_restarts(
+        table,
+        version,
+        functools.partial(_secure, reader, table, options),
+        lambda gone, _: reader.resolver.resolve_again(table, options, execution, gone.digest, by_query),
+    )
+    reader.resolver.host.remember(table, version)
+    return table, version
+
+
+def _resolve(
+    reader: TableReader, options: LookupOptions, execution: Execution | None, last_table: Table | None
+) -> tuple[Table, TableVersion]:
+    discovered_version: TableVersion | None = None
+    try:
+        if last_table is None:
+            table, discovered_version = reader.resolver.discover(options)
+        else:
+            form = options.format or last_table.format
+            table = dataclasses.replace(reader.resolver.to_table(options, last_table.kind), format=form)
+        served_version = _serve(reader, table, options)
+        current = functools.partial(_current, reader, table, options, served_version or discovered_version)
+        resolution = reader.resolver.resolve(table, options, execution, current)
+    except (*CHANGED_KIND, OptionError):
+        if last_table is None:
+            raise
+        return _resolve(reader, options, execution, None)
+    version = resolution.version
+    if resolution.decided_here:
+        reader.resolver.count_asked(version)
+    return reader.resolver.to_table(options, table.kind, version), version
+
+
+def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
+    """The version from which a full cache answers in CACHE mode; waits for its first load."""
+    latest = reader.snapshots.current(table, options)
+    return None if latest is None else latest[0]
+
+
+def _current(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion | None) -> TableVersion:
+    if version is None:
+        version = reader.resolver.resolve(table, options, None).version
+    return reader.resolver.settle(table, version) if _is_built_by_queries(options) else version
+
+
+def _is_built_by_queries(options: LookupOptions) -> bool:
+    """Whether queries build the snapshot of a version. That needs files whose changes show in their identity."""
+    return options.cache is CacheMode.FULL and options.metadata_source is MetadataSource.UFS
+
+
+def _secure(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion) -> None:
+    if reader.snapshots.get(table, options, version) is None and version.bytes <= options.split_size:
+        reader.versions.secure(table, options, version)
+
+
+def version_of_token(
+    reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
+) -> tuple[Table, TableVersion]:
+    """The version of a token as this host can read it; no store call if it has its files on record.
+
+    Raises VersionGoneError if the store has moved on and `lookup.on-version-gone` is FAIL; else the version that replaces it
+    on this host for this execution is returned.
+    """
+    resolver = reader.resolver
+    table = resolver.to_table(options, token.kind)
+    version = resolver.find_recorded(table, token.digest)
+    if version is None:
+        with contextlib.suppress(UfsNotFoundError, NotATableError):
+            version = resolver.find(table, token.digest, token.newest)
+    if version is None:
+        version = _replacement(reader, table, options, token.digest, token.number, execution)
+    return resolver.to_table(options, token.kind, version), version
+
+
+def table_of_token(
+    reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
+) -> ResolvedTable:
+    """The version of a token with its columns. Raises as `version_of_token`, and what reading a schema raises."""
+    table, version = version_of_token(reader, options, token, execution)
+    (data, partitions), version = read_with_restarts(
+        table,
+        version,
+        functools.partial(reader.versions.schema, table),
+        lambda gone, _: _replacement(reader, table, options, gone.digest, gone.number, execution),
+    )
+    return ResolvedTable(table, version, data, partitions)
+
+
+def _replacement(
+    reader: TableReader,
+    table: Table,
+    options: LookupOptions,
+    lost_digest: str,
+    number: int | None,
+    execution: Execution | None,
+) -> TableVersion:
+    if table.fails_when_gone(options):
+        reader.metrics.inc("versionGoneCount")
+        raise VersionGoneError(
+            f"version {lost_digest if number is None else number} of {redact('path', table.url)}, which this query resolved, was replaced before this process "
+            "read it: run the query again; to change a table under running queries, write new file names and keep the old "
+            "files a while"
+        )
+    return reader.resolver.resolve_again(table, options, execution, lost_digest)

@@ -1,0 +1,370 @@
+"""`DeltaSource`: the versions of Delta tables, as their log lists them."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import functools
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+
+from pyspark_lookup.columnar.calendars import widened
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import EXACT, text_of_schema
+from pyspark_lookup.core.decoding import UNREADABLE, as_decimal, is_utf8
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError, SourceChangedError, VersionGoneError, raise_ours
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.sources.delta.actions import Add, DeltaState, Key, decode_path, is_absolute
+from pyspark_lookup.sources.delta.log import DeltaLog
+from pyspark_lookup.sources.delta.schema import arrow_schema, stored_columns
+from pyspark_lookup.sources.delta.vectors import DeletionVector, vector_url
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import DELTA_LOG_DIRECTORY, IMMUTABLE, FileStatistics, FileVersion, Listing
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.deletes import DELETES
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata, require_metadata
+from pyspark_lookup.versions.restarts import read_again
+from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, TimeTravel, VersionSource
+
+_OF_LOG = re.compile(r"\d{20}\.(?:json|checkpoint\..+)")
+_NAMES_LOOKED_AT = 1000
+_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+_MINUTE = datetime.timedelta(minutes=1)
+_CUT, _LAST = "\ufffd", "\U0010ffff"
+_DIGITS = 15  # of a decimal that a double holds exactly
+_ROUNDED = decimal.Decimal(2) ** -48
+_FLOATS_AS_TEXTS = ("Infinity", "-Infinity")
+_ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs writes for whole ones beyond them
+
+
+class DeltaSource(VersionSource):
+    """The versions of Delta tables. A data file is never rewritten in place, so it needs no time to settle."""
+
+    kinds = ("DELTA",)
+    markers = (DELTA_LOG_DIRECTORY,)
+    label = "a Delta table"
+
+    def __init__(self, parts: SourceParts) -> None:
+        super().__init__(parts)
+        self._logs: dict[str, DeltaLog] = {}
+        self._files: dict[str, DeltaFiles] = {}
+        self._times = TimeTravel()
+
+    @classmethod
+    def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
+        files = ufs.list_files(marker_url, "/", _NAMES_LOOKED_AT)  # names that begin with a dot sort before it
+        return any(_OF_LOG.fullmatch(file.url.rpartition("/")[2]) for file in files)
+
+    @classmethod
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
+        return cls.kinds[0] if isinstance(status, Listing) and DELTA_LOG_DIRECTORY in status.directories else None
+
+    def log(self, url: str) -> DeltaLog:
+        """The log of the Delta table at a canonical URL."""
+        if url not in self._logs:
+            self._logs[url] = DeltaLog(self._parts.ufs, self._parts.blocks, self._parts.context, url)
+        return self._logs[url]
+
+    def current(self, question: Question) -> Answer:
+        table, log = question.table, self.log(question.table.url)
+        if isinstance(table.pinned, datetime.datetime):
+            state = log.latest()
+            times = functools.partial(read_again, lambda: log.commit_times(state), SourceChangedError)
+            number = self._times.find(table.url, state.table_id, table.pinned, times)
+            state = log.read_state(number, state)
+        else:
+            state = log.latest() if table.pinned is None else log.read_state(cast(int, table.pinned))
+        return Answer(self._version(table, state), question.started_s)
+
+    def candidates(
+        self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
+    ) -> Sequence[TableVersion]:
+        states = [ask()]
+        with contextlib.suppress(VersionGoneError, ValueError, OverflowError):
+            states.append(self._version(table, self.log(table.url).read_state(int(newest))))
+        return states
+
+    def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        if metadata.position is None:
+            return None
+        state = self.log(table.url).find_cached_state(metadata.table_id, metadata.position)
+        return None if state is None else self._version(table, state)
+
+    def _version(self, table: Table, state: DeltaState) -> TableVersion:
+        version = state.memo.get((table, self._parts.ufs.scope))
+        if version is None:
+            try:
+                version = self._get_files(table, state).version(state)
+            except UNREADABLE as problem:
+                redacted_path = redact("path", table.url)
+                raise_ours(
+                    DamagedFileError(f"{redacted_path}, version {state.version} of a Delta table: {problem}"), problem
+                )
+            state.memo[table, self._parts.ufs.scope] = version
+        assert isinstance(version, TableVersion)
+        return version
+
+    def _get_files(self, table: Table, state: DeltaState) -> DeltaFiles:
+        """What builds the table's versions: that of the version before, if its columns were the same."""
+        files = self._files.get(table.url)
+        if files is None or not files.fits(table, state):
+            files = DeltaFiles(table, state, self._parts.ufs.url_of)
+            self._files = {**self._files, table.url: files}
+        return files
+
+    # --- what views show --------------------------------------------------------------------------
+
+    def history(self, table: Table) -> list[dict[str, Any]] | None:
+        return read_again(lambda: self._history(self.log(table.url)), SourceChangedError)
+
+    def _history(self, log: DeltaLog) -> list[dict[str, Any]]:
+        rows = []
+        commits, state = log.commits(), log.latest()
+        for (version, file), (_, at_ms) in zip(commits, log.commit_times(state, commits), strict=True):
+            actions = log.read_commit(file)
+            info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if action.get("commitInfo")), {})
+            added = [Add.from_action(action["add"]) for action in actions if action.get("add")]
+            counts = [None if add.parsed is None else add.parsed.rows for add in added]
+            known_counts = [count for count in counts if count is not None]
+            rows.append(
+                {
+                    "version": version,
+                    "committed_at": at_ms / 1000,
+                    "operation": str(info.get("operation", "unknown")).lower(),
+                    "write_id": None,
+                    "files_added": len(added),
+                    "rows_added": sum(known_counts) if len(known_counts) == len(counts) else None,
+                }
+            )
+        return rows
+
+    def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
+        state = self.log(table.url).cached_state()
+        metadata = require_metadata(table, version)
+        if state is None:
+            return {}
+        protocol = {name: state.protocol.get(name) for name in ("minReaderVersion", "readerFeatures")}
+        return {
+            "table_id": metadata.table_id,
+            "position": metadata.position,
+            "properties": state.configuration,
+            **protocol,
+        }
+
+
+class DeltaFiles:
+    """Builds the versions of a table while its columns stay the same; keeps each built file for later versions.
+
+    Raises one of `decoding.UNREADABLE`, NotSupportedError for types that are not known.
+    """
+
+    def __init__(self, table: Table, state: DeltaState, url_of: Callable[[str], str]) -> None:
+        self._table = table
+        self._url_of = url_of
+        self._definitions = _column_definitions(state)
+        self._schema = arrow_schema(state.schema)
+        self._columns = stored_columns(state.schema, state.mapping)
+        self._stored = {column.name: column.stored for column in self._columns}
+        self._partitions = {self._stored[name]: name for name in state.partition_columns}
+        self._data = [self._schema.field(name) for name in self._schema.names if name not in state.partition_columns]
+        # A name may be used again by another table at this path.
+        self._identity = f"{IMMUTABLE}{key_of(state.table_id)}"
+        self._built_files: dict[Key, tuple[Add, FileVersion]] = {}
+
+    def fits(self, table: Table, state: DeltaState) -> bool:
+        return (table, _column_definitions(state)) == (self._table, self._definitions)
+
+    def version(self, state: DeltaState) -> TableVersion:
+        """The version that a state of the log stands for."""
+        statistics_by_text = {add.statistics: file.statistics for add, file in self._built_files.values()}
+        built_files = {}
+        for key, add in state.files.items():
+            built_file = self._built_files.get(key)
+            built_files[key] = (
+                built_file
+                if built_file is not None and built_file[0] == add
+                else (add, self._file(add, statistics_by_text))
+            )
+        self._built_files = built_files
+        # A reader sees it by version, and two versions with the same rows as one.
+        digest = key_of(state.table_id, state.metadata["schemaString"], *sorted(state.files))
+        metadata = VersionMetadata(
+            state.table_id,
+            state.version,
+            "",
+            digest,
+            (),
+            text_of_schema(self._schema),
+            state.partition_columns,
+            tuple((self._row_names(new), self._row_names(old)) for new, old in state.rewrites),
+            state.version,
+        )
+        files = sorted((file for _, file in built_files.values()), key=lambda file: file.url)
+        return TableVersion(self._table.id, tuple(files), metadata)
+
+    def _file(self, add: Add, statistics_by_text: Mapping[str | None, FileStatistics | None]) -> FileVersion:
+        url = self._url(add.path)
+        values = dict(add.partition)
+        statistics = (
+            statistics_by_text[add.statistics]
+            if add.statistics in statistics_by_text
+            else _to_statistics(add, self._data, self._stored)
+        )
+        return FileVersion(
+            url,
+            add.size,
+            self._identity,
+            modified_at_s=add.modified_ms / 1000,
+            partition=tuple(
+                (name, _add_zone(values.get(stored_name), self._schema.field(name).type))
+                for stored_name, name in self._partitions.items()
+            ),
+            deletes=_to_deletes(self._table, add, url, self._url_of),
+            statistics=statistics,
+            columns=self._columns,
+        )
+
+    def _url(self, spelled: str) -> str:
+        path = decode_path(spelled)
+        return _url_elsewhere(self._table, path, self._url_of) if is_absolute(spelled) else f"{self._table.url}/{path}"
+
+    def _row_names(self, keys: Sequence[Key]) -> tuple[str, ...]:
+        urls = ((self._url(path), vector) for path, vector in keys)
+        return tuple(
+            key_of(name, f"{vector}#{url.removeprefix(self._table.url + '/')}") if vector else name
+            for url, vector in urls
+            for name in (key_of(url, self._identity),)
+        )
+
+
+def _column_definitions(state: DeltaState) -> tuple[object, ...]:
+    return state.table_id, state.metadata["schemaString"], state.partition_columns, state.mapping
+
+
+def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str:
+    """The URL of an absolute path. Raises NotSupportedError if that is in another kind of store than the table."""
+    scheme, colon, location = path.partition(":") if not path.startswith("/") else ("file", ":", path)
+    path_scheme, table_scheme = scheme.lower(), table.url.partition("://")[0].lower()
+    # Behind two slashes stands the name of a host, which a file of this one has not.
+    is_complete = re.match(r"/(?!/)|///|//localhost/", location) if path_scheme == "file" else location.startswith("//")
+    if not (colon and is_complete) or (
+        path_scheme != table_scheme and not {path_scheme, table_scheme} <= {"s3", "s3a", "s3n"}
+    ):
+        raise NotSupportedError(
+            f"{redact('path', table.url)}: its Delta log names {redact('path', path)}, a file of another store"
+        )
+    return url_of("file:///" + location.removeprefix("//localhost").lstrip("/") if path_scheme == "file" else path)
+
+
+def _add_zone(value: str | None, kind: pa.DataType) -> str | None:
+    """A partition value as the log has it, with a Z added to an instant that has no zone, for it is in UTC."""
+    instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
+    return f"{value}Z" if value is not None and instant and not _ZONE.search(value) else value
+
+
+def _to_deletes(table: Table, add: Add, url: str, url_of: Callable[[str], str]) -> tuple[DeletionVector, ...]:
+    vector = add.vector
+    if vector is None:
+        return ()
+    place = vector_url(table.url, vector.storage, vector.data)
+    if vector.storage == "p" and place is not None:
+        place = _url_elsewhere(table, decode_path(place), url_of)
+    path = url.removeprefix(table.url + "/")
+    return (DeletionVector(path, vector.storage, vector.data, vector.offset, vector.size, vector.cardinality, place),)
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def _to_statistics(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]) -> FileStatistics | None:
+    statistics = add.parsed
+    if statistics is None:
+        return None
+    bounds = {}
+    if statistics.rows is not None:
+        for field in data:
+            stored_name = stored[field.name]
+            nulls = statistics.nulls.get(stored_name)
+            if (
+                type(nulls) is not int
+                or not 0 <= nulls <= statistics.rows
+                or (not statistics.tight and 0 < nulls < statistics.rows)
+            ):
+                nulls = None
+            low = _parse_bound(statistics.low.get(stored_name), field.type, False)
+            high = _parse_bound(statistics.high.get(stored_name), field.type, True)
+            if low is None or high is None or low > high:
+                low = high = None
+            elif pa.types.is_temporal(field.type):
+                low, high = widened(low, high)  # those of a table that was converted are as its footers have them
+            if nulls is not None or low is not None:
+                bounds[field.name] = ColumnStats(low, high, nulls, statistics.rows)
+    return FileStatistics(statistics.rows, bounds)
+
+
+def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
+    """A bound in statistics as a value of its column's type; None if it is missing or of another type, as in Spark."""
+    is_number = isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool)
+    if not is_number and not isinstance(value, str):
+        return None
+    with contextlib.suppress(*UNREADABLE, decimal.InvalidOperation):
+        if pa.types.is_string(kind):
+            return _text_bound(value, high) if isinstance(value, str) and is_utf8(value) else None
+        if pa.types.is_integer(kind):
+            if not is_number:
+                return None
+            return whole if -(2**63) <= (whole := int(value)) < 2**63 else None
+        if pa.types.is_decimal(kind):
+            exact = as_decimal(str(value)) if is_number else None
+            if exact is None or exact.adjusted() > kind.precision - kind.scale:
+                return None
+            if kind.precision <= _DIGITS:
+                return exact
+            if exact in _ENDS:
+                return None
+            margin = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes doubles
+            rounding = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
+            return EXACT.add(exact, margin).quantize(decimal.Decimal(1).scaleb(-kind.scale), rounding, EXACT)
+        if pa.types.is_floating(kind):
+            if not is_number and value not in _FLOATS_AS_TEXTS:
+                return None
+            number = float(value)
+            if math.isnan(number):
+                return None
+            float32 = number
+            with contextlib.suppress(
+                OverflowError
+            ):  # of a float the shortest text, which may be that of another double
+                (float32,) = struct.unpack("f", struct.pack("f", number))
+            return max(number, float32) if high else min(number, float32)
+        if pa.types.is_date(kind):
+            return datetime.date.fromisoformat(value[:10])
+        if pa.types.is_timestamp(kind):
+            text = value[:-1] + "+00:00" if value.endswith("Z") else value
+            at = datetime.datetime.fromisoformat(text)
+            # Offsets of old local times have seconds (+00:19:32), which writers leave out.
+            inexact = _MINUTE if at.tzinfo is not None and text is value else datetime.timedelta(0)
+            at = at.astimezone(datetime.timezone.utc) if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
+            at = at if kind.tz is not None else at.replace(tzinfo=None)
+            return at + _MILLISECOND + inexact if high else at - inexact  # written in milliseconds, rounded down
+    return None
+
+
+def _text_bound(text: str, high: bool) -> str:
+    """A bound of a text column. A high bound that older versions of Delta have cut, and ended with U+FFFD, is raised to be one again.
+
+    They also cut UTF-16 pairs in two, and wrote `?` for the half that was left.
+    """
+    if not high or not text.endswith(_CUT):
+        return text
+    return text.removesuffix(_CUT).removesuffix("?") + _LAST
+
+
+DELETES["vector"] = DeletionVector.from_json

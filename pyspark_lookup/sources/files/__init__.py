@@ -1,0 +1,1 @@
+"""Tables that are nothing but files: a file, a directory, or a glob."""

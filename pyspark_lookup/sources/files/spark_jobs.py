@@ -1,0 +1,105 @@
+"""`WritingJobs`: jobs that write a table's files, the version that a host keeps meanwhile, and which of the jobs are dead."""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.log_events import log_event
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import TableBusyError, UfsError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.sources.files.listing import job_directories
+from pyspark_lookup.storage.stores import Listing
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.host_versions import HostVersions
+from pyspark_lookup.versions.model import Table, TableVersion
+
+_log = logging.getLogger("pyspark_lookup.metadata")
+
+
+class WritingJobs:
+    """The jobs that write a table, as this host sees them. Each message about a job is logged once in a process."""
+
+    def __init__(self, ufs: Ufs, host: HostVersions, metrics: CacheMetricGroup, clock: HostClock) -> None:
+        self._ufs = ufs
+        self._host = host
+        self._metrics = metrics
+        self._clock = clock
+        self._logged_reasons: set[str] = set()
+        self._lacking_digest: str | None = None
+        self._seen_s: dict[str, float] = {}  # when a version of a table was kept, by its id
+        self._alive_until_s: dict[str, float] = {}  # a job's directory cannot be that of a dead one before, by URL
+
+    def keep(self, table: Table, problem: Exception, gone_digest: str | None) -> TableVersion | None:
+        """The last version that this host knows, while a job writes: the job's files belong to no version yet.
+
+        None if there is no job, or no such version. Its files may be gone; readers find that out.
+        """
+        if not isinstance(problem, TableBusyError) or not table.busy.keep:
+            return None
+        record = self._host.last(table)
+        last_version = self._host.files(table, record["digest"]) if record is not None else None
+        if last_version is None or last_version.digest == gone_digest:
+            return None
+        self._seen_s[table.id] = self._clock.steady_s()
+        self._host.forget_missing(table)
+        lacks = problem.listing is not None and set(last_version.files).difference(problem.listing.files)
+        self._lacking_digest = last_version.digest if lacks else None
+        self._metrics.inc("busyServedCount")
+        self._tell_once(table, str(problem), f"going on with version {last_version.digest}")
+        return last_version
+
+    def lacks_files(self, version: TableVersion) -> bool:
+        """Whether a version that was kept while a job writes has files that the job has removed."""
+        return version.digest == self._lacking_digest
+
+    def was_here_lately(self, table: Table) -> bool:
+        """Whether this host has seen the table within `lookup.busy-timeout`."""
+        seen_s = self._last_seen_s(table)
+        return seen_s is not None and self._clock.steady_s() - seen_s <= table.busy.timeout_s
+
+    def missing_since_s(self, table: Table) -> float:
+        """When this host's first query found the table missing, on the steady clock: now, if this is the first one.
+
+        So all queries share one wait for a job: a retried task and the next query only wait for the rest of it.
+        """
+        return self._host.missing_since_s(table, self._last_seen_s(table) or 0.0)
+
+    def _last_seen_s(self, table: Table) -> float | None:
+        """When this host last saw the table; None if it has not since it was booted."""
+        record = self._host.last(table)
+        if record is None or record["boot"] != self._clock.boot:
+            return None
+        return max(float(record["started_s"]), self._host.seen_s(table), self._seen_s.get(table.id, 0.0))
+
+    def find_dead(self, table: Table, listing: Listing) -> list[str]:
+        """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""
+        dead = []
+        for directory in job_directories(table.url, table.kind, listing):
+            url, steady_s = f"{listing.url}/{directory}", self._clock.steady_s()
+            if steady_s < self._alive_until_s.get(url, 0.0):
+                continue
+            try:
+                changed_s, now_s = self._ufs.last_change_s(url)
+            except UfsError:
+                continue  # its job has just ended, or nobody may look into it: not known to be dead
+            if changed_s is not None and not url.startswith("file://"):
+                # An object store's directories have no time: a commit that copies files out of one shows in the files.
+                changed_s = max([changed_s, *(file.modified_at_s or 0.0 for file in listing.files)])
+            if changed_s is None or now_s - changed_s < table.busy.timeout_s:
+                if changed_s is not None:
+                    self._alive_until_s[url] = steady_s + table.busy.timeout_s - (now_s - changed_s)
+                continue
+            dead.append(directory)
+            reason = f"{url} is of a job that died {now_s - changed_s:.0f} s ago or more"
+            self._tell_once(table, reason, "reading the files as if it were not there; remove it")
+        return dead
+
+    def _tell_once(self, table: Table, reason: str, instead: str) -> None:
+        if reason not in self._logged_reasons:
+            self._logged_reasons.add(reason)
+            redacted_path = redact("path", table.url)
+            log_event(
+                _log, logging.WARNING, "busy", table=redacted_path, reason=redact("path", reason), instead=instead
+            )

@@ -1,0 +1,195 @@
+"""Deletes of Iceberg tables: position delete files, deletion vectors, and equality delete files."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.orc
+import pyarrow.parquet as pq
+
+from pyspark_lookup.columnar.keys import Numbers, one_array
+from pyspark_lookup.columnar.roaring import checked_blob, read_roaring
+from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.errors import DamagedFileError, raise_ours
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.sources.iceberg.locations import Locations
+from pyspark_lookup.storage.stores import (
+    DELETE_FILE,
+    IMMUTABLE,
+    PART_OF_FILE,
+    EqualityColumns,
+    FileVersion,
+    Range,
+    StoredColumn,
+)
+from pyspark_lookup.versions.deletes import DELETES
+
+_PATH_ID, _POSITION_ID = 2147483546, 2147483545
+_FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionDeletes:
+    """A position delete file of the table at `table`. `location` and `root`: see `Locations`."""
+
+    url: str
+    size: int
+    format: FileFormatName
+    table: str
+    location: str
+    root: str
+
+    keys = None
+    equality = None
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    @property
+    def place(self) -> tuple[FileVersion, Range]:
+        return FileVersion(self.url, self.size, IMMUTABLE), (0, self.size)
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        locations = Locations(self.location, self.root)
+        try:
+            table = self._rows(pa.BufferReader(data))
+            paths, places = table.column(0).cast(pa.string()), table.column(1)
+            is_complete = pc.and_(pc.is_valid(paths), pc.is_valid(places))  # a row may say nothing
+            codes = one_array(paths.filter(is_complete)).dictionary_encode()
+            rows = one_array(places.filter(is_complete).cast(pa.int64())).to_numpy()
+            order = np.lexsort((rows, codes.indices.to_numpy()))
+            starts = np.searchsorted(codes.indices.to_numpy()[order], np.arange(len(codes.dictionary) + 1))
+            positions: dict[str, Numbers] = {}
+            for number, path in enumerate(codes.dictionary.to_pylist()):
+                part = np.unique(rows[order[starts[number] : starts[number + 1]]])
+                if part[0] < 0:
+                    raise ValueError(f"position {part[0]} of {path}")
+                key = locations.resolve_url(path).removeprefix(self.table + "/")
+                positions[key] = np.union1d(positions[key], part) if key in positions else part
+        except (*UNREADABLE, pa.ArrowException, OSError) as problem:
+            raise_ours(DamagedFileError(f"{redact('path', self.url)} names no deleted rows: {problem}"), problem)
+        return positions
+
+    def _rows(self, source: pa.BufferReader) -> pa.Table:
+        """A table of paths and positions, found by their field ids, or by their names in a file without ids."""
+        if self.format is FileFormatName.ORC:
+            file: Any = pa.orc.ORCFile(source)
+            schema = file.schema
+        else:
+            file = pq.ParquetFile(source)
+            schema = file.schema_arrow
+        ids = {(field.metadata or {}).get(key): field.name for field in schema for key in _FIELD_IDS}
+        names = [ids.get(b"%d" % _PATH_ID, "file_path"), ids.get(b"%d" % _POSITION_ID, "pos")]
+        table: pa.Table = file.read(columns=names)
+        return table.select(names)
+
+    def to_json(self) -> list[Any]:
+        return ["iceberg-positions", self.url, self.size, self.format.value, self.table, self.location, self.root]
+
+    @classmethod
+    def from_json(cls, record: Any) -> PositionDeletes:
+        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        url, size, form, *places = record
+        return cls(as_text(url), as_count(size), FileFormatName(form), *map(as_text, places))
+
+
+@dataclasses.dataclass(frozen=True)
+class PuffinVector:
+    """A deletion vector of the data file `path` (below the table, or a URL): `size` bytes at `offset` of the Puffin file at `url`."""
+
+    path: str
+    url: str
+    offset: int
+    size: int
+    cardinality: int
+
+    keys = None
+    equality = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.url}@{self.offset}#{self.path}"
+
+    @property
+    def place(self) -> tuple[FileVersion, Range]:
+        return FileVersion(self.url, 0, PART_OF_FILE), (self.offset, self.size)
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        try:
+            rows = read_roaring(checked_blob(data, self.size - 8), self.cardinality)
+        except (*UNREADABLE, struct.error) as problem:
+            redacted_path = redact("path", self.url)
+            raise DamagedFileError(
+                f"{redacted_path} at {self.offset}: a deletion vector is damaged: {problem}"
+            ) from None
+        return {self.path: rows}
+
+    def to_json(self) -> list[Any]:
+        return ["iceberg-vector", self.path, self.url, self.offset, self.size, self.cardinality]
+
+    @classmethod
+    def from_json(cls, record: Any) -> PuffinVector:
+        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        path, url, *counts = record
+        return cls(as_text(path), as_text(url), *map(as_count, counts))
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualityDeletes:
+    """An equality delete file: a data row is deleted if it has the values of one of its rows in the `columns`.
+
+    `schema`: these columns as a table's, by names that no other column has. `current_columns`: those of them that the table still has, whose
+    bounds tell which files the deletes may concern.
+    """
+
+    url: str
+    size: int
+    format: FileFormatName
+    schema: str
+    columns: tuple[StoredColumn, ...]
+    current_columns: tuple[StoredColumn, ...]
+
+    place = None
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    @cached_property  # asked of each file that it concerns
+    def keys(self) -> FileVersion:
+        return FileVersion(self.url, self.size, DELETE_FILE, columns=self.current_columns, format=self.format)
+
+    @cached_property
+    def equality(self) -> EqualityColumns:
+        file = FileVersion(self.url, self.size, IMMUTABLE, columns=self.columns, format=self.format)
+        return EqualityColumns(file, schema_of_text(self.schema))
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        return {}
+
+    def to_json(self) -> list[Any]:
+        columns = [[column.to_json() for column in column_set] for column_set in (self.columns, self.current_columns)]
+        return ["iceberg-equality", self.url, self.size, self.format.value, self.schema, *columns]
+
+    @classmethod
+    def from_json(cls, record: Any) -> EqualityDeletes:
+        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        url, size, form, schema, *columns = record
+        stored_columns, current_columns = (tuple(map(StoredColumn.from_json, column_set)) for column_set in columns)
+        text_of_schema(schema_of_text(as_text(schema)))
+        return cls(as_text(url), as_count(size), FileFormatName(form), schema, stored_columns, current_columns)
+
+
+DELETES["iceberg-positions"] = PositionDeletes.from_json
+DELETES["iceberg-vector"] = PuffinVector.from_json
+DELETES["iceberg-equality"] = EqualityDeletes.from_json

@@ -1,0 +1,311 @@
+"""`IcebergFiles`: the files of a snapshot, with their deletes, statistics and partitions, as a `TableVersion` has them."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.columnar.calendars import widened
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import text_of_schema
+from pyspark_lookup.core.decoding import UNREADABLE
+from pyspark_lookup.errors import NotSupportedError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.sources.iceberg.deletes import EqualityDeletes, PositionDeletes, PuffinVector
+from pyspark_lookup.sources.iceberg.entries import DATA, EQUALITY_DELETES, POSITION_DELETES, Entry, parse_bound
+from pyspark_lookup.sources.iceberg.locations import Locations, parse_authority, plain_location
+from pyspark_lookup.sources.iceberg.metadata import IcebergMetadata, PartitionField, Selection
+from pyspark_lookup.sources.iceberg.partitions import (
+    identity_fields,
+    is_told_in_text,
+    narrow,
+    partition_stats,
+    text_of_value,
+)
+from pyspark_lookup.sources.iceberg.schema import (
+    Column,
+    arrow_schema,
+    find_field,
+    flat_columns,
+    stored_column,
+    stored_columns,
+)
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import IMMUTABLE, Deletes, FileStatistics, FileVersion
+
+_FORMATS = {"PARQUET": FileFormatName.PARQUET, "ORC": FileFormatName.ORC}
+_PUFFIN = "PUFFIN"
+_PATH_ID = 2147483546
+
+Group = tuple[int, tuple[Any, ...]]
+"""The spec and the partition of a file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _SequencedDeletes:
+    """Deletes and the highest data sequence number that they apply to. `paths`: the bounds of the data files that they name."""
+
+    sequence: int
+    deletes: Deletes
+    paths: tuple[str | None, str | None] = (None, None)
+
+    def may_name(self, location: str) -> bool:
+        """Whether the deletes may name this data file."""
+        low, high = self.paths
+        # Paths that are spelled in another way, or bounds that are cut within the server's name, do not compare.
+        if (
+            low is None
+            or high is None
+            or not parse_authority(low) == parse_authority(high) == parse_authority(location)
+        ):
+            return True
+        return low <= location <= high
+
+
+class IcebergFiles:
+    """Builds the files of snapshots that are read with one schema. `table`: the table's URL.
+
+    Raises NotSupportedError for what is not known here, one of `decoding.UNREADABLE` for what makes no sense.
+    """
+
+    def __init__(self, table: str, metadata: IcebergMetadata, selection: Selection, locations: Locations) -> None:
+        self._table, self._metadata, self._locations = table, metadata, locations
+        self.schema = arrow_schema(selection.schema)
+        self.columns = stored_columns(selection.schema, metadata.name_mapping)
+        self._identity = f"{IMMUTABLE}{key_of(metadata.table_id)}"  # a name may be used again by another table
+        self._flat = {column.field_id: column for column in flat_columns(selection.schema)}
+        self._schemas = [selection.schema, *(metadata.schemas[id_] for id_ in sorted(metadata.schemas, reverse=True))]
+
+    def partitions(self, files: Sequence[FileVersion]) -> tuple[str, ...]:
+        """The columns of which every file's partition has the one value, in a type whose values come back from text as they were."""
+        partition_columns = {column.path[0] for column in self._flat.values() if is_told_in_text(column.iceberg_type)}
+        for file in files:
+            partition_columns &= {name for name, _ in file.partition or ()}
+        return tuple(name for name in self.schema.names if name in partition_columns) if files else ()
+
+    def files(self, entries: Sequence[Entry]) -> tuple[FileVersion, ...]:
+        """The data files among the entries, with the deletes among them that apply to each."""
+        deletes = _DeleteFileIndex(self, entries)
+        data_files = [self._file(entry, deletes) for entry in entries if entry.content == DATA]
+        return tuple(sorted(data_files, key=lambda file: file.url))
+
+    def _file(self, entry: Entry, deletes: _DeleteFileIndex) -> FileVersion:
+        url = self._locations.resolve_url(entry.location)
+        return FileVersion(
+            url,
+            entry.size,
+            # Where it was added again, deletes from before concern it no more.
+            f"{self._identity}-{entry.sequence}",
+            partition=self._partition(entry),
+            deletes=deletes.find(entry, url),
+            statistics=FileStatistics(entry.rows if entry.rows >= 0 else None, self._bounds(entry)),
+            columns=self.columns,
+            format=self.parse_format(entry),
+        )
+
+    def parse_format(self, entry: Entry) -> FileFormatName:
+        if entry.format not in _FORMATS:
+            raise NotSupportedError(
+                f"{redact('path', entry.location)} is a file of format {entry.format}, which is not read"
+            )
+        return _FORMATS[entry.format]
+
+    def _fields(self, entry: Entry) -> Sequence[tuple[PartitionField, Any]]:
+        return list(zip(self._spec(entry.spec_id), self.partition_values(entry), strict=True))
+
+    def _spec(self, spec_id: int) -> tuple[PartitionField, ...]:
+        if spec_id not in self._metadata.specs:
+            raise ValueError(f"there is no partition spec {spec_id}")
+        return self._metadata.specs[spec_id]
+
+    def partition_values(self, entry: Entry) -> tuple[Any, ...]:
+        """The values of a file's partition, in the order of its spec's fields."""
+        field_ids = tuple(field.field_id for field in self._spec(entry.spec_id))
+        if entry.partition_ids == field_ids:
+            return entry.partition
+        values_by_id = dict(zip(entry.partition_ids, entry.partition, strict=True))
+        if values_by_id.keys() <= {*field_ids}:
+            return tuple(values_by_id.get(field_id) for field_id in field_ids)
+        # Format 1 knew them by their place, and some of its writers have numbered them otherwise.
+        if len(entry.partition) != len(field_ids):
+            raise ValueError(
+                f"{entry.location} has a partition of {len(entry.partition)} values, its spec has {len(field_ids)}"
+            )
+        return entry.partition
+
+    def _partition(self, entry: Entry) -> tuple[tuple[str, str | None], ...]:
+        """(column, value as text) of the columns that have one value in all rows of the file; the file itself may lack them."""
+        partition = {}
+        values = self.partition_values(entry)
+        for field_id, place in identity_fields(self._spec(entry.spec_id)).items():
+            column, value = self._flat.get(field_id), values[place]
+            if column is not None and len(column.path) == 1:
+                with contextlib.suppress(*UNREADABLE):  # of a day that Python lacks; the file has it, too
+                    partition[column.path[0]] = None if value is None else text_of_value(value, column.iceberg_type)
+        return tuple(sorted(partition.items()))
+
+    def _bounds(self, entry: Entry) -> Mapping[str, ColumnStats]:
+        by_id = {id_: self._column_stats(entry, column) for id_, column in self._flat.items() if len(column.path) == 1}
+        for field, value in self._fields(entry):
+            column = None if field.source is None else self._flat.get(field.source)
+            if column is not None and len(column.path) == 1:
+                partition_bounds = partition_stats(field, value, column.iceberg_type, column.type, max(entry.rows, 1))
+                by_id[column.field_id] = narrow(by_id[column.field_id], partition_bounds)
+        return {self._flat[id_].path[0]: stats for id_, stats in by_id.items() if stats is not None}
+
+    def _column_stats(self, entry: Entry, column: Column) -> ColumnStats | None:
+        """The bounds that a manifest has of a column in a file; None if it has none."""
+        id_, kind = column.field_id, column.iceberg_type
+        nulls, values = entry.nulls.get(id_), entry.values.get(id_)
+        if nulls is not None and (entry.rows < 0 or values not in (None, entry.rows)):
+            nulls = None
+        bounded = kind != "uuid"
+        low = parse_bound(entry.lower.get(id_), kind, column.type) if bounded else None
+        high = parse_bound(entry.upper.get(id_), kind, column.type) if bounded else None
+        if low is None or high is None or low > high:
+            low = high = None
+        elif pa.types.is_temporal(column.type):
+            low, high = widened(low, high)  # those of files that were added are as their footers have them
+        if low is None and nulls is None:
+            return None
+        return ColumnStats(low, high, nulls, max(entry.rows, 1))
+
+    # --- deletes ----------------------------------------------------------------------------------
+
+    def resolve_url(self, location: str) -> str:
+        return self._locations.resolve_url(location)
+
+    def relative_path(self, url: str) -> str:
+        return url.removeprefix(self._table + "/")
+
+    def position_deletes(self, entry: Entry) -> PositionDeletes:
+        places = self._table, self._locations.location, self._locations.root
+        return PositionDeletes(self.resolve_url(entry.location), entry.size, self.parse_format(entry), *places)
+
+    def equality_deletes(self, entry: Entry) -> EqualityDeletes:
+        """An equality delete file of the table. Raises ValueError if no schema has one of the columns that it deletes by."""
+        fields, columns = [], []
+        columns_by_id = {column.field_id: column for column in self.columns}
+        for field_id in sorted(entry.equality_ids):
+            field_path = find_field(self._schemas, field_id)
+            if not field_path:
+                raise ValueError(f"no schema has the field {field_id}, which {entry.location} deletes by")
+            current_column = columns_by_id.get(field_id)
+            name = f"\0{field_id}" if current_column is None else current_column.name  # no column has such a name
+            isolated_field = _isolate_field(field_path)
+            fields.append(arrow_schema({"fields": [isolated_field]}).field(0).with_name(name))
+            columns.append(dataclasses.replace(stored_column(isolated_field, self._metadata.name_mapping), name=name))
+        if not fields:
+            raise ValueError(f"{entry.location} deletes by no column")
+        current_columns = tuple(columns_by_id[id_] for id_ in entry.equality_ids if id_ in columns_by_id)
+        schema = text_of_schema(pa.schema(fields))
+        return EqualityDeletes(
+            self.resolve_url(entry.location),
+            entry.size,
+            self.parse_format(entry),
+            schema,
+            tuple(columns),
+            current_columns,
+        )
+
+    def is_global(self, spec_id: int) -> bool:
+        """Whether a spec has no partition fields in use, so that its equality deletes apply to the files of all specs."""
+        return all(field.transform == "void" for field in self._spec(spec_id))
+
+
+def _isolate_field(field_path: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The last field of a path of nested fields, in structs that have no other field."""
+    field = field_path[-1]
+    for around in reversed(field_path[:-1]):
+        field = {**around, "type": {"type": "struct", "fields": [field]}}
+    return field
+
+
+class _DeleteFileIndex:
+    """The deletes among the entries, by the data files that they apply to (the specification's "Scan Planning")."""
+
+    def __init__(self, files: IcebergFiles, entries: Sequence[Entry]) -> None:
+        self._files = files
+        self._positions: dict[Group, list[_SequencedDeletes]] = defaultdict(list)
+        self._equality: dict[Group | None, list[_SequencedDeletes]] = defaultdict(list)
+        self._of_file: dict[str, list[_SequencedDeletes]] = defaultdict(list)
+        self._vectors: dict[str, Entry] = {}
+        self._shared: dict[tuple[int, ...], tuple[Deletes, ...]] = {}
+        for entry in entries:
+            if entry.content == POSITION_DELETES:
+                self._add_positions(entry)
+            elif entry.content == EQUALITY_DELETES:
+                group = (
+                    None
+                    if files.is_global(entry.spec_id)
+                    else (entry.spec_id, _comparable(files.partition_values(entry)))
+                )
+                self._equality[group].append(_SequencedDeletes(entry.sequence - 1, files.equality_deletes(entry)))
+            elif entry.content != DATA:
+                raise NotSupportedError(f"{redact('path', entry.location)} is of content {entry.content}")
+        for sequenced in (*self._positions.values(), *self._equality.values()):
+            sequenced.sort(key=lambda item: item.sequence)
+
+    def _add_positions(self, entry: Entry) -> None:
+        if entry.format == _PUFFIN:
+            if entry.referenced is None or entry.offset is None or entry.length is None:
+                raise ValueError(f"{entry.location} has a deletion vector, and it is not said where or of which file")
+            path = plain_location(entry.referenced)
+            if path in self._vectors:
+                raise ValueError(f"{entry.referenced} has two deletion vectors")
+            self._vectors[path] = entry
+            return
+        deletes = self._files.position_deletes(entry)
+        low, high = (
+            parse_bound(bounds_by_id.get(_PATH_ID), "string", pa.string())
+            for bounds_by_id in (entry.lower, entry.upper)
+        )
+        data_location = entry.referenced or (low if low == high else None)
+        if data_location is not None:
+            self._of_file[plain_location(data_location)].append(_SequencedDeletes(entry.sequence, deletes))
+        else:
+            group = entry.spec_id, _comparable(self._files.partition_values(entry))
+            self._positions[group].append(_SequencedDeletes(entry.sequence, deletes, (low, high)))
+
+    def find(self, entry: Entry, url: str) -> tuple[Deletes, ...]:
+        """The deletes that apply to a data file. Files with the same deletes share one tuple."""
+        group, path = (entry.spec_id, _comparable(self._files.partition_values(entry))), plain_location(entry.location)
+        matches = [
+            *_select_applicable(self._equality.get(None, ()), entry),
+            *_select_applicable(self._equality.get(group, ()), entry),
+        ]
+        vector = self._vectors.get(path)
+        if vector is not None and vector.sequence >= entry.sequence:
+            vector_url = self._files.resolve_url(vector.location)
+            vector_deletes = PuffinVector(
+                self._files.relative_path(url), vector_url, vector.offset or 0, vector.length or 0, vector.rows
+            )
+            return (vector_deletes, *(match.deletes for match in matches))
+        matches += [match for match in self._of_file.get(path, ()) if match.sequence >= entry.sequence]
+        matches += [
+            match
+            for match in _select_applicable(self._positions.get(group, ()), entry)
+            if match.may_name(entry.location)
+        ]
+        deletes = tuple(match.deletes for match in matches)
+        return self._shared.setdefault(tuple(map(id, deletes)), deletes)
+
+
+def _select_applicable(sequenced: Sequence[_SequencedDeletes], entry: Entry) -> Sequence[_SequencedDeletes]:
+    """Those of the deletes, which are in the order of their sequence numbers, that apply to a file."""
+    return sequenced[bisect.bisect_left(sequenced, entry.sequence, key=lambda item: item.sequence) :]
+
+
+def _comparable(partition: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A partition as a key: floats by their bits, but NaN equals NaN."""
+    return tuple(
+        ("NaN" if math.isnan(value) else value.hex()) if isinstance(value, float) else value for value in partition
+    )

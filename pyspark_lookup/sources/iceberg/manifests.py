@@ -1,0 +1,267 @@
+"""Manifest lists and manifests, decoded by PyIceberg."""
+
+from __future__ import annotations
+
+import bz2
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pyarrow as pa
+from pyiceberg.avro.decoder import StreamingBinaryDecoder
+from pyiceberg.avro.file import AvroFile, Block
+from pyiceberg.avro.resolver import resolve_reader
+from pyiceberg.io import InputFile, InputStream
+from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
+    MANIFEST_ENTRY_SCHEMAS,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    DataFile,
+    DataFileContent,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.types import StructType
+from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSchemaConversion
+
+from pyspark_lookup.core.memory import check_room
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError, raise_ours
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.sources.iceberg.entries import Entry, Manifest
+
+_NEWEST = 3  # whose columns are those of the formats before, and more
+_FIELDS = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[_NEWEST].fields)}
+_ADDED, _DELETED = 1, 2
+_PARTITION_ID = 102
+_SPEC_ID = "partition-spec-id"
+
+
+_SYNC_BYTES = 16
+_BYTES_AT_MOST = 2**29  # of the records in a file, decompressed
+_RECORD_BYTES = 1000  # of memory that a record takes, about
+_NESTED = ("type", "fields", "items", "values")
+_LOGICAL_TYPES = ("decimal", "map")
+# Format 1 has left out what the later ones require, and nothing of that is used here.
+_MANIFEST_LIST_SCHEMA = Schema(
+    *(field.model_copy(update={"required": False}) for field in MANIFEST_LIST_FILE_SCHEMAS[_NEWEST].fields)
+)
+
+
+class _AvroFile(AvroFile[Any]):
+    """PyIceberg's AvroFile, with a decoder that stops at the end of its bytes; raises ValueError for a block that is cut off or not used up.
+
+    The compiled decoder (0.12.0) reads beyond the end, and rounds doubles to floats.
+    """
+
+    def __enter__(self) -> _AvroFile:
+        with self.input_file.open() as stream:
+            self.decoder = StreamingBinaryDecoder(stream.read())
+        self.header = self._read_header()
+        self.schema = AvroSchemaConversion().avro_to_iceberg(
+            _expand_schema(json.loads(self.header.meta["avro.schema"]), {})
+        )
+        read_schema = self.read_schema or self.schema
+        self.reader = resolve_reader(self.schema, read_schema, self.read_types, self.read_enums)
+        self._block_bytes = self._read_bytes = self._records = 0
+        return self
+
+    def _read_block(self) -> int:
+        if self.block:
+            if self.block.block_decoder.tell() != self._block_bytes:
+                raise ValueError("a block has more in it than its records")
+            if self.decoder.read(_SYNC_BYTES) != self.header.sync:
+                raise ValueError("a block does not end where it says")
+        if self.decoder.tell() == len(self.input_file):
+            raise EOFError
+        try:
+            count, data = self.decoder.read_int(), self.decoder.read_bytes()
+        except EOFError:
+            raise ValueError("it is cut off") from None
+        if count < 0:
+            raise ValueError(f"a block of {count} records")
+        data = self._decompress(data, _BYTES_AT_MOST - self._read_bytes)
+        if count > len(data):  # a record takes at least a byte; of empty ones there could be any number
+            raise ValueError(f"a block of {count} records in {len(data)} bytes")
+        self._records += count
+        check_room(
+            self._records * _RECORD_BYTES, f"{redact('path', self.input_file.location)}: {self._records} records"
+        )
+        self._block_bytes = len(data)
+        self._read_bytes += len(data)
+        self.block = Block(self.reader, count, StreamingBinaryDecoder(data))
+        return int(count)
+
+    def _decompress(self, data: bytes, at_most: int) -> bytes:
+        """The content of a block. Raises ValueError if it is more than `at_most` bytes, before they are in memory."""
+        codec = self.header.compression_codec()  # raises ValueError for one that is not known
+        if codec is None:
+            return data
+        name = self.header.meta["avro.codec"]
+        if name == "snappy":
+            size = shift = 0
+            for byte in data[:5]:  # as it begins
+                size |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    break
+            content = b"" if size > at_most else codec.decompress(data)
+            is_too_large = size > at_most
+        elif name in ("deflate", "bzip2"):
+            decoder = zlib.decompressobj(-15) if name == "deflate" else bz2.BZ2Decompressor()
+            content = decoder.decompress(data, at_most + 1)
+            is_too_large = len(content) > at_most
+            if not (is_too_large or decoder.eof):
+                raise ValueError("a block is cut off")
+        else:
+            with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as reader:
+                content = reader.read(at_most + 1)
+            is_too_large = len(content) > at_most
+        if is_too_large:
+            raise ValueError(f"its records are of more than {_BYTES_AT_MOST} bytes")
+        return content
+
+    def __next__(self) -> Any:
+        while self.block is None or not self.block.has_next():
+            try:
+                self._read_block()
+            except EOFError:
+                raise StopIteration from None
+        try:
+            return next(self.block)
+        except EOFError:
+            raise ValueError("a block is cut off") from None
+
+
+def _expand_schema(schema: Any, named_types: dict[str, Any]) -> Any:
+    """An Avro schema as PyIceberg takes it: names of types are replaced by the types, and unknown logical types are left out."""
+    if isinstance(schema, list):
+        return [_expand_schema(part, named_types) for part in schema]
+    if not isinstance(schema, dict):
+        return named_types.get(schema, schema)
+    expanded_schema = {
+        key: _expand_schema(value, named_types) if key in _NESTED else value for key, value in schema.items()
+    }
+    logical = expanded_schema.get("logicalType")
+    if (
+        logical is not None
+        and logical not in _LOGICAL_TYPES
+        and (logical, expanded_schema["type"]) not in LOGICAL_FIELD_TYPE_MAPPING
+    ):
+        del expanded_schema["logicalType"]
+    if expanded_schema["type"] in ("record", "fixed", "enum"):
+        named_types[schema["name"]] = expanded_schema
+    return expanded_schema
+
+
+class _Bytes(InputFile):
+    """A file that is in memory."""
+
+    def __init__(self, location: str, data: bytes) -> None:
+        super().__init__(location)
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return io.BytesIO(self._data)
+
+
+def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
+    """The manifests of a snapshot. Raises DamagedFileError that names the file, NotSupportedError."""
+    try:
+        with _AvroFile(
+            _Bytes(location, data),
+            _MANIFEST_LIST_SCHEMA,
+            read_types={-1: ManifestFile, 508: PartitionFieldSummary},
+            read_enums={517: ManifestContent},
+        ) as reader:
+            names = [field.name for field in _MANIFEST_LIST_SCHEMA.fields]
+            rows = [dict(zip(names, record._data, strict=True)) for record in reader]
+        return [_manifest(row) for row in rows]
+    except NotSupportedError:
+        raise
+    except Exception as problem:
+        raise_ours(_damaged_file_error(location, "manifest list", problem), problem)
+
+
+def _manifest(row: dict[str, Any]) -> Manifest:
+    if row["key_metadata"]:
+        raise NotSupportedError(f"{redact('path', row['manifest_path'])} is encrypted")
+    spec_id, sequence = int(row["partition_spec_id"]), int(row["sequence_number"] or 0)
+    return Manifest(str(row["manifest_path"]), int(row["manifest_length"]), spec_id, sequence)
+
+
+def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
+    """The live files of a manifest. Raises DamagedFileError that names it, NotSupportedError."""
+    try:
+        return list(_entries(manifest, data))
+    except NotSupportedError:
+        raise
+    except Exception as problem:
+        raise_ours(_damaged_file_error(manifest.location, "manifest", problem), problem)
+
+
+def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
+    with _AvroFile(
+        _Bytes(manifest.location, data),
+        MANIFEST_ENTRY_SCHEMAS[_NEWEST],
+        read_types={-1: ManifestEntry, 2: DataFile},
+        read_enums={0: ManifestEntryStatus, 134: DataFileContent},
+    ) as reader:
+        spec_id = manifest.spec_id
+        if spec_id is None:
+            spec_id = int(reader.header.meta.get(_SPEC_ID, 0))
+        ids = tuple(field.field_id for field in cast("StructType", reader.schema.find_type(_PARTITION_ID)).fields)
+        for record in reader:
+            status, _, sequence, _, file = record._data
+            if int(status) == _DELETED:
+                continue
+            if sequence is None:
+                # What was added with the manifest has its number; before there were numbers, all have 0.
+                if int(status) != _ADDED and manifest.sequence:
+                    raise ValueError(f"an existing file without a sequence number: {file.file_path}")
+                sequence = manifest.sequence
+            yield _entry(file._data, spec_id, ids, int(sequence))
+
+
+def _entry(row: list[Any], spec_id: int, partition_ids: tuple[int, ...], sequence: int) -> Entry:
+    def get(name: str) -> Any:
+        return row[_FIELDS[name]]
+
+    location = str(get("file_path"))
+    if get("key_metadata"):
+        raise NotSupportedError(f"{redact('path', location)} is encrypted")
+    return Entry(
+        location,
+        int(get("content") or 0),
+        str(get("file_format")).upper(),
+        spec_id,
+        partition_ids,
+        tuple(get("partition")._data),
+        sequence,
+        int(get("file_size_in_bytes")),
+        int(get("record_count")),
+        dict(get("lower_bounds") or {}),
+        dict(get("upper_bounds") or {}),
+        dict(get("null_value_counts") or {}),
+        dict(get("value_counts") or {}),
+        tuple(get("equality_ids") or ()),
+        get("referenced_data_file"),
+        get("content_offset"),
+        get("content_size_in_bytes"),
+    )
+
+
+def _damaged_file_error(location: str, file_kind: str, problem: Exception) -> DamagedFileError:
+    redacted_path = redact("path", location)
+    return DamagedFileError(f"{redacted_path} is no Iceberg {file_kind}: {type(problem).__name__}: {problem}")

@@ -1,0 +1,244 @@
+"""`IcebergMetadata`: a table's metadata.json (the specification's "Table Metadata"), formats 1 to 3."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import gzip
+import io
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, as_texts, show
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.core.memory import check_room
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError, OptionError, VersionGoneError, raise_ours
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.iceberg_options import Ref
+from pyspark_lookup.options.read_write_options import Pin
+from pyspark_lookup.storage.disk import key_of
+
+_FORMATS = (1, 2, 3)
+_MAIN = "main"
+_GZIP = b"\x1f\x8b"
+_NAME_MAPPING = "schema.name-mapping.default"
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+_SNAPSHOTS_NAMED = 5
+_COPIES = 5  # of metadata in memory: its bytes, its text, and what is parsed
+_TEXT_AT_MOST = 2**29  # bytes of JSON, decompressed
+_FIRST_PARTITION_ID = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A snapshot. The file `manifest_list` names its manifests, or, in format 1, `manifests` does."""
+
+    id: int
+    parent: int | None
+    timestamp_ms: int
+    manifest_list: str | None
+    manifests: tuple[str, ...]
+    schema_id: int | None
+    operation: str
+    summary: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, document: Any) -> Snapshot:
+        """The snapshot that an object of a metadata file describes. Raises one of `decoding.UNREADABLE` for anything else."""
+        summary = document.get("summary") or {}
+        manifest_list, parent, schema_id = (
+            document.get("manifest-list"),
+            document.get("parent-snapshot-id"),
+            document.get("schema-id"),
+        )
+        manifests = as_texts(document["manifests"]) if not manifest_list else ()
+        return cls(
+            int(document["snapshot-id"]),
+            None if parent is None else int(parent),
+            as_count(document["timestamp-ms"]),
+            as_text(manifest_list) if manifest_list else None,
+            manifests,
+            None if schema_id is None else int(schema_id),
+            str(summary.get("operation", "unknown")),
+            {str(key): str(value) for key, value in summary.items()},
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionField:
+    """A field of a partition spec: `transform` of the column with field id `source`. None: of several columns, which is not used here."""
+
+    field_id: int
+    source: int | None
+    transform: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The snapshot that a reference to a table means (None: the table has none), the schema it is read with, and a digest of both."""
+
+    snapshot: Snapshot | None
+    schema: Mapping[str, Any]
+    digest: str
+
+
+class IcebergMetadata:
+    """A table as its metadata file describes it. `place`: the URL by which it is read, to tell a copy with the same ids apart.
+
+    Raises one of `decoding.UNREADABLE`, NotSupportedError.
+    """
+
+    def __init__(self, document: Mapping[str, Any], place: str) -> None:
+        self._place = place
+        self.format = as_count(document["format-version"])
+        if self.format not in _FORMATS:
+            raise NotSupportedError(f"it is of format version {self.format}; {', '.join(map(str, _FORMATS))} are known")
+        if document.get("encryption-keys"):
+            raise NotSupportedError("it is encrypted")
+        self.location = as_text(document["location"]).rstrip("/")
+        self.table_id = as_text(document.get("table-uuid") or self.location)
+        schemas = document.get("schemas") or [document["schema"]]
+        self.schemas: dict[int, Mapping[str, Any]] = {int(schema.get("schema-id", 0)): schema for schema in schemas}
+        self.schema_id = int(document.get("current-schema-id", min(self.schemas)))
+        specs = document.get("partition-specs") or [{"spec-id": 0, "fields": document["partition-spec"]}]
+        self.specs = {
+            int(spec["spec-id"]): tuple(map(_partition_field, spec["fields"], itertools.count(_FIRST_PARTITION_ID)))
+            for spec in specs
+        }
+        self.properties = {as_text(key): as_text(value) for key, value in (document.get("properties") or {}).items()}
+        self.snapshots = {snapshot.id: snapshot for snapshot in map(Snapshot.parse, document.get("snapshots") or ())}
+        self._log = [
+            (as_count(entry["timestamp-ms"]), int(entry["snapshot-id"])) for entry in document.get("snapshot-log") or ()
+        ]
+        refs = document.get("refs") or {}
+        self.refs = {as_text(name): (as_text(ref["type"]), int(ref["snapshot-id"])) for name, ref in refs.items()}
+        current = document.get("current-snapshot-id")
+        self._current = None if current is None or int(current) == -1 else int(current)
+        _ = self.schema(self.schema_id), self.name_mapping
+
+    def schema(self, schema_id: int | None) -> Mapping[str, Any]:
+        """The schema with an id (None: the current one). Raises ValueError if there is none."""
+        id_ = self.schema_id if schema_id is None else schema_id
+        if id_ not in self.schemas:
+            raise ValueError(f"there is no schema {id_}")
+        return self.schemas[id_]
+
+    @cached_property
+    def name_mapping(self) -> list[Any] | None:
+        """The names by which files without field ids have the columns; None if the table has no such mapping."""
+        text = self.properties.get(_NAME_MAPPING)
+        mapping = None if text is None else json.loads(text)
+        if mapping is not None and not isinstance(mapping, list):
+            raise ValueError(f"{_NAME_MAPPING} = {show(text)}")
+        return mapping
+
+    def choose(self, pin: Pin | None, redacted_path: str) -> Selection:
+        """The snapshot and schema that a reference means.
+
+        Without a pin and for a branch that is the latest snapshot with the current schema; for a tag, a time or a snapshot id it is that snapshot
+        with its own schema. `redacted_path` names the table in errors. Raises VersionGoneError, and OptionError for a branch or tag that does not exist.
+        """
+        if pin is None:
+            return self._select(None if self._current is None else self._snapshot(self._current, redacted_path), None)
+        if isinstance(pin, Ref):
+            return self._by_ref(pin, redacted_path)
+        if isinstance(pin, datetime.datetime):
+            return self._with_own_schema(self._find_by_time(pin, redacted_path))
+        if isinstance(pin, int):
+            return self._with_own_schema(self._snapshot(pin, redacted_path))
+        raise OptionError(f"option lookup.valid-write-ids is for managed tables, not for {redacted_path}")
+
+    def find_selection(self, digest: str) -> Selection | None:
+        """The snapshot and schema with that digest; None if there are none."""
+        snapshots = [*self.snapshots.values(), None]
+        selections = (
+            self._select(snapshot, schema_id)
+            for snapshot in snapshots
+            for schema_id in {None, None if snapshot is None else snapshot.schema_id}
+        )
+        return next((selection for selection in selections if selection.digest == digest), None)
+
+    def _with_own_schema(self, snapshot: Snapshot) -> Selection:
+        return self._select(snapshot, snapshot.schema_id)
+
+    def _select(self, snapshot: Snapshot | None, schema_id: int | None) -> Selection:
+        schema = self.schema(schema_id if schema_id in self.schemas else None)
+        content = json.dumps([schema["fields"], self.name_mapping], sort_keys=True)
+        digest = key_of("iceberg", self._place, self.table_id, "" if snapshot is None else str(snapshot.id), content)
+        return Selection(snapshot, schema, digest)
+
+    def _by_ref(self, ref: Ref, redacted_path: str) -> Selection:
+        refs = self.refs
+        if _MAIN not in refs and self._current is not None:
+            refs = {**refs, _MAIN: ("branch", self._current)}
+        if (ref.kind, ref.name) == ("branch", _MAIN) and _MAIN not in refs:
+            return self.choose(None, redacted_path)  # nothing was committed yet
+        kind, snapshot_id = refs.get(ref.name, ("", 0))
+        if kind != ref.kind:
+            existing_names = ", ".join(sorted(name for name, (kind, _) in refs.items() if kind == ref.kind))
+            raise OptionError(
+                f"option lookup.{ref.kind} = {ref.name!r}: {redacted_path} has no such {ref.kind}; it has {existing_names or 'none'}"
+            )
+        snapshot = self._snapshot(snapshot_id, redacted_path)
+        return self._with_own_schema(snapshot) if ref.kind == "tag" else self._select(snapshot, None)
+
+    def _snapshot(self, snapshot_id: int, redacted_path: str) -> Snapshot:
+        if snapshot_id not in self.snapshots:
+            newest = sorted(self.snapshots.values(), key=lambda snapshot: snapshot.timestamp_ms)[-_SNAPSHOTS_NAMED:]
+            existing_ids = ", ".join(str(snapshot.id) for snapshot in newest) or "none"
+            raise VersionGoneError(
+                f"{redacted_path} has no snapshot {snapshot_id}: it was expired, or never was one of this table; the newest are {existing_ids}"
+            )
+        return self.snapshots[snapshot_id]
+
+    def _find_by_time(self, at: datetime.datetime, redacted_path: str) -> Snapshot:
+        at_ms = (at - _EPOCH) // _MILLISECOND
+        # In the order in which they became the current one, also by a rollback; clocks may have been set back.
+        snapshot_ids = [snapshot_id for time_ms, snapshot_id in self._log if time_ms <= at_ms]
+        if not snapshot_ids:
+            since = (_EPOCH + self._log[0][0] * _MILLISECOND).isoformat() if self._log else "never"
+            raise VersionGoneError(
+                f"{redacted_path} has no snapshot of {at.isoformat()} (lookup.timestamp): the first that it tells of is of {since}"
+            )
+        return self._snapshot(snapshot_ids[-1], redacted_path)
+
+
+def _partition_field(document: Any, number: int) -> PartitionField:
+    """A field of a partition spec. `number`: its id where format 1 leaves that out."""
+    sources = document.get("source-ids") or [document.get("source-id")]
+    source = sources[0] if len(sources) == 1 else None
+    id_ = int(document.get("field-id", number))
+    return PartitionField(id_, None if source is None else int(source), as_text(document["transform"]))
+
+
+def _decompress(data: bytes) -> bytes:
+    """The content of a gzip file. Raises ValueError if it is larger than metadata may be, before it is in memory."""
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        text = file.read(_TEXT_AT_MOST + 1)
+    if len(text) > _TEXT_AT_MOST:
+        raise ValueError(f"it decompresses to more than {_TEXT_AT_MOST} bytes")
+    return text
+
+
+def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
+    """The metadata in a file. Raises DamagedFileError that names the file, NotSupportedError for a later format."""
+    try:
+        text = _decompress(data) if data[:2] == _GZIP else data
+        redacted_path = redact("path", location)
+        check_room(len(text) * _COPIES, f"{redacted_path}: {len(text)} bytes of Iceberg metadata")
+        return parse_metadata_json(location, json.loads(text), place)
+    except (*UNREADABLE, EOFError, OSError) as problem:
+        raise_ours(DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}"), problem)
+
+
+def parse_metadata_json(location: str, document: Any, place: str) -> IcebergMetadata:
+    """The metadata that a catalog sent, or a file holds. Raises as `parse_metadata`."""
+    try:
+        return IcebergMetadata(document, place)
+    except NotSupportedError as problem:
+        raise NotSupportedError(f"{redact('path', place)}, an Iceberg table: {problem}") from None
+    except UNREADABLE as problem:
+        raise_ours(DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}"), problem)

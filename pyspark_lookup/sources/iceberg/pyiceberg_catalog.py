@@ -1,0 +1,99 @@
+"""Asks a catalog, by PyIceberg, where a table's metadata lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError, NotInstalledError
+from pyiceberg.io import FileIO, InputFile, OutputFile
+
+from pyspark_lookup.core.decoding import UNREADABLE
+from pyspark_lookup.errors import CatalogUnavailableError, NotSupportedError, OptionError, UfsNotFoundError, raise_ours
+
+_OK = 200
+_NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
+
+
+class _PointerError(BaseException):
+    """Carries where the metadata lies, and what was sent of it, out of `load_table`, which would read it. Nothing in between catches it."""
+
+    def __init__(self, location: str, metadata: dict[str, Any] | None = None) -> None:
+        self.location = location
+        self.metadata = metadata
+
+
+class PointerFileIO(FileIO):
+    """Reads nothing: says which file a catalog would read."""
+
+    def new_input(self, location: str) -> InputFile:
+        raise _PointerError(location)
+
+    def new_output(self, location: str) -> OutputFile:
+        raise NotSupportedError(f"{location} is not written here")
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        raise NotSupportedError(f"{location} is not written here")
+
+
+_CATALOG_PROPERTIES = {
+    "py-io-impl": f"{__name__}.{PointerFileIO.__name__}",
+    "init_catalog_tables": "false",  # of an SQL catalog, which is read only here
+}
+
+
+def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """The catalog of that name. Raises OptionError if it is not configured or PyIceberg lacks a part, CatalogUnavailableError."""
+    try:
+        catalog = load_catalog(name, **properties, **_CATALOG_PROPERTIES)
+    except (ValueError, NotInstalledError, ImportError) as problem:
+        if isinstance(problem, pydantic.ValidationError):
+            raise_ours(_unavailable_error(name, problem), problem)
+        raise_ours(
+            OptionError(
+                f"option lookup.catalog = {name!r}: {problem}. Configure it in .pyiceberg.yaml, in the environment, or by "
+                "lookup.catalog.… (e.g. lookup.catalog.uri)"
+            ),
+            problem,
+        )
+    except Exception as problem:
+        raise_ours(_unavailable_error(name, problem), problem)
+    session = getattr(catalog, "_session", None)
+    if session is not None:  # of a REST catalog
+        session.hooks["response"].append(_take_table)
+    # A table's own properties may name another class to read it with.
+    catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
+    return catalog
+
+
+def _take_table(response: Any, *_: object, **__: object) -> None:
+    """Take a table out of a REST catalog's answer: PyIceberg would make objects of it all, or refuse what it does not know yet."""
+    try:
+        answer = json.loads(response.content)
+        location, metadata, _ = answer["metadata-location"], answer["metadata"], answer["metadata"]["format-version"]
+    except UNREADABLE:
+        return
+    if response.status_code == _OK and isinstance(location, str):
+        raise _PointerError(location, metadata)
+
+
+def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, Any] | None]:
+    """See `table.catalog.Catalog.load`."""
+    try:
+        catalog.load_table(table)
+    except _PointerError as pointer:
+        return pointer.location, pointer.metadata
+    except _NOT_THERE as problem:
+        raise_ours(UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {problem}"), problem)
+    except NotInstalledError as problem:
+        raise_ours(OptionError(f"option lookup.catalog = {name!r}: {problem}"), problem)
+    except Exception as problem:
+        raise_ours(_unavailable_error(name, problem), problem)
+    raise _unavailable_error(name, ValueError("it sends no metadata"))
+
+
+def _unavailable_error(name: str, problem: Exception) -> CatalogUnavailableError:
+    return CatalogUnavailableError(f"the Iceberg catalog {name!r} gave no answer: {type(problem).__name__}: {problem}")

@@ -1,0 +1,437 @@
+"""`IcebergSource`: the versions of Iceberg tables, which are their snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark_lookup.columnar.types import text_of_schema
+from pyspark_lookup.core.decoding import UNREADABLE, as_name
+from pyspark_lookup.errors import (
+    DamagedFileError,
+    NotSupportedError,
+    OptionError,
+    SourceChangedError,
+    UfsNotFoundError,
+    raise_ours,
+)
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.iceberg.deletes import EqualityDeletes, PositionDeletes
+from pyspark_lookup.sources.iceberg.entries import Entry, Manifest
+from pyspark_lookup.sources.iceberg.files import IcebergFiles
+from pyspark_lookup.sources.iceberg.locations import Locations, plain_location
+from pyspark_lookup.sources.iceberg.metadata import (
+    IcebergMetadata,
+    Selection,
+    Snapshot,
+    parse_metadata,
+    parse_metadata_json,
+)
+from pyspark_lookup.sources.iceberg.pointer import HINT, METADATA_DIRECTORY, METADATA_SUFFIX, Pointer, read_pointer
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import CATALOG_SCHEME, IMMUTABLE, FileVersion, Listing
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.model import (
+    Rewrites,
+    Table,
+    TableVersion,
+    VersionMetadata,
+    names_of_rows,
+    require_metadata,
+)
+from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, VersionSource
+
+_READER = "pyspark_lookup.sources.iceberg.manifests"
+_REPLACE = "replace"
+_REWRITES_KEPT = 8
+_MANIFESTS_KEPT = 1000
+_VERSIONS_KEPT = 4
+_NAMES_LOOKED_AT = 1000
+_POINTERS_TRIED = 5  # while each leads to what is expired before it is read
+_HINT_WAITS_S = (0.01, 0.03, 0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PointerRecord:
+    """What is on record of a table's reference: the pointer that was read last, and the digest of the version that it led to."""
+
+    pointer: Pointer
+    digest: str
+
+    @classmethod
+    def from_json(cls, record: Any) -> _PointerRecord:
+        """What `IcebergSource._remember` wrote. Raises TypeError or ValueError for anything else."""
+        pointer, digest = record
+        return cls(Pointer.from_json(pointer), as_name(digest))
+
+
+class IcebergSource(VersionSource):
+    """The versions of Iceberg tables, which a catalog, a version hint or a metadata file points to. A file is never rewritten in place.
+
+    PyIceberg is imported where a catalog is asked and where manifests are read: not where a version is on record.
+    """
+
+    kinds = ("ICEBERG",)
+    markers = (METADATA_DIRECTORY,)
+    label = "an Iceberg table"
+    pins = ("lookup.version", "lookup.branch", "lookup.tag", "lookup.timestamp")
+
+    def __init__(self, parts: SourceParts) -> None:
+        super().__init__(parts)
+        self._ufs = parts.ufs
+        self._pointers: dict[str, Pointer] = {}
+        self._metadata: dict[str, tuple[Pointer, IcebergMetadata]] = {}
+        self._manifests: dict[str, list[Entry]] = {}
+        self._versions: dict[tuple[str, str], TableVersion] = {}
+
+    @classmethod
+    def kind_of_url(cls, url: str) -> str | None:
+        is_iceberg = url.startswith(CATALOG_SCHEME) or url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz"))
+        return cls.kinds[0] if is_iceberg else None
+
+    @classmethod
+    def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
+        # Catalogs write 00000-….metadata.json, which comes first; others v1.metadata.json and the hint, which come after the manifests.
+        names = ("", "v")
+        files = [file for after in names for file in ufs.list_files(marker_url, after, _NAMES_LOOKED_AT)]
+        return any(file.url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")) for file in files)
+
+    @classmethod
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
+        if not isinstance(status, Listing) or METADATA_DIRECTORY not in status.directories:
+            return None
+        names = {file.url for file in status.files}
+        return cls.kinds[0] if f"{status.url}/{METADATA_DIRECTORY}/{HINT}" in names else None
+
+    def check_options(self, options: LookupOptions, kind: str) -> None:
+        super().check_options(options, kind)
+        key = "lookup.block.size"
+        self._refuse(options, [key] if key in options.explicit else [], kind)
+
+    # --- versions ---------------------------------------------------------------------------------
+
+    def current(self, question: Question) -> Answer:
+        table = question.table
+        pointer_record = self._read_record(table)
+        pointer, sent_metadata = self._find_pointer(table, None if pointer_record is None else pointer_record.pointer)
+        if (
+            pointer_record is not None
+            and pointer_record.pointer == pointer
+            and question.gone_digest != pointer_record.digest
+        ):
+            cached_version = self._find_cached(table, pointer_record.digest)
+            if cached_version is not None:
+                if pointer.settled and not pointer_record.pointer.settled:  # so that the next look will do
+                    self._remember(table, _PointerRecord(pointer, pointer_record.digest))
+                return Answer(cached_version, question.started_s)
+        for last in (False,) * (_POINTERS_TRIED - 1) + (True,):
+            try:
+                metadata = self._read_metadata(table, pointer, sent_metadata)
+                version = self._version(table, metadata, metadata.choose(table.pinned, self._redact_path(table)))
+                break
+            except DamagedFileError as problem:
+                # It may have been expired since the pointer was read; then another one is the current one.
+                if last or not isinstance(problem.__cause__, (UfsNotFoundError, SourceChangedError)):
+                    raise
+                last_pointer, (pointer, sent_metadata) = pointer, self._find_pointer(table, None)
+                if pointer == last_pointer:
+                    raise
+        if question.gone_digest in (version.digest, _resized_digest(version.digest)):
+            version = self._keep(table, self._with_true_sizes(version))
+        self._remember(table, _PointerRecord(pointer, version.digest))
+        return Answer(version, question.started_s)
+
+    def candidates(
+        self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
+    ) -> Sequence[TableVersion]:
+        metadata = self._read_metadata(table, *self._find_pointer(table, self._pointers.get(table.url)))
+        selection = metadata.find_selection(digest)
+        return [] if selection is None else [self._version(table, metadata, selection)]
+
+    def _with_true_sizes(self, version: TableVersion) -> TableVersion:
+        """The version with the sizes that the store has of its files, after a file could not be read: tools that edit a table's metadata may leave
+        wrong sizes in it.
+
+        Raises SourceChangedError for a file that is not there.
+        """
+        assert version.metadata is not None
+        try:
+            sizes = {file.url: self._ufs.get_meta(file.url).size for file in (*version.files, *_delete_files(version))}
+        except UfsNotFoundError:
+            return version
+        resized_deletes = {
+            deletes.name: dataclasses.replace(deletes, size=sizes[deletes.url]) for deletes in _delete_files(version)
+        }
+        files = tuple(
+            dataclasses.replace(
+                file,
+                size=sizes[file.url],
+                deletes=tuple(resized_deletes.get(deletes.name, deletes) for deletes in file.deletes),
+            )
+            for file in version.files
+        )
+        if files == version.files and [*resized_deletes.values()] == _delete_files(version):
+            return version
+        digest = _resized_digest(version.metadata.digest)
+        return dataclasses.replace(version, files=files, metadata=dataclasses.replace(version.metadata, digest=digest))
+
+    def _redact_path(self, table: Table) -> str:
+        return redact("path", table.url)
+
+    def _find_cached(self, table: Table, digest: str) -> TableVersion | None:
+        """The version of that digest, if this process or host has it; else None. No store call."""
+        return self._versions.get((table.id, digest)) or self._parts.host.files(table, digest)
+
+    def _keep(self, table: Table, version: TableVersion) -> TableVersion:
+        recent = list(self._versions.items())[-_VERSIONS_KEPT + 1 :]
+        self._versions = {**dict(recent), (table.id, version.digest): version}
+        return version
+
+    def _version(self, table: Table, metadata: IcebergMetadata, selection: Selection) -> TableVersion:
+        cached_version = self._find_cached(table, selection.digest)
+        if cached_version is not None:
+            return self._keep(table, cached_version)
+        redacted_path = self._redact_path(table)
+        place = "" if selection.snapshot is None else f", snapshot {selection.snapshot.id}"
+        try:
+            return self._keep(table, self._build(table, metadata, selection))
+        except NotSupportedError as problem:
+            raise NotSupportedError(f"{redacted_path}{place} of an Iceberg table: {problem}") from None
+        except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
+            raise_ours(DamagedFileError(f"{problem}: {redacted_path}{place} of an Iceberg table"), problem)
+        except UNREADABLE as problem:
+            raise_ours(DamagedFileError(f"{redacted_path}{place} of an Iceberg table: {problem}"), problem)
+
+    def _build(self, table: Table, metadata: IcebergMetadata, selection: Selection) -> TableVersion:
+        locations = self._locations(table, metadata)
+        files = IcebergFiles(table.url, metadata, selection, locations)
+        snapshot = selection.snapshot
+        data_files = files.files([] if snapshot is None else self._entries(snapshot, locations))
+        number = None if snapshot is None or snapshot.id >= 2**63 else snapshot.id  # which some writers have
+        schema, partitions = text_of_schema(files.schema), files.partitions(data_files)
+        version_metadata = VersionMetadata(
+            metadata.table_id, None, "", selection.digest, (), schema, partitions, (), number
+        )
+        version = TableVersion(table.id, data_files, version_metadata)
+        rewrites = self._rewrites(table, metadata, snapshot, version)
+        return dataclasses.replace(version, metadata=dataclasses.replace(version_metadata, rewrites=rewrites))
+
+    def _rewrites(
+        self, table: Table, metadata: IcebergMetadata, snapshot: Snapshot | None, version: TableVersion
+    ) -> Rewrites:
+        """The compactions in a version: those of the version that this host knew before it, and those since."""
+        record = self._parts.host.last(table)
+        earlier_version = None if record is None else self._find_cached(table, record["digest"])
+        if (
+            earlier_version is None
+            or earlier_version.metadata is None
+            or earlier_version.metadata.table_id != metadata.table_id
+        ):
+            return ()
+        rewrites, at = earlier_version.metadata.rewrites, snapshot
+        while at is not None and at.id != earlier_version.number and at.operation == _REPLACE:
+            at = None if at.parent is None else metadata.snapshots.get(at.parent)
+        if at is not None and at is not snapshot and at.id == earlier_version.number:
+            current_names, earlier_names = names_of_rows(version), names_of_rows(earlier_version)
+            rewrites = (
+                (
+                    *rewrites,
+                    (tuple(sorted(current_names - earlier_names)), tuple(sorted(earlier_names - current_names))),
+                )
+                if current_names != earlier_names
+                else rewrites
+            )
+        return rewrites[-_REWRITES_KEPT:]
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def _find_pointer(self, table: Table, last_pointer: Pointer | None) -> tuple[Pointer, dict[str, Any] | None]:
+        """(where the table's metadata lies now, the metadata itself if a catalog has sent it). One call."""
+        if table.url.startswith(CATALOG_SCHEME):
+            if self._parts.catalog is None:
+                raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
+            location, sent_metadata = self._parts.catalog.load(table.url.removeprefix(CATALOG_SCHEME).partition("/")[2])
+            pointer = Pointer(location, table_id=None if sent_metadata is None else sent_metadata.get("table-uuid"))
+        elif self.kind_of_url(table.url) is not None:
+            file = self._ufs.get_meta(table.url)
+            pointer, sent_metadata = Pointer.from_file(file.url, file, file.size), None
+        else:
+            try:
+                pointer, sent_metadata = (
+                    self._read_pointer(table.url, last_pointer or self._pointers.get(table.url)),
+                    None,
+                )
+            except UfsNotFoundError:
+                raise UfsNotFoundError(
+                    f"{self._redact_path(table)} has no {METADATA_DIRECTORY}/{HINT}: name the table of a catalog (lookup.catalog) or its "
+                    "metadata file"
+                ) from None
+        self._pointers = {**self._pointers, table.url: pointer}
+        return pointer, sent_metadata
+
+    def _read_pointer(self, url: str, last_pointer: Pointer | None) -> Pointer:
+        """The pointer in the table's hint, read again where a commit or a clean-up came in between.
+
+        Writers replace the hint, so that of a table that was there before it may be missing for an instant.
+        """
+        transient_errors = (
+            SourceChangedError,
+            DamagedFileError,
+            *(() if last_pointer is None else (UfsNotFoundError,)),
+        )
+        for wait_s in _HINT_WAITS_S:
+            with contextlib.suppress(*transient_errors):
+                return read_pointer(self._ufs, url, last_pointer)
+            self._parts.context.clock.sleep(wait_s)
+        return read_pointer(self._ufs, url, last_pointer)
+
+    def _locations(self, table: Table, metadata: IcebergMetadata) -> Locations:
+        if table.url.startswith(CATALOG_SCHEME):
+            return Locations(metadata.location, self._ufs.url_of(metadata.location))
+        if self.kind_of_url(table.url) is None:
+            return Locations(metadata.location, table.url)
+        root, directory = table.url.rsplit("/", 2)[:2]
+        elsewhere = metadata.properties.get("write.metadata.path")
+        # Metadata that was written apart from the table says nothing of where the table may have been copied to.
+        if directory != METADATA_DIRECTORY or (
+            elsewhere is not None and plain_location(elsewhere) == plain_location(f"{root}/{directory}")
+        ):
+            return Locations(metadata.location, self._ufs.url_of(metadata.location))
+        return Locations(metadata.location, root)
+
+    def _read_metadata(self, table: Table, pointer: Pointer, sent_metadata: dict[str, Any] | None) -> IcebergMetadata:
+        last_pointer, metadata = self._metadata.get(table.url, (None, None))
+        if metadata is None or last_pointer != pointer:
+            if sent_metadata is not None:
+                metadata = parse_metadata_json(pointer.location, sent_metadata, table.url)
+            else:
+                url = self._ufs.url_of(pointer.location)
+                try:
+                    size = self._ufs.get_meta(url).size if pointer.size is None else pointer.size
+                    data = self._ufs.read_ranges(FileVersion(url, size, IMMUTABLE), [(0, size)])[0]
+                except (UfsNotFoundError, SourceChangedError) as problem:
+                    raise_ours(DamagedFileError(f"{problem}: {self._redact_path(table)}, an Iceberg table"), problem)
+                metadata = parse_metadata(pointer.location, data, table.url)
+            self._metadata = {**self._metadata, table.url: (pointer, metadata)}
+        return metadata
+
+    def _entries(self, snapshot: Snapshot, locations: Locations) -> list[Entry]:
+        """The live files of a snapshot. Reads its manifest list, and those of its manifests that this process has not read before."""
+        reader = _import()
+        if snapshot.manifest_list is None:
+            manifests = [Manifest(location, None, None, 0) for location in snapshot.manifests]
+        else:
+            url = locations.resolve_url(snapshot.manifest_list)
+            manifests = reader.read_manifest_list(url, self._read_whole([(url, None)])[0])
+        new = [manifest for manifest in manifests if manifest.location not in self._manifests]
+        try:
+            data = self._read_whole([(locations.resolve_url(manifest.location), manifest.length) for manifest in new])
+            new_entries = {
+                manifest.location: reader.read_manifest(manifest, content)
+                for manifest, content in zip(new, data, strict=True)
+            }
+        except (
+            SourceChangedError,
+            DamagedFileError,
+        ):  # of tables whose metadata was edited, lists do not say true lengths
+            data = self._read_whole([(locations.resolve_url(manifest.location), None) for manifest in new])
+            new_entries = {
+                manifest.location: reader.read_manifest(manifest, content)
+                for manifest, content in zip(new, data, strict=True)
+            }
+        cached_entries = {
+            manifest.location: self._manifests[manifest.location]
+            for manifest in manifests
+            if manifest.location in self._manifests
+        }
+        self._manifests = dict(list({**cached_entries, **new_entries}.items())[-_MANIFESTS_KEPT:])
+        return [
+            entry
+            for manifest in manifests
+            for entry in (new_entries.get(manifest.location) or cached_entries.get(manifest.location) or ())
+        ]
+
+    def _read_whole(self, requested_files: Sequence[tuple[str, int | None]]) -> list[bytes]:
+        """The contents of files that never change, through the block cache. Each is given by URL and size (None: the store is asked)."""
+        blocks = self._parts.blocks
+        files = [
+            FileVersion(url, self._ufs.get_meta(url).size if size is None else size, IMMUTABLE)
+            for url, size in requested_files
+        ]
+        locations = [blocks.get_blocks_and_locations(file.url, file) for file in files]
+        return [
+            bytes(parts[0]) for parts in blocks.read([(location, [(0, location.file.size)]) for location in locations])
+        ]
+
+    # --- what this host has seen ------------------------------------------------------------------
+
+    def _key(self, table: Table) -> str:
+        return key_of("iceberg", table.id)
+
+    def _read_record(self, table: Table) -> _PointerRecord | None:
+        disk = self._parts.context.disk
+        return None if disk is None else disk.get_record("iceberg", self._key(table), _PointerRecord.from_json)
+
+    def _remember(self, table: Table, pointer_record: _PointerRecord) -> None:
+        disk = self._parts.context.disk
+        if disk is not None:
+            try:
+                disk.replace_record(
+                    "iceberg", self._key(table), [pointer_record.pointer.to_json(), pointer_record.digest]
+                )
+            except OSError:
+                self._parts.context.metrics.inc("cacheFailureCount")
+
+    # --- what views show --------------------------------------------------------------------------
+
+    def history(self, table: Table) -> list[dict[str, Any]] | None:
+        metadata = self._read_metadata(table, *self._find_pointer(table, self._pointers.get(table.url)))
+        return [
+            {
+                "version": snapshot.id,
+                "committed_at": snapshot.timestamp_ms / 1000,
+                "operation": snapshot.operation,
+                "write_id": None,
+                "files_added": _count(snapshot, "added-data-files"),
+                "rows_added": _count(snapshot, "added-records"),
+            }
+            for snapshot in sorted(metadata.snapshots.values(), key=lambda snapshot: snapshot.timestamp_ms)
+        ]
+
+    def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
+        _, metadata = self._metadata.get(table.url, (None, None))
+        version_metadata = require_metadata(table, version)
+        details: dict[str, Any] = {"table_id": version_metadata.table_id, "snapshot_id": version_metadata.number}
+        if metadata is not None:
+            details |= {"format_version": metadata.format, "properties": metadata.properties}
+        return details
+
+
+def _resized_digest(digest: str) -> str:
+    return key_of("resized", digest)
+
+
+def _delete_files(version: TableVersion) -> list[PositionDeletes | EqualityDeletes]:
+    return [deletes for deletes in version.deletes if isinstance(deletes, (PositionDeletes, EqualityDeletes))]
+
+
+def _count(snapshot: Snapshot, name: str) -> int | None:
+    text = snapshot.summary.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _import() -> Any:
+    try:
+        return importlib.import_module(_READER)
+    except ImportError as problem:
+        raise_ours(
+            OptionError(
+                "an Iceberg table needs PyIceberg, which reads its manifests and which this machine does not have: pip install "
+                f"'pyspark-lookup[iceberg]' ({problem})"
+            ),
+            problem,
+        )

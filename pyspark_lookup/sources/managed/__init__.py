@@ -1,0 +1,26 @@
+"""Writing a managed table, without Spark: rows to files, files to commits."""
+
+from pyspark_lookup.sources.managed.compaction import Compactor
+from pyspark_lookup.sources.managed.data_files import DataFiles
+from pyspark_lookup.sources.managed.definitions import match_definition
+from pyspark_lookup.sources.managed.heartbeat import Heartbeats
+from pyspark_lookup.sources.managed.jobs import Job, batch_directory
+from pyspark_lookup.sources.managed.open_transaction import OpenWrites
+from pyspark_lookup.sources.managed.sizes import WriteSizes
+from pyspark_lookup.sources.managed.vacuum import Vacuumed, vacuum, vacuum_if_due
+from pyspark_lookup.sources.managed.writer import TableWriter
+
+__all__ = [
+    "Compactor",
+    "DataFiles",
+    "Heartbeats",
+    "Job",
+    "OpenWrites",
+    "TableWriter",
+    "Vacuumed",
+    "WriteSizes",
+    "batch_directory",
+    "match_definition",
+    "vacuum",
+    "vacuum_if_due",
+]

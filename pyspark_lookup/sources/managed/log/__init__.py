@@ -1,0 +1,39 @@
+"""The notification log of a managed table (after Hive's): its events, the state that they add up to, and the log in the store."""
+
+from pyspark_lookup.sources.managed.log.events import (
+    Abort,
+    Allocate,
+    Batch,
+    Commit,
+    Create,
+    DataFile,
+    Definition,
+    Event,
+    Vacuum,
+    Write,
+    WriteMode,
+    event_bytes,
+)
+from pyspark_lookup.sources.managed.log.log import NotificationLog
+from pyspark_lookup.sources.managed.log.state import EarlierStateError, TableState
+from pyspark_lookup.sources.managed.log.writes import Change, TableWrite
+
+__all__ = [
+    "Abort",
+    "Allocate",
+    "Batch",
+    "Change",
+    "Commit",
+    "Create",
+    "DataFile",
+    "Definition",
+    "EarlierStateError",
+    "Event",
+    "NotificationLog",
+    "TableState",
+    "TableWrite",
+    "Vacuum",
+    "Write",
+    "WriteMode",
+    "event_bytes",
+]

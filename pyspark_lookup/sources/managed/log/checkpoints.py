@@ -1,0 +1,217 @@
+"""`Checkpoints`: states of a managed table's log in the store, and a state's JSON form, also in a host's records."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_counts, as_number, as_positive, as_text
+from pyspark_lookup.errors import DamagedFileError, SourceChangedError, UfsError, UfsNotFoundError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.sources.managed.log.event_files import DIGITS
+from pyspark_lookup.sources.managed.log.events import (
+    FORMAT,
+    WriteMode,
+    definition_json,
+    parse,
+    parse_definition,
+    parse_files,
+    parse_table_id,
+    seal,
+)
+from pyspark_lookup.sources.managed.log.state import TableState
+from pyspark_lookup.sources.managed.log.writes import Change, TableWrite, TableWrites
+from pyspark_lookup.storage.stores import LOG_DIRECTORY
+from pyspark_lookup.storage.ufs import Ufs
+
+_log = logging.getLogger("pyspark_lookup.notifications")
+_EVERY = 50  # events
+_CHECKPOINTS_KEPT = 3
+
+
+class Checkpoints:
+    """The checkpoints of the table at `url`: a few of the latest, and one at the end of each page of the log."""
+
+    def __init__(self, ufs: Ufs, url: str) -> None:
+        self._ufs = ufs
+        self._directory = f"{url}/{LOG_DIRECTORY}/checkpoints"
+
+    def _path(self, position: int) -> str:
+        return f"{self._directory}/{10**DIGITS - position:0{DIGITS}d}.json"  # the newest comes first
+
+    def newest_first(self) -> Iterator[TableState]:
+        """The checkpoints' states, the newest first; a checkpoint that is damaged or gone is left out, with a warning in the log."""
+        for at_most in (_CHECKPOINTS_KEPT, None):
+            try:
+                files = self._ufs.list_files(self._directory, after="", at_most=at_most)
+            except UfsNotFoundError:
+                return
+            for file in files[0 if at_most else _CHECKPOINTS_KEPT :]:
+                try:
+                    (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
+                    yield parse_state(data, redact("path", file.url))
+                except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
+                    _log.warning("reading an older checkpoint of the log, or from its beginning: %s", problem)
+            if len(files) < _CHECKPOINTS_KEPT:
+                break
+
+    def read(self, position: int) -> TableState:
+        """The state in the checkpoint at a position. Raises UfsNotFoundError or SourceChangedError if there is none, DamagedFileError."""
+        file = self._ufs.get_meta(self._path(position))
+        (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
+        return parse_state(data, redact("path", file.url))
+
+    def page_ends(self, page: int) -> list[int]:
+        """The positions of the checkpoints that end a page, ascending. One LIST. `page`: the number of events in a page."""
+        try:
+            files = self._ufs.list_files(self._directory)
+        except UfsNotFoundError:
+            return []
+        names = (file.url.rsplit("/", 1)[-1].removesuffix(".json") for file in files)
+        positions = (10**DIGITS - int(name) for name in names if name.isdecimal())
+        return sorted(position for position in positions if position % page == 0)
+
+    def put_if_due(self, state: TableState) -> bool:
+        """Write a checkpoint if the state is at a position that gets one. Returns whether that position ends a page.
+
+        A failure to write is ignored: without the checkpoint, reading the log only takes longer.
+        """
+        every = math.gcd(_EVERY, state.page)
+        if state.position % every:
+            return False
+        with contextlib.suppress(UfsError):
+            self._ufs.put_if_absent(self._path(state.position), seal(state_to_json(state)))
+            # The latest few stay: a reader that listed them before this one was written may still be reading one of them.
+            old = state.position - _CHECKPOINTS_KEPT * every
+            if old > 0 and old % state.page:
+                self._ufs.delete(self._path(old))
+        return state.position % state.page == 0
+
+    def delete(self, position: int) -> None:
+        self._ufs.delete(self._path(position))
+
+
+def state_to_json(state: TableState) -> dict[str, Any]:
+    """The state as JSON can hold it."""
+    writes = [
+        [
+            write.id,
+            write.mode.value,
+            write.allocated_at,
+            write.ended_at,
+            write.committed,
+            [[file.path, file.size, file.rows] for file in write.files],
+            [[file.path, file.size, file.rows] for file in write.deletes],
+            list(write.replaces),
+            [write.least, write.rank],
+            write.vacuumed,
+            write.nonce,
+        ]
+        for write in state.writes.values()
+    ]
+    return {
+        "format": FORMAT,
+        "table": state.table_id,
+        "position": state.position,
+        "nonce": state.nonce,
+        "page": state.page,
+        "since": state.since,
+        "watermark": state.watermark,
+        "high_watermark": state.high_watermark,
+        "replaced_by": state.replaced_by,
+        "keyed_by": state.keyed_by,
+        "rekeyed_at": state.rekeyed_at,
+        "deleted_where_at": state.deleted_where_at,
+        "writes": writes,
+        "definitions": [[position, definition_json(definition)] for position, definition in state.definitions],
+        "batches": state.batches,
+        "oldest": state.oldest,
+        "vacuumed": state.vacuumed_at,
+        "changes": [[change.position, change.at_s, change.write_id] for change in state.changes],
+    }
+
+
+def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
+    """The state that `state_to_json` wrote. Raises DamagedFileError for anything else."""
+    try:
+        head = parse_table_id(record["table"]), as_count(record["position"]), as_text(record["nonce"])
+        state = TableState(*head, as_positive(record["page"]))
+        state.since, state.watermark = as_count(record["since"]), as_count(record["watermark"])
+        state.high_watermark = as_count(record["high_watermark"])
+        state.replaced_by, state.keyed_by = as_count(record["replaced_by"]), as_count(record["keyed_by"])
+        state.rekeyed_at = as_count(record["rekeyed_at"])
+        state.deleted_where_at = as_count(record.get("deleted_where_at", 0))
+        state.writes = TableWrites(map(_parse_write, record["writes"]))
+        state.definitions = [(as_count(position), parse_definition(text)) for position, text in record["definitions"]]
+        state.oldest, state.vacuumed_at = as_count(record["oldest"]), as_count(record.get("vacuumed", 1))
+        state.batches = {as_text(query): as_count(batch) for query, batch in record["batches"].items()}
+        state.changes = [
+            Change(as_count(position), as_number(at), None if id_ is None else as_count(id_))
+            for position, at, id_ in record["changes"]
+        ]
+        _check(state, len(record["writes"]))
+    except UNREADABLE as problem:
+        raise DamagedFileError(f"{origin} is no state of a table's log: {problem!r}") from None
+    return state
+
+
+def _parse_write(row: Any) -> TableWrite:
+    id_, mode, allocated_at, ended_at, committed, files, deletes, replaces, (least, rank), vacuumed, nonce = row
+    if not isinstance(committed, bool) or not isinstance(vacuumed, bool) or not isinstance(mode, str):
+        raise ValueError(f"write {id_!r} cannot be")
+    return TableWrite(
+        as_count(id_),
+        WriteMode(mode),
+        as_count(allocated_at),
+        parse_files(files),
+        None if ended_at is None else as_count(ended_at),
+        committed,
+        parse_files(deletes),
+        as_counts(replaces),
+        as_count(least),
+        as_count(rank),
+        vacuumed,
+        as_text(nonce),
+    )
+
+
+def _check(state: TableState, rows: int) -> None:
+    """Raise ValueError if the parts of a state that was read contradict each other."""
+    changes = [change.position for change in state.changes]
+    definition_positions = [position for position, _ in state.definitions]
+    for positions in (changes, definition_positions):
+        begins = positions and (positions[0] == 1 if not state.since else 1 <= positions[0] <= state.since)
+        if not begins or positions != sorted(set(positions)) or positions[-1] > state.position:
+            raise ValueError("a table is created by its first event, and nothing comes after its last")
+    is_inside = 1 <= state.oldest <= state.position and 0 <= state.since < state.position
+    if not is_inside:
+        raise ValueError("the positions that a state is about are of its log")
+    ids = [write.id for write in state.writes.values()]
+    later = [id_ for id_ in ids if id_ > state.watermark]
+    is_complete = later == list(range(state.watermark + 1, state.watermark + 1 + len(later)))
+    if (
+        len(ids) != rows
+        or ids != sorted(ids)
+        or not is_complete
+        or state.watermark + len(later) != state.high_watermark
+    ):
+        raise ValueError("write ids are given in their order, and all since a position are held")
+    for write in state.writes.values():
+        is_inside = 1 <= write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
+        has_ranks = 1 <= write.least <= write.rank if write.replaces else write.least == write.rank == write.id
+        if not write.id or not is_inside or not has_ranks or (write.committed and write.ended_at is None):
+            raise ValueError(f"write {write.id} cannot be")
+    commits = {write.ended_at: write.id for write in state.writes.values() if write.committed}
+    changed_ids = {c.position: c.write_id for c in state.changes if c.write_id is not None and c.position > state.since}
+    if changed_ids != {
+        position: id_ for position, id_ in commits.items() if position is not None and position > state.since
+    }:
+        raise ValueError("its commits are others than its changes")
+
+
+def parse_state(data: bytes, origin: str) -> TableState:
+    """The state in a checkpoint's file. Raises DamagedFileError, and NotSupportedError for a later format."""
+    return state_from_json(parse(data, origin), origin)

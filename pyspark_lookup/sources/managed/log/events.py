@@ -1,0 +1,305 @@
+"""The events of a managed table's log: one immutable event per file, in one total order (as Hive's notification log).
+
+An event is JSON with its position, its table's id, the nonce of whoever put it, and a format version. What
+does not parse, or is of another table, is an error that names the file: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from pyspark_lookup.columnar.types import schema_of_text, spark_schema, text_of_schema
+from pyspark_lookup.core.decoding import (
+    UNREADABLE,
+    as_count,
+    as_counts,
+    as_number,
+    as_positive,
+    as_text,
+    as_texts,
+    is_encodable,
+    show,
+)
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError
+
+FORMAT = 1
+"""The format version of events and checkpoints; a later one is refused by name."""
+PAGE = 250
+"""Events of a page of a log: its states forget what happened before the last two, see `TableState`."""
+_SEAL_BYTES = len(',"crc":"01234567"}')
+
+
+class WriteMode(enum.Enum):
+    """What a committed write does to the rows of the table.
+
+    APPEND leaves them. OVERWRITE replaces all rows of lower write ids, UPSERT those with its keys. DELETE deletes the rows with its keys,
+    DELETE_WHERE those for which a predicate is true. COMPACT has the same rows as the writes that it replaces, in other files. ALTER
+    changes the table's definition only; it takes a write id (HIVE-21637), so that a list of write ids tells which definition it goes with.
+    """
+
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+    UPSERT = "upsert"
+    DELETE = "delete"
+    DELETE_WHERE = "delete_where"
+    COMPACT = "compact"
+    ALTER = "alter"
+
+    @property
+    def by_key(self) -> bool:
+        """Whether such a write replaces or deletes the rows that have its keys when it is committed."""
+        return self in (WriteMode.UPSERT, WriteMode.DELETE)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFile:
+    """A file of a write: its path below the table, its size in bytes and its rows. It is never changed."""
+
+    path: str
+    size: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """The file's name, which no other file has."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """A table's columns (Arrow), key columns and properties."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A stream's micro-batch: it is committed once."""
+
+    query: str
+    id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One event. `at_s` is Unix time on the clock of its writer, for people to read only: clocks differ, so nothing compares it."""
+
+    kind: ClassVar[str] = ""
+    position: int
+    table_id: str
+    nonce: str
+    at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Create(Event):
+    """The first event: the table is there, without rows. `page`: how many events a page of its log has, see `TableState`."""
+
+    kind = "create"
+    definition: Definition
+    page: int = PAGE
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocate(Event):
+    """A write has begun, and got its write id."""
+
+    kind = "allocate"
+    write_id: int
+    mode: WriteMode
+
+
+@dataclasses.dataclass(frozen=True)
+class Write(Event):
+    """Files of a write. Nobody uses them before its commit. `deletes`: delete files, for rows of others.
+    `replaces`: of a compaction, the writes whose rows these are."""
+
+    kind = "write"
+    write_id: int
+    files: tuple[DataFile, ...]
+    deletes: tuple[DataFile, ...] = ()
+    replaces: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit(Event):
+    """The write's rows are the table's from here on, and so is `definition`, if there is one."""
+
+    kind = "commit"
+    write_id: int
+    definition: Definition | None = None
+    batch: Batch | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Abort(Event):
+    """The write's rows will never be seen."""
+
+    kind = "abort"
+    write_id: int
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vacuum(Event):
+    """The files of these writes, which no version from the position `oldest` on needs, are being removed."""
+
+    kind = "vacuum"
+    write_ids: tuple[int, ...] = ()
+    oldest: int = 1
+
+
+_KINDS: dict[str, type[Event]] = {event.kind: event for event in (Create, Allocate, Write, Commit, Abort, Vacuum)}
+
+
+def event_bytes(event: Event) -> bytes:
+    """The content of an event's file."""
+    body = {
+        field.name: _plain(getattr(event, field.name))
+        for field in dataclasses.fields(event)
+        if field.name not in ("position", "table_id", "nonce", "at_s")
+    }
+    head = {"format": FORMAT, "table": event.table_id, "position": event.position, "kind": event.kind}
+    fields = {name: value for name, value in body.items() if value is not None and (value != [] or name == "files")}
+    document = {**head, "nonce": event.nonce, "at": event.at_s, **fields}
+    return seal(document)
+
+
+def parse_event(data: bytes, position: int, origin: str) -> Event:
+    """The event in a file's content. `origin` names the file in errors.
+
+    Raises NotSupportedError for an event of a later format, DamagedFileError for anything that is no event of this position.
+    """
+    document = parse(data, origin)
+    try:
+        kind = _KINDS[as_text(document["kind"])]
+        head = (
+            as_count(document["position"]),
+            parse_table_id(document["table"]),
+            as_text(document["nonce"]),
+            as_number(document["at"]),
+        )
+        if head[0] != position:
+            raise ValueError(f"it says position {head[0]}")
+        body = {name: read(document[name]) for name, read in _BODIES[kind].items() if name in document}
+        unknown = document.keys() - body.keys() - _HEAD
+        if unknown:  # what it says would be ignored
+            raise ValueError(f"it has the field {min(unknown)!r}")
+        return kind(*head, **body)
+    except UNREADABLE as problem:
+        raise DamagedFileError(f"{origin} is no event of a table's log: {problem!r}") from None
+
+
+def seal(document: Mapping[str, Any]) -> bytes:
+    """A JSON object as a file of the log holds it; its last field is the CRC-32 of all bytes before that."""
+    text = json.dumps(document, separators=(",", ":")).encode()[:-1]
+    return text + _seal(text)
+
+
+def _seal(text: bytes | memoryview) -> bytes:
+    return b',"crc":"%08x"}' % zlib.crc32(text)
+
+
+def parse(data: bytes, origin: str) -> dict[str, Any]:
+    """The JSON object in one of the log's files. Raises as `parse_event`."""
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict) or not isinstance(document.get("format"), int):
+            raise ValueError("an object with a format version was expected")
+    except (ValueError, RecursionError) as problem:
+        raise DamagedFileError(f"{origin} is no file of a table's log: {problem}") from None
+    if document["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
+        raise DamagedFileError(f"{origin} is no file of a table's log as it was written: its checksum is another")
+    if document["format"] > FORMAT:
+        raise NotSupportedError(
+            f"{origin} has format version {document['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
+        )
+    return document
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Definition):
+        return definition_json(value)
+    if isinstance(value, Batch):
+        return [value.query, value.id]
+    if isinstance(value, tuple):
+        return [[item.path, item.size, item.rows] if isinstance(item, DataFile) else item for item in value]
+    return value
+
+
+def definition_json(definition: Definition) -> dict[str, Any]:
+    """A definition as JSON can hold it."""
+    keys, properties = list(definition.keys), dict(definition.properties)
+    return {"schema": text_of_schema(definition.schema), "keys": keys, "properties": properties}
+
+
+def parse_definition(record: Any) -> Definition:
+    """The definition that `definition_json` wrote. Raises one of `UNREADABLE` for anything else."""
+    keys, schema = as_texts(record["keys"]), schema_of_text(as_text(record["schema"]))
+    properties = {as_text(key): as_text(value) for key, value in record["properties"].items()}
+    lower_names = {name.lower() for name in schema.names}
+    if len(lower_names) < len(schema.names) or not set(keys) <= set(schema.names):
+        raise ValueError("columns have names of their own, and keys are among them")
+    spark_schema(schema, "")
+    return Definition(schema, keys, properties)
+
+
+def parse_files(records: Any) -> tuple[DataFile, ...]:
+    """The files that an event or a checkpoint lists. Raises TypeError or ValueError."""
+    return tuple(DataFile(_parse_path(path), as_count(size), as_count(rows)) for path, size, rows in records)
+
+
+def _parse_path(value: Any) -> str:
+    """A path below the table: one that leaves its directory would read what its writer could not."""
+    path = as_text(value)
+    # Some stores decode a URL, and then see other parts in it.
+    for spelling in (path, unquote(path)):
+        leaves_table = any(part in ("", ".", "..") for part in spelling.split("/"))
+        if leaves_table or "\\" in spelling or any(ord(char) < 32 for char in spelling) or not is_encodable(spelling):
+            raise ValueError(f"{show(path)} is no path below the table")
+    return path
+
+
+def parse_table_id(value: Any) -> str:
+    """A table's id. Raises TypeError or ValueError for anything else."""
+    if not as_text(value):
+        raise ValueError("a table has an id")
+    return str(value)
+
+
+def _write_id(value: Any) -> int:
+    if as_count(value) < 1:
+        raise ValueError("write ids begin at 1")
+    return int(value)
+
+
+def _write_ids(value: Any) -> tuple[int, ...]:
+    return tuple(map(_write_id, as_counts(value)))
+
+
+def _batch(value: Any) -> Batch:
+    query, number = value
+    return Batch(as_text(query), as_count(number))
+
+
+_HEAD = {"format", "table", "position", "kind", "nonce", "at", "crc"}
+_BODIES: dict[type[Event], dict[str, Any]] = {
+    Create: {"definition": parse_definition, "page": as_positive},
+    Allocate: {"write_id": _write_id, "mode": WriteMode},
+    Write: {"write_id": _write_id, "files": parse_files, "deletes": parse_files, "replaces": _write_ids},
+    Commit: {"write_id": _write_id, "definition": parse_definition, "batch": _batch},
+    Abort: {"write_id": _write_id, "reason": as_text},
+    Vacuum: {"write_ids": _write_ids, "oldest": as_count},
+}

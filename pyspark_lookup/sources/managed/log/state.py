@@ -1,0 +1,424 @@
+"""`TableState`: a managed table after the events up to a position, and the versions that follow from them.
+
+A version is what a `ValidWriteIdList` lets through: the files of the highest valid overwrite and of the valid
+writes above it. Equal sets of such writes are equal versions, whatever else the lists know (HIVE-21637's
+equivalence), so a version's digest is made of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark_lookup.columnar.types import text_of_schema
+from pyspark_lookup.core.write_ids import ValidWriteIdList
+from pyspark_lookup.errors import DamagedFileError, VersionGoneError, WriteConflictError
+from pyspark_lookup.sources.managed.log.events import (
+    Abort,
+    Allocate,
+    Batch,
+    Commit,
+    Create,
+    DataFile,
+    Definition,
+    Event,
+    Vacuum,
+    Write,
+    WriteMode,
+)
+from pyspark_lookup.sources.managed.log.visible_writes import VisibleWrites
+from pyspark_lookup.sources.managed.log.writes import Change, TableWrite, TableWrites
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.versions.model import VersionMetadata
+
+_VISIBLE_KEPT = 4  # of the lists that versions were asked for by
+
+
+class EarlierStateError(LookupError):
+    """Raised for a position or a list that an earlier state covers: see `LogPages.find_state`."""
+
+
+class TableState:
+    """A managed table after the event at `position`, whose nonce is `nonce`; never changed once made.
+
+    It answers for the positions from `since` on, and holds what these need: writes that are open, have ended since, or are part
+    of the version there. What is older is in the states before it: see `LogPages.find_state`. `since` begins the page before
+    that of `position`; a page has `page` events.
+    """
+
+    def __init__(self, table_id: str, position: int, nonce: str, page: int) -> None:
+        self.table_id = table_id
+        self.position = position
+        self.nonce = nonce
+        self.page = page
+        self.since = 0
+        self.watermark = 0  # the highest write id that was allocated then; all later ones are held
+        self.high_watermark = 0  # the highest that is allocated
+        self.writes = TableWrites()
+        self.batches: dict[str, int] = {}
+        self.changes: list[Change] = []
+        self.oldest = 1  # from this position on every version can be read
+        self.memo: dict[Any, Any] = {}  # what others have made of this state; not part of it
+        self._visible_by_ids: dict[ValidWriteIdList, VisibleWrites] = {}
+        self.definitions: list[tuple[int, Definition]] = []
+        self.replaced_by = 0  # the highest overwrite that is committed
+        self.keyed_by = 0  # the highest write by key that is
+        self.rekeyed_at = 0  # the position of the last definition with other keys than the one before it
+        self.deleted_where_at = 0  # the position of the last delete by a predicate
+        self.vacuumed_at = 1  # the position of the last vacuum, or of the table's creation
+
+    # --- from events ------------------------------------------------------------------------------
+
+    @classmethod
+    def begin(cls, event: Event, origin: str) -> TableState:
+        """The state after a table's first event. Raises DamagedFileError for an event that does not create a table."""
+        if not isinstance(event, Create) or event.position != 1:
+            raise DamagedFileError(f"{origin} does not create the table, as its first event should")
+        state = cls(event.table_id, 1, event.nonce, event.page)
+        state.definitions = [(event.position, event.definition)]
+        state.changes = [Change(event.position, event.at_s, None)]
+        return state
+
+    def advance(self, events: Iterable[Event]) -> TableState:
+        """The state after these events. Raises DamagedFileError if one cannot follow what is before it."""
+        state = TableState(self.table_id, self.position, self.nonce, self.page)
+        state.since, state.watermark, state.high_watermark = self.since, self.watermark, self.high_watermark
+        state.writes, state.batches = self.writes.copy(), dict(self.batches)
+        state.changes, state.definitions = list(self.changes), list(self.definitions)
+        state.replaced_by, state.keyed_by, state.oldest = self.replaced_by, self.keyed_by, self.oldest
+        state.rekeyed_at, state.vacuumed_at = self.rekeyed_at, self.vacuumed_at
+        state.deleted_where_at = self.deleted_where_at
+        for event in events:
+            state._take(event)
+        return state
+
+    def with_open_write(self, own_write: TableWrite) -> TableState:
+        """This state with one write that began later: what that write's transaction sees."""
+        state = self.advance(())
+        state.writes.store(own_write)
+        state.high_watermark = own_write.id
+        return state
+
+    def _take(self, event: Event) -> None:
+        self._apply(event)
+        if self.position % self.page == 0 and self.position > self.page:
+            self._forget(self.position - self.page)
+
+    def _forget(self, since: int) -> None:
+        """Drop what only versions and changes before a position need."""
+        needed_ids = {write.id for write in self.find_needed(since)}
+        kept_writes = (
+            w for w in self.writes.values() if w.ended_at is None or w.ended_at > since or w.id in needed_ids
+        )
+        watermark = self.valid_write_ids(since).high_watermark
+        self.writes = TableWrites(kept_writes)
+        self.changes = self.changes[self._last_change(since) :]
+        self.definitions = self.definitions[self._last_definition(since) :]
+        self.since, self.watermark = since, watermark
+        self._visible_by_ids.clear()
+
+    def _apply(self, event: Event) -> None:
+        if event.position != self.position + 1:
+            raise DamagedFileError(f"event {event.position} of table {self.table_id} follows event {self.position}")
+        if event.table_id != self.table_id:
+            # A writer of a table that was dropped here has put it, and died before it saw that.
+            self.position, self.nonce = event.position, event.nonce
+            return
+        match event:
+            case Allocate():
+                if event.write_id != self.high_watermark + 1:
+                    raise self._contradiction(event, f"allocates write id {event.write_id}")
+                self.writes.store(TableWrite(event.write_id, event.mode, event.position, nonce=event.nonce))
+                self.high_watermark = event.write_id
+            case Write():
+                write = self._open(event, event.write_id)
+                files, deletes = (*write.files, *event.files), (*write.deletes, *event.deletes)
+                self.writes.store(dataclasses.replace(write, files=files, deletes=deletes))
+                self._replace(event, write.id, event.replaces)
+            case Commit():
+                self._commit(event, self._open(event, event.write_id))
+            case Abort():
+                write = self._open(event, event.write_id)
+                aborted_write = TableWrite(
+                    write.id, write.mode, write.allocated_at, ended_at=event.position, nonce=write.nonce
+                )
+                self.writes.store(aborted_write)
+            case Vacuum():
+                for id_ in event.write_ids:
+                    ended_write = self.writes.get(id_)
+                    if ended_write is None and id_ <= self.watermark:
+                        continue
+                    if ended_write is None or ended_write.ended_at is None:
+                        raise self._contradiction(event, f"removes the files of write {id_}, which has not ended")
+                    self.writes.store(dataclasses.replace(ended_write, files=(), deletes=(), vacuumed=True))
+                if event.oldest > event.position:
+                    raise self._contradiction(event, f"keeps what is after event {event.oldest} only")
+                self.oldest, self.vacuumed_at = max(self.oldest, event.oldest), event.position
+            case _:
+                raise self._contradiction(event, "creates the table once more")
+        self.position, self.nonce = event.position, event.nonce
+
+    def _replace(self, event: Event, write_id: int, replaces: tuple[int, ...]) -> None:
+        """Record that a compaction's files have the rows of the writes that it replaces."""
+        if not replaces:
+            return
+        if any(id_ >= write_id or id_ not in self.writes or not self.writes[id_].committed for id_ in replaces):
+            raise self._contradiction(event, f"compacts writes into write {write_id} that were not committed before")
+        self.writes.store(self.writes[write_id].as_compaction(self.writes, replaces))
+
+    def _commit(self, event: Commit, write: TableWrite) -> None:
+        self.writes.store(dataclasses.replace(write, ended_at=event.position, committed=True))
+        self._rank(write)
+        if write.mode is WriteMode.DELETE_WHERE:
+            self.deleted_where_at = event.position
+        if event.definition is not None:
+            if event.definition.keys != self.definition.keys:
+                self.rekeyed_at = event.position
+            self.definitions.append((event.position, event.definition))
+        if event.batch is not None:
+            self.batches[event.batch.query] = event.batch.id
+        self.changes.append(Change(event.position, event.at_s, write.id))
+
+    def _rank(self, write: TableWrite) -> None:
+        if write.mode is WriteMode.OVERWRITE:
+            self.replaced_by = max(self.replaced_by, write.id)
+        if write.mode.by_key or (write.deletes and not write.replaces):
+            self.keyed_by = max(self.keyed_by, write.id)
+
+    def _open(self, event: Event, write_id: int) -> TableWrite:
+        write = self.writes.get(write_id)
+        if write is None or write.ended_at is not None:
+            raise self._contradiction(event, f"is about write id {write_id}, which is not open")
+        return write
+
+    def _contradiction(self, event: Event, fault: str) -> DamagedFileError:
+        return DamagedFileError(f"event {event.position} of table {self.table_id} {fault}: the log is damaged")
+
+    # --- what a writer may do ---------------------------------------------------------------------
+
+    @property
+    def definition(self) -> Definition:
+        """The table's columns, keys and properties now."""
+        return self.definitions[-1][1]
+
+    def find_definition(self, position: int) -> Definition:
+        """The table's columns, keys and properties after the event at a position."""
+        return self.definitions[self._last_definition(position)][1]
+
+    def _last_definition(self, position: int) -> int:
+        return max(bisect.bisect_right(self.definitions, position, key=lambda definition: definition[0]) - 1, 0)
+
+    def _last_change(self, position: int) -> int:
+        return max(bisect.bisect_right(self.changes, position, key=lambda change: change.position) - 1, 0)
+
+    def has_new_keys(self, position: int) -> bool:
+        """Whether the key columns have changed since a position."""
+        return position < self.rekeyed_at
+
+    def paths(self) -> set[str]:
+        """The paths of the data files and delete files of the writes in this state."""
+        return {file.path for write in self.writes.values() for file in (*write.files, *write.deletes)}
+
+    def open_writes(self) -> list[TableWrite]:
+        """The writes that have not ended, by id."""
+        return [write for write in self.writes.values() if write.ended_at is None]
+
+    def check_open(self, write_id: int) -> TableWrite:
+        """The write, if it may still be committed. Raises WriteConflictError, which says why it may not."""
+        write = self.writes.get(write_id)
+        if write is None or (write.ended_at is not None and not write.committed):
+            raise WriteConflictError(
+                f"write {write_id} of table {self.table_id} was aborted, by its writer or because nothing was heard of that "
+                "for lookup.write.timeout: write again"
+            )
+        if write.committed:
+            raise WriteConflictError(f"write {write_id} of table {self.table_id} is committed already")
+        if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:
+            # Its rows would stay beside those of the same keys.
+            raise WriteConflictError(
+                f"write {write_id} of table {self.table_id}, an overwrite, began before write {self.keyed_by}, which has "
+                "written by key and is committed: write again"
+            )
+        if write.mode is WriteMode.OVERWRITE:
+            self._check_compactions(write_id)
+        if self.replaced_by > write_id and write.mode is not WriteMode.ALTER:
+            raise WriteConflictError(
+                f"write {write_id} of table {self.table_id} began before write {self.replaced_by}, which has replaced the "
+                "table's rows and is committed: its rows would never be seen; write again"
+            )
+        return write
+
+    def _check_compactions(self, write_id: int) -> None:
+        """Raise WriteConflictError if an overwrite would replace some of the rows of a compaction, and not others."""
+        for write in self.writes.values():
+            if write.committed and write.replaces and write.least < write_id < write.rank:
+                raise WriteConflictError(
+                    f"write {write_id} of table {self.table_id}, an overwrite, began before write {write.rank}, which was "
+                    f"compacted together with older ones by write {write.id}: write again"
+                )
+
+    def is_committed(self, batch: Batch) -> bool:
+        """Whether a stream's micro-batch, or a later one of that stream, is committed."""
+        return self.batches.get(batch.query, -1) >= batch.id
+
+    # --- versions ---------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> int:
+        """The position of the current version: of the last event that made one."""
+        return self.changes[-1].position
+
+    def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
+        """The writes that are valid after the event at `position` (None: now). Of aborted writes the list names only those since the beginning
+        of the position's page: older ones have no rows, whether a list names them or not.
+
+        Raises ValueError for a position beyond the log, EarlierStateError for one before `since`.
+        """
+        at = self.position if position is None else position
+        if not 1 <= at <= self.position:
+            raise ValueError(f"log position {at} of table {self.table_id}: the log goes from 1 to {self.position}")
+        if at < self.since:
+            raise EarlierStateError(f"log position {at} of table {self.table_id} is before {self.since}")
+        highest_id, open_ids, aborted_ids = self.watermark, [], []
+        for write in self.writes.values():
+            if write.allocated_at > at:
+                break  # ids are allocated in the log's order
+            highest_id = max(highest_id, write.id)
+            if write.ended_at is None or write.ended_at > at:
+                open_ids.append(write.id)
+            elif not write.committed and write.ended_at > self._page_begin(at):
+                aborted_ids.append(write.id)
+        return ValidWriteIdList(self.table_id, highest_id, open_ids, aborted_ids)
+
+    def _page_begin(self, position: int) -> int:
+        """The position before the first one of its page."""
+        return position // self.page * self.page
+
+    def version(self, position: int | None = None) -> VersionMetadata:
+        """The version after the event at `position` (None: now). Raises ValueError for a position beyond the log."""
+        write_ids = self.valid_write_ids(position)
+        at = self.position if position is None else position
+        return self._version(write_ids, at, self.changes[self._last_change(at)].position)
+
+    def resolve_version(self, write_ids: ValidWriteIdList, own_write_id: int | None = None) -> VersionMetadata:
+        """The version that a list of write ids lets through, with the columns and keys that the table had after the last of these writes.
+
+        `own_write_id`: an open write that the list may let through; the version then has the table's present columns.
+
+        Raises ValueError for a list of another table, or one that is ahead of the log (a write's files are not usable before
+        its commit), and VersionGoneError if it lets through a write that was aborted.
+        """
+        if write_ids.table != self.table_id:
+            raise ValueError(f"the list {str(write_ids)!r} is not of this table, whose id is {self.table_id}")
+        if write_ids.high_watermark > self.high_watermark:
+            raise ValueError(
+                f"the list {str(write_ids)!r} is ahead of the log, in which {self.high_watermark} writes have begun"
+            )
+        self._check_covered(write_ids)
+        for write in self.writes.values():
+            if (
+                write.committed
+                or not write_ids.is_valid(write.id)
+                or (write.id == own_write_id and write.ended_at is None)
+            ):
+                continue
+            if write.id == own_write_id:
+                raise WriteConflictError(
+                    f"write {own_write_id} of table {self.table_id} was aborted by others: begin another one"
+                )
+            if write.ended_at is None:
+                raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
+            if write.ended_at <= self._page_begin(self.position):
+                continue  # lists of later pages do not name it
+            raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
+        self._check_marks(write_ids, own_write_id)
+        if own_write_id is not None:
+            return self._version(write_ids, self.position, self.position)
+        valid = self._visible(write_ids).valid
+        at = max([self.changes[0].position, *(write.ended_at for write in valid if write.ended_at is not None)])
+        return self._version(write_ids, at, at)
+
+    def _check_covered(self, write_ids: ValidWriteIdList) -> None:
+        """Raise EarlierStateError if a list leaves out a write committed up to `since`: this state lacks the rows that the write replaced."""
+
+        def is_earlier(id_: int) -> bool:
+            write = self.writes.get(id_)
+            if write is None:
+                return id_ <= self.watermark
+            return write.committed and (write.ended_at or 0) <= self.since
+
+        excluded_ids = (*write_ids.open_ids, *write_ids.aborted_ids) if self.since else ()
+        if write_ids.high_watermark < self.watermark or any(map(is_earlier, excluded_ids)):
+            raise EarlierStateError(f"the list {str(write_ids)!r} is of before log position {self.since}")
+
+    def _check_marks(self, write_ids: ValidWriteIdList, own_write_id: int | None) -> None:
+        """Raise VersionGoneError if a list lets through deletes of rows in a compaction's files, and not that compaction.
+
+        The deletes of a transaction's own write are of rows as it sees them.
+        """
+        visible = self._visible(write_ids)
+        usable_ids = {write.id for write in visible.valid}
+        excluded_ends = [
+            w.ended_at or 0 for w in self.writes.values() if w.committed and w.replaces and w.id not in usable_ids
+        ]
+        first = min(excluded_ends, default=self.position + 1)
+        for write in visible.valid:
+            if write.deletes and visible.end(write) > first and not write.replaces and write.id != own_write_id:
+                raise VersionGoneError(
+                    f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, and not all "
+                    "that was replaced by it: which rows it deletes among those is not known"
+                )
+
+    def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
+        defined_at, definition = self.definitions[self._last_definition(at)]
+        visible_writes = self._visible(write_ids)
+        for write in visible_writes.needed_writes:
+            if write.vacuumed:
+                raise VersionGoneError(
+                    f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
+                    "later version, or vacuum what is older only"
+                )
+        # Write ids are not enough: two copies of a table that went on apart have given the same ones to other writes.
+        labels = [
+            ",".join(write.label for write in writes) for writes in (visible_writes.visible, visible_writes.deleting)
+        ]
+        schema = text_of_schema(definition.schema)
+        digest = key_of("log", self.table_id, str(defined_at), schema, definition.keys, *labels)
+        rewrites = tuple(visible_writes.rewrites())
+        return VersionMetadata(
+            self.table_id, position, str(write_ids), digest, definition.keys, schema, (), rewrites, position
+        )
+
+    def find_needed(self, position: int | None = None) -> list[TableWrite]:
+        """The writes that the version at a position (None: now) is made of: those whose rows are visible, and those that delete some."""
+        return self.find_needed_writes(self.valid_write_ids(position))
+
+    def find_needed_writes(self, write_ids: ValidWriteIdList) -> list[TableWrite]:
+        """The writes that the version of a list of write ids is made of."""
+        return self._visible(write_ids).needed_writes
+
+    def find_visible(self, position: int | None = None) -> list[TableWrite]:
+        """The writes whose rows are visible in the version at a position (None: now)."""
+        return self._visible(self.valid_write_ids(position)).visible
+
+    def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
+        """(file, write id, Unix time of the commit) of the files whose rows are visible."""
+        times = {change.write_id: change.at_s for change in self.changes}
+        for write in self._visible(write_ids).visible:
+            for file in write.files:
+                yield file, write.id, times.get(write.id, 0.0)
+
+    def deletes(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
+        """The delete files that apply to `files`."""
+        return (file for write in self._visible(write_ids).deleting for file in write.deletes)
+
+    def _visible(self, write_ids: ValidWriteIdList) -> VisibleWrites:
+        """The visible writes under a list of write ids; cached."""
+        visible_writes = self._visible_by_ids.get(write_ids)
+        if visible_writes is None:
+            if len(self._visible_by_ids) >= _VISIBLE_KEPT:
+                self._visible_by_ids.clear()
+            visible_writes = self._visible_by_ids[write_ids] = VisibleWrites(self.writes, write_ids, self.position)
+        return visible_writes

@@ -1,0 +1,39 @@
+"""Checks the place of a new managed table: it must be empty, and not inside another table."""
+
+from __future__ import annotations
+
+from pyspark_lookup.errors import NotATableError, TableFormatError, UfsNotFoundError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.storage.stores import DELTA_LOG_DIRECTORY, FileVersion, Listing
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.enclosing import EnclosingTables
+
+
+def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
+    """Raise NotATableError for a place with other files, TableFormatError for one inside another table."""
+    url_text = redact("path", url)
+    try:
+        status = ufs.get_status(url)
+    except UfsNotFoundError:
+        status = None
+    if isinstance(status, Listing) and (kind := _kind_of_others(status)) is not None:
+        raise NotATableError(
+            f"{url_text} is {kind}: lookupcache reads it, and writes managed tables only; write it by its own means"
+        )
+    if status is not None and (isinstance(status, FileVersion) or status.files or status.directories):
+        raise NotATableError(
+            f"{url_text} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
+            "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
+        )
+    # A drop, vacuum or copy of the enclosing table would hit this table's files.
+    above = enclosing.find(url)
+    if above is not None:
+        directory, kind = above
+        raise TableFormatError(f"{url_text} lies inside {redact('path', directory)}, {kind}: write to another place")
+
+
+def _kind_of_others(listing: Listing) -> str | None:
+    """The kind of table that another system has made of a directory; None if its files show none."""
+    if DELTA_LOG_DIRECTORY in listing.directories:
+        return "a Delta table"
+    return "an Iceberg table" if any(file.url.endswith(".metadata.json") for file in listing.files) else None

@@ -1,0 +1,260 @@
+"""`LogSource`: the versions of managed tables, which their notification log lists."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+from pyspark_lookup.core.write_ids import ValidWriteIdList
+from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.log import (
+    Change,
+    DataFile,
+    EarlierStateError,
+    NotificationLog,
+    TableState,
+    TableWrite,
+)
+from pyspark_lookup.storage.stores import IMMUTABLE, LOG_DIRECTORY, FileStatistics, FileVersion, Listing
+from pyspark_lookup.storage.stores.own_files import is_own
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.deletes import DeleteFile
+from pyspark_lookup.versions.model import Kind, Table, TableVersion, VersionMetadata, require_metadata
+from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, TimeTravel, VersionSource
+
+_NAMES_LOOKED_AT = 1000
+_VERSIONS_KEPT = 8
+
+
+class LogSource(VersionSource):
+    """The versions of managed tables. One call reads what is new in a table's log."""
+
+    kinds = (Kind.MANAGED,)
+    markers = (LOG_DIRECTORY,)
+    label = "a managed table"
+    pins = (*VersionSource.pins, "lookup.valid-write-ids")
+
+    def __init__(self, parts: SourceParts) -> None:
+        super().__init__(parts)
+        self._logs: dict[str, NotificationLog] = {}
+        self._times = TimeTravel()
+
+    @classmethod
+    def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
+        return any(is_own(file.url) for file in ufs.list_files(f"{marker_url}/log", "/", _NAMES_LOOKED_AT))
+
+    @classmethod
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
+        return Kind.MANAGED if isinstance(status, Listing) and LOG_DIRECTORY in status.directories else None
+
+    def check_options(self, options: LookupOptions, kind: str) -> None:
+        self._refuse(options, ["lookup.partition"] if options.partition is not None else [], kind)
+        super().check_options(options, kind)
+
+    def log(self, url: str) -> NotificationLog:
+        """The log of the managed table at a canonical URL."""
+        if url not in self._logs:
+            self._logs[url] = NotificationLog(self._parts.ufs, self._parts.context, url)
+        return self._logs[url]
+
+    def current(self, question: Question) -> Answer:
+        table = question.table
+        state = self.log(table.url).latest()
+        if state is None:
+            raise UfsNotFoundError(
+                f"{redact('path', table.url)} is no managed table (any more): its log is empty or gone. To read all its files as "
+                f"they are (deleted and uncommitted rows, too), move {LOG_DIRECTORY} away"
+            )
+        log, position = self.log(table.url), None
+        if isinstance(table.pinned, datetime.datetime):
+            position = self._find_position(log, state, table.pinned)
+        return Answer(read_version(log, table, state, position), question.started_s)
+
+    def _find_position(self, log: NotificationLog, state: TableState, at: datetime.datetime) -> int:
+        """The position of the version that was current at a time. Nothing is listed if that is the latest one."""
+        last_s = log.put_at_s(state.position)
+        if last_s is not None and at.timestamp() >= last_s:
+            return state.newest
+        return self._times.find(log.url, state.table_id, at, lambda: _list_commit_times(log, state))
+
+    def candidates(
+        self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
+    ) -> Sequence[TableVersion]:
+        states = [ask()]
+        log = self.log(table.url)
+        state = log.cached_state()
+        if state is not None and table.pinned is None:
+            with contextlib.suppress(VersionGoneError, ValueError, OverflowError):  # nor does anybody know infinity
+                states.append(read_version(log, table, state, int(newest)))
+        return states
+
+    def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        if metadata.position is None:
+            return None
+        state = self.log(table.url).cached_state(metadata.position)
+        if state is None or metadata.table_id != state.table_id or metadata.position > state.position:
+            return None
+        with contextlib.suppress(VersionGoneError, EarlierStateError):
+            return managed_version(table, state, None if isinstance(table.pinned, str) else metadata.position)
+        return None
+
+    def has_commit(self, url: str, table_id: str, position: int) -> bool:
+        """Whether the log, as this host knows it, has a commit. If not, the table was dropped, or restored from a copy."""
+        state = self.log(url).cached_state(position)
+        return state is not None and state.table_id == table_id and state.position >= position
+
+    # --- what views show --------------------------------------------------------------------------
+
+    def history(self, table: Table) -> list[dict[str, Any]] | None:
+        log = self.log(table.url)
+        state = log.latest()
+        if state is None:
+            return None
+        commits = [
+            (change, part.writes[change.write_id] if change.write_id else None) for part, change in _changes(log, state)
+        ]
+        put_at_s = log.put_times(log.pages.begin(state))
+        return [
+            _to_history_row(
+                change,
+                put_at_s.get(change.position, change.at_s),
+                write,
+                write is not None and log.pages.is_vacuumed(state, write),
+            )
+            for change, write in commits
+        ]
+
+    def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:
+        log = self.log(table.url)
+        state, valid = log.cached_state(), self.valid_write_ids(version)
+        if state is None or valid is None or version.commit is None:
+            return {}
+        state = log.pages.find_state(state, version.commit[1])
+        return {f"{table.url}/{file.path}": write_id for file, write_id, _ in state.files(valid)}
+
+    def valid_write_ids(self, version: TableVersion) -> ValidWriteIdList | None:
+        return None if version.metadata is None else ValidWriteIdList.parse(version.metadata.state)
+
+    def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
+        metadata, state = require_metadata(table, version), self.log(table.url).cached_state()
+        return {
+            "table_id": metadata.table_id,
+            "position": metadata.position,
+            "keys": list(metadata.keys),
+            "valid_write_ids": metadata.state,
+            "properties": dict(state.definition.properties) if state is not None else {},
+        }
+
+
+def _changes(log: NotificationLog, state: TableState) -> Iterator[tuple[TableState, Change]]:
+    return log.pages.changes(state, log.pages.begin(state), state.position)
+
+
+def _list_commit_times(log: NotificationLog, state: TableState) -> list[tuple[int, int]]:
+    """(position, Unix ms) of each change, by the store's clock, for writers' clocks differ.
+
+    No time is later than the last one, so that the latest version is the current one also where the store's clock was set back.
+    """
+    # Where a trimmed log tells of no change, the last one came before all that it tells of.
+    changes = [change for _, change in _changes(log, state)] or state.changes[-1:]
+    put_at_s = log.put_times(log.pages.begin(state))
+    earliest_s = min(put_at_s.values(), default=None)
+    times = [put_at_s.get(change.position, change.at_s if earliest_s is None else earliest_s) for change in changes]
+    return [(change.position, int(min(at_s, times[-1]) * 1000)) for change, at_s in zip(changes, times, strict=True)]
+
+
+def _to_history_row(
+    change: Change, committed_at_s: float, write: TableWrite | None, is_vacuumed: bool
+) -> dict[str, Any]:
+    return {
+        "version": change.position,
+        "committed_at": committed_at_s,
+        "operation": "create" if write is None else write.mode.value.partition("_")[0],
+        "write_id": change.write_id,
+        "files_added": 0 if write is None else None if is_vacuumed else len(write.files),
+        "rows_added": 0 if write is None else None if is_vacuumed else write.rows,
+    }
+
+
+def read_version(log: NotificationLog, table: Table, state: TableState, position: int | None = None) -> TableVersion:
+    """As `managed_version`, but also for versions that only states before `state` cover: these are read from the store.
+
+    `state`: the log's latest.
+    """
+    with contextlib.suppress(EarlierStateError):
+        return managed_version(table, state, position)
+    write_ids = ValidWriteIdList.parse(table.pinned) if position is None and isinstance(table.pinned, str) else None
+    if write_ids is not None:
+        earlier = log.pages.find_state_by_write_ids(state, write_ids)
+    else:
+        earlier = log.pages.find_state(state, position if position is not None else cast(int, table.pinned))
+    with contextlib.suppress(EarlierStateError):
+        version = managed_version(table, earlier, position)
+        # The earlier state does not tell what was vacuumed after it.
+        is_readable = (version.commit or ("", 0))[1] >= state.oldest
+        if is_readable and write_ids is not None:
+            is_readable = not any(
+                log.pages.is_vacuumed(state, write) for write in earlier.find_needed_writes(write_ids)
+            )
+        if is_readable:
+            return version
+    reason = "was vacuumed" if write_ids is None else "lacks what was compacted or vacuumed since"
+    raise VersionGoneError(
+        f"{redact('path', table.url)}: version {table.pinned if position is None else position} of table {state.table_id} "
+        f"{reason}: versions from {state.oldest} on can be read"
+    )
+
+
+def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:
+    """The version of a managed table at a position of its log (None: the one that the table pins, or the current one).
+
+    Raises VersionGoneError for a pinned one that the log does not have, EarlierStateError for one before the state.
+    """
+    cached_version = state.memo.get((table, position))
+    if cached_version is not None:
+        return cast(TableVersion, cached_version)
+    try:
+        version = _managed_version(table, state, position)
+    except VersionGoneError as problem:
+        raise VersionGoneError(f"{redact('path', table.url)}: {problem}") from None
+    if len(state.memo) >= _VERSIONS_KEPT:
+        state.memo.clear()
+    state.memo[table, position] = version
+    return version
+
+
+def _managed_version(table: Table, state: TableState, position: int | None) -> TableVersion:
+    try:
+        if position is None and isinstance(table.pinned, str):
+            write_ids = ValidWriteIdList.parse(table.pinned)
+            metadata = state.resolve_version(write_ids, table.own_write_id)
+        elif position is None and table.own_write_id is not None:
+            write_ids = state.valid_write_ids().commit(table.own_write_id)
+            metadata = state.resolve_version(write_ids, table.own_write_id)
+        else:
+            at = position if position is not None else cast("int | None", table.pinned)
+            metadata = state.version(at)
+            if position is None and at not in (None, metadata.position):
+                raise VersionGoneError(
+                    f"there is no version {at}, for that event of table {state.table_id} changed nothing; the version before it is "
+                    f"{metadata.position} (LookupTable.versions() lists all)"
+                )
+            write_ids = ValidWriteIdList.parse(metadata.state)
+    except ValueError as problem:
+        raise VersionGoneError(str(problem)) from None
+    deletes = tuple(DeleteFile(f"{table.url}/{file.path}", file.size) for file in state.deletes(write_ids))
+    files = (
+        dataclasses.replace(version_of_file(table, file), modified_at_s=at_s, deletes=deletes)
+        for file, _, at_s in state.files(write_ids)
+    )
+    return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), metadata)
+
+
+def version_of_file(table: Table, file: DataFile, identity: str = IMMUTABLE) -> FileVersion:
+    """The `FileVersion` of a data file that a managed table's log names."""
+    return FileVersion(f"{table.url}/{file.path}", file.size, identity, statistics=FileStatistics(file.rows))

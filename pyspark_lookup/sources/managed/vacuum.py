@@ -1,0 +1,165 @@
+"""Vacuum: removes the files that no version needs which is current, or was within the retention time.
+
+An event says first which writes lose their files: a version that needs one of them is known to be gone before it is.
+Times are the store's own: those at which events and files were put, and that of a file put now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+
+from pyspark_lookup.errors import (
+    CommitUnknownError,
+    OptionError,
+    PysparkLookupError,
+    UfsError,
+    UfsNotFoundError,
+    UfsUnavailableError,
+    raise_ours,
+)
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.sources.managed.log import Event, NotificationLog, TableState, Vacuum, properties
+from pyspark_lookup.storage.stores import LOG_DIRECTORY, FileVersion
+from pyspark_lookup.storage.stores.own_files import is_data_file, is_own, whole_name
+from pyspark_lookup.storage.ufs import Ufs
+
+_log = logging.getLogger("pyspark_lookup.writing")
+
+_SHARE = 0.1
+"""Of the time that is kept unasked, how much goes by between two vacuums."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vacuumed:
+    """What was removed, and the log position from which on every version can still be read (None: all can)."""
+
+    files: int
+    bytes: int
+    oldest: int | None
+
+
+def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str) -> None:
+    """After a commit, vacuum as the table's property `lookup.write.vacuum-after` says, at most ten times in that time.
+
+    An error is logged, no more: what was committed is there.
+    """
+    state = log.cached_state()
+    if state is None:
+        return
+    try:
+        after_s = properties.parse_properties(state.definition.properties).vacuum_after_s
+        if after_s is None:
+            return
+        put_at_s, now_s = log.put_at_s(state.vacuumed_at), log.put_at_s(state.position)
+        between_s = after_s * (_SHARE if state.oldest > 1 else 1)
+        if put_at_s is None or now_s is None or abs(now_s - put_at_s) >= between_s:
+            vacuum(ufs, log, nonce, after_s, force=False, unasked=True)
+    except PysparkLookupError as problem:
+        _log.warning("%s was not vacuumed: %s", redact("path", log.url), problem)
+
+
+def vacuum(
+    ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, force: bool, unasked: bool = False
+) -> Vacuumed:
+    """Remove the files that no version of the last `older_than_s` needs. `unasked`: log the vacuum even if it removes nothing.
+
+    Raises OptionError for less than `properties.KEPT_S` without `force`, UfsNotFoundError if there is no table, a UfsError if the store
+    fails: the rest is removed another time.
+    """
+    if older_than_s < 0 or (older_than_s < properties.KEPT_S and not force):
+        raise OptionError(
+            f"argument older_than = {older_than_s:g} s: at least {properties.KEPT_S:g} s are kept, for queries and writes that are "
+            "under way; with force=True it may be any time from 0 on, if nothing reads or writes the table meanwhile"
+        )
+    where = redact("path", log.url)
+    state = log.latest()
+    if state is None:
+        raise UfsNotFoundError(f"{where} is no managed table")
+    table_id = state.table_id
+    log_retention_s = properties.parse_properties(state.definition.properties).log_retention_s
+    until_s = _now_s(ufs, log, nonce) - older_than_s
+    oldest = _oldest(log, state, until_s)
+
+    def make_event(state: TableState, nonce: str, at_s: float) -> Event | None:
+        if state.table_id != table_id or (oldest is None and not unasked):
+            return None
+        new_oldest = max(oldest or 1, state.oldest)
+        ids = _removable(state, new_oldest) if oldest is not None else ()
+        pages = new_oldest // state.page > state.oldest // state.page or state.oldest < new_oldest < state.since
+        if not ids and not pages and not unasked:
+            return None
+        return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, new_oldest)
+
+    try:
+        state = log.append(make_event, after=state)
+    except CommitUnknownError as problem:
+        raise_ours(UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}"), problem)
+    if state.table_id != table_id:
+        raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
+    removed_files = _sweep(ufs, log, state, until_s)
+    log.pages.trim(state, until_s - log_retention_s)
+    return Vacuumed(
+        len(removed_files), sum(file.size for file in removed_files), state.oldest if state.oldest > 1 else None
+    )
+
+
+def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
+    """The time on the store's clock."""
+    url = f"{log.url}/{LOG_DIRECTORY}/vacuum-{nonce}"
+    ufs.put_if_absent(url, nonce.encode())
+    try:
+        return _put_at_s(ufs.get_meta(url))
+    finally:
+        with contextlib.suppress(UfsError):
+            ufs.delete(url)
+
+
+def _put_at_s(file: FileVersion) -> float:
+    if file.modified_at_s is None:
+        raise UfsError(f"{file.url}: the store does not say when it was put")
+    return file.modified_at_s
+
+
+def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | None:
+    """The position of the change that was current at that time; None if there was none."""
+    position = log.find_position(state, until_s)
+    if position is None:
+        return None
+    earlier_state = log.pages.find_state(state, position)
+    return max((change.position for change in earlier_state.changes if change.position <= position), default=None)
+
+
+def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
+    """The committed writes of the state whose files no version from that position on needs."""
+    if oldest < state.since:
+        return ()
+    needed_ids = {write.id for write in state.find_needed(oldest)}
+    ended_writes = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) <= oldest)
+    return tuple(write.id for write in ended_writes if write.does_something and write.id not in needed_ids)
+
+
+def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) -> list[FileVersion]:
+    """Remove the files that the log does not name and that are older than `until_s`. Returns the data files among them.
+
+    Only files with a name of ours: a stream's checkpoint or other files of somebody else stay.
+    """
+    named_paths = {file.path for file in log.pages.files(state)}
+    open_prefixes = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
+    heartbeat_prefixes = tuple(f"{LOG_DIRECTORY}/heartbeats/{write.id:020d}-" for write in state.open_writes())
+    removed_files = []
+    for file in ufs.list_tree(log.url):
+        path = file.url.removeprefix(log.url + "/")
+        if path in named_paths or path.startswith((*open_prefixes, *heartbeat_prefixes)) or _put_at_s(file) > until_s:
+            continue
+        whole = whole_name(path)
+        is_data = is_data_file(whole)
+        # In the log's directory only heartbeats, clock files and unfinished files are removed.
+        is_temporary = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-")) or path != whole
+        if not is_data and not (is_temporary and is_own(whole)):
+            continue
+        ufs.delete(file.url)
+        if is_data:
+            removed_files.append(file)
+    return removed_files

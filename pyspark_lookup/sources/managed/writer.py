@@ -1,0 +1,461 @@
+"""`TableWriter`: a write of a managed table from its write id to its commit, for any front end.
+
+    begin -> files by anybody, anywhere -> commit, or abort
+
+A commit is one event in the log's order. Until it lies there, nobody sees a row; if it does, everybody does,
+also if the writer never learned of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.columnar.ddl import columns_ddl
+from pyspark_lookup.columnar.keys import cast_keys, check_key_types
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.errors import (
+    CommitUnknownError,
+    DamagedFileError,
+    OptionError,
+    SchemaError,
+    UfsError,
+    UfsNotFoundError,
+    WriteConflictError,
+    raise_ours,
+)
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.aborts import Aborts, append_unseen, nothing_written
+from pyspark_lookup.sources.managed.conflicts import ByKey, Effect, Independent, Keeping, NewKeys, RowsByKey, Where
+from pyspark_lookup.sources.managed.data_files import DataFiles
+from pyspark_lookup.sources.managed.definitions import define, extend_definition, find_kept_columns, match_definition
+from pyspark_lookup.sources.managed.jobs import Job, own_write, write_directory
+from pyspark_lookup.sources.managed.log import (
+    Allocate,
+    Batch,
+    Commit,
+    Create,
+    DataFile,
+    Definition,
+    Event,
+    NotificationLog,
+    TableState,
+    Write,
+    WriteMode,
+)
+from pyspark_lookup.sources.managed.log.properties import parse_properties
+from pyspark_lookup.sources.managed.places import check_place
+from pyspark_lookup.sources.managed.sizes import WriteSizes
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.enclosing import EnclosingTables
+from pyspark_lookup.versions.model import Table
+
+_log = logging.getLogger("pyspark_lookup.writing")
+_OF_ROWS = (
+    WriteMode.APPEND,
+    WriteMode.UPSERT,
+    WriteMode.DELETE,
+    WriteMode.DELETE_WHERE,
+)  # without rows they change nothing
+
+
+class TableWriter:
+    """Writes of the managed table at `log.url`, created by its first one. `on_commit`: called with (table id, log position)."""
+
+    def __init__(
+        self,
+        ufs: Ufs,
+        log: NotificationLog,
+        context: HostContext,
+        options: LookupOptions,
+        table: Table,
+        rows: RowsByKey,
+        on_commit: Callable[[str, int], None],
+        sizes: WriteSizes,
+        enclosing: EnclosingTables,
+    ) -> None:
+        self._ufs = ufs
+        self._enclosing = enclosing
+        self._log = log
+        self._options = options
+        self._table = table
+        self._rows = rows
+        self._on_commit = on_commit
+        self._sizes = sizes
+        self._context = context
+        self._aborts = Aborts(ufs, log, context, options.write_timeout_s)
+        self.abort, self.discard = self._aborts.abort, self._aborts.discard
+        self._url = redact("path", log.url)
+
+    # --- the driver's side ------------------------------------------------------------------------
+
+    def begin(self, schema: pa.Schema, mode: WriteMode, name: str | None = None, first: bool = False) -> Job:
+        """A write of rows with these columns, with its write id. `first`: others may follow under it, by key.
+
+        `name`: that of a directory for its files; the id is allocated at the commit then, and a write of that name may
+        begin again. Raises SchemaError, OptionError or NotATableError if there can be no such write.
+        """
+        state = self._log.latest() or self._create(schema)
+        kept_columns = () if first else self.find_kept_columns(state.definition, schema, mode)
+        if first and state.definition.keys and mode is not WriteMode.OVERWRITE:
+            mode = WriteMode.UPSERT
+        latest_state = None if self._aborts.abort_dead(state) else state
+        write_id: int | None = None
+        nonces = [""]
+        if name is None:
+            write_ids: list[int] = []
+
+            def allocate(state: TableState, nonce: str, at_s: float) -> Event:
+                extend_definition(state, schema, self._options, mode.by_key, self._url)
+                write_ids[:] = [state.high_watermark + 1]
+                nonces[:] = [nonce]
+                return Allocate(state.position + 1, state.table_id, nonce, at_s, write_ids[0], mode)
+
+            state = append_unseen(self._log, allocate, after=latest_state)
+            write_id = write_ids[0]
+            name = write_directory(write_id)
+        definition = extend_definition(state, schema, self._options, mode.by_key, self._url)
+        return Job(
+            state.table_id, write_id, mode, name, definition, self._context.clock.steady_s(), nonces[0], kept_columns
+        )
+
+    def find_kept_columns(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
+        """The columns that the rows of an upsert lack, and whose values stay. Raises SchemaError if no option says that they do."""
+        return find_kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
+
+    def create(self, schema: pa.Schema) -> None:
+        """Make the table, without rows, if it is not there. Raises SchemaError if one is there that has other columns or keys."""
+        definition = (self._log.latest() or self._create(schema)).definition
+        requested = define(schema, self._options.keys or definition.keys, self._url)
+        if definition.schema != requested.schema or definition.keys != requested.keys:
+            raise SchemaError(
+                f"{self._url} is a table with the columns {columns_ddl(definition.schema)} and the keys {', '.join(definition.keys) or '(none)'}; "
+                f"not {columns_ddl(requested.schema)} and {', '.join(requested.keys) or '(none)'}: leave lookup.schema, lookup.keys and lookup.create-if-not-exists out"
+            )
+
+    def _create(self, schema: pa.Schema) -> TableState:
+        check_place(self._ufs, self._log.url, self._enclosing)
+        definition = define(schema, self._options.keys or (), self._url)
+        table_id = f"{self._context.rng.getrandbits(128):032x}"
+        try:
+            created_state = self._log.create(
+                lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition, self._sizes.log_page)
+            )
+        except CommitUnknownError as problem:
+            raise_ours(nothing_written(self._log, problem), problem)
+        state = created_state or self._log.latest()
+        if state is None:
+            raise UfsNotFoundError(f"{self._url}: the table was removed as it was created")
+        return state
+
+    def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
+        """The effect of a write of those files on the rows of others, by its mode and the options."""
+        if job.kept_columns:
+
+            def write_rows(definition: Definition, rows: pa.Table) -> list[DataFile]:
+                return self.write(dataclasses.replace(job, definition=definition), rows.to_batches(), "kept")
+
+            row_names = [name for name in job.definition.schema.names if name not in job.kept_columns]
+            return Keeping(self._rows, self._table, files, row_names, write_rows)
+        if job.mode.by_key:
+
+            def keys(definition: Definition) -> pa.Table:
+                new_keys = self._rows.read_keys(definition, files)
+                self._rows.check_different(new_keys)
+                return new_keys
+
+            return ByKey(self._rows, self._table, keys)
+        if self._options.write_unique_keys:
+            # An overwrite leaves the rows of writes with a higher write id.
+            own_write_id = job.write_id if job.mode is WriteMode.OVERWRITE else None
+            return NewKeys(
+                self._rows, dataclasses.replace(self._table, own_write_id=own_write_id), files, job.directory
+            )
+        return Independent()
+
+    def deletion(self, keys: pa.Table) -> Effect:
+        """The effect that deletes the rows with those keys. `keys`: the key columns, in their types."""
+        return ByKey(self._rows, self._table, lambda _: keys)
+
+    def deletion_where(self, where: str) -> Effect:
+        """The effect that deletes the rows of which a predicate is true."""
+        return Where(self._rows, self._table, where)
+
+    def commit(
+        self, job: Job, files: Sequence[DataFile], batch: Batch | None = None, effect: Effect | None = None
+    ) -> TableState | None:
+        """Make the files' rows the table's, all at once; the state with them, None if the batch was committed before.
+
+        `effect`: replaces the effect of the job's mode. A write that would change nothing is not committed. Raises
+        WriteConflictError, NonUniqueKeyError or SchemaError if the commit is impossible, another UfsError if the store fails (the
+        write is aborted then, if possible), CommitUnknownError if the store does not say whether it is committed.
+        """
+        if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
+            self._give_up(job, files, "no rows")
+            return self._log.latest()
+        state, job = self._allocate(job, batch)
+        if job.write_id is None:
+            assert batch is not None
+            self._context.metrics.inc("batchSkippedCount")
+            _log.warning(
+                "batch %d of query %s is not written to %s: that query has committed it, or a later one. A restart from an old "
+                "checkpoint gives old ids to new rows; give it a new checkpoint directory to write those",
+                batch.id,
+                batch.query,
+                self._url,
+            )
+            self._aborts.remove(job, files, state)
+            return None
+        try:
+            # Rows that lack columns are completed first; `Keeping` writes those files.
+            new_files = () if job.kept_columns and effect is None else files
+            state = self._commit(job, job.write_id, new_files, batch, effect or self.effect(job, files))
+        except Exception as problem:
+            state = self._end(job, files, problem)
+        if not state.writes[job.write_id].committed:
+            self._give_up(job, files, "no rows")
+            return self._log.latest()
+        self._on_commit(state.table_id, self.commit_position(job, state))
+        self._aborts.tidy(job, state)
+        return state
+
+    def commit_position(self, job: Job, state: TableState) -> int:
+        """The log position of a job's commit; that of the current version if the job has no commit."""
+        write = own_write(state, job)
+        return write.ended_at if write is not None and write.committed and write.ended_at is not None else state.newest
+
+    def _give_up(self, job: Job, files: Sequence[DataFile], reason: str = "") -> None:
+        """Abort a job. If the store fails, the job stays open, and its rows stay invisible all the same."""
+        with contextlib.suppress(UfsError, DamagedFileError):
+            self.abort(job, files, reason)
+
+    def _end(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
+        """The state after a commit that seemed to fail, if the job is committed after all; otherwise raises the error.
+
+        It puts an abort in the log, which decides: behind an abort nothing of the write can follow.
+        """
+        try:
+            state = self.abort(job, files)
+        except (UfsError, DamagedFileError):
+            raise problem from problem.__cause__
+        write = None if state is None else own_write(state, job)
+        if state is not None and write is not None and write.committed:
+            return state
+        if write is not None and isinstance(problem, CommitUnknownError):
+            raise_ours(nothing_written(self._log, problem), problem)
+        raise problem from problem.__cause__
+
+    def _commit(
+        self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, effect: Effect
+    ) -> TableState:
+        """The state after the commit of the write; without the commit if it would change nothing."""
+        state = self._log.cached_state()
+        is_stale = state is None or state.table_id != job.table_id or write_id not in state.writes
+        if is_stale or not isinstance(effect, Independent):
+            state = self._log.latest()
+        after: TableState | None = None
+        while True:
+            if state is None:
+                raise UfsNotFoundError(f"{self._url} is no managed table (any more)")
+            definition = self._check(state, job, write_id, effect)
+            rows = effect.look(state, definition)
+            files = (*files, *effect.added)
+            deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
+            write = state.writes[write_id]
+            if files or deletes or (effect.replaces and not write.replaces):
+                state = after = append_unseen(
+                    self._log, self._writes(job, write_id, effect, files, deletes), after=after
+                )
+            files = ()
+            if job.mode in _OF_ROWS and not state.writes[write_id].does_something:
+                return state
+            state = after = self._log.append(self._commits(job, write_id, effect, batch), after=after)
+            if state.writes[write_id].committed:
+                return state
+
+    def _writes(
+        self, job: Job, write_id: int, effect: Effect, files: Sequence[DataFile], deletes: Sequence[DataFile]
+    ) -> Callable[[TableState, str, float], Event]:
+        def write(state: TableState, nonce: str, at_s: float) -> Event:
+            self._check(state, job, write_id, effect)
+            # The first event of a compaction names the writes that it replaces, even if it adds no files.
+            replaces = () if state.writes[write_id].replaces else effect.replaces
+            contents = tuple(files), tuple(deletes), replaces
+            return Write(state.position + 1, state.table_id, nonce, at_s, write_id, *contents)
+
+        return write
+
+    def _commits(
+        self, job: Job, write_id: int, effect: Effect, batch: Batch | None
+    ) -> Callable[[TableState, str, float], Event | None]:
+        def commit(state: TableState, nonce: str, at_s: float) -> Event | None:
+            definition = self._check(state, job, write_id, effect)
+            if batch is not None and state.is_committed(batch):
+                raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by somebody else")
+            if effect.is_due(state):
+                return None  # there are commits to look into first
+            new_definition = definition if definition.schema != state.definition.schema else None
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, new_definition, batch)
+
+        return commit
+
+    def _allocate(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
+        """The state and the job with a write id; without one if the state has its batch already."""
+        if job.write_id is not None:
+            return None, job
+        allocations: list[tuple[int, str]] = []
+
+        def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
+            self._check_same(state, job)
+            allocations.clear()
+            if batch is not None and state.is_committed(batch):
+                return None
+            allocations.append((state.high_watermark + 1, nonce))
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, allocations[0][0], job.mode)
+
+        state = append_unseen(self._log, allocate)
+        write_id, nonce = allocations[0] if allocations else (None, "")
+        return state, dataclasses.replace(job, write_id=write_id, nonce=nonce)
+
+    def _check(self, state: TableState, job: Job, write_id: int, effect: Effect) -> Definition:
+        """The table's definition after a commit of the job. Raises the error that makes the commit impossible."""
+        self._check_same(state, job)
+        if write_id in state.writes and own_write(state, job) is None:
+            raise WriteConflictError(f"{self._url} was restored from a copy since this write began: write again")
+        state.check_open(write_id)
+        if not isinstance(effect, Independent) and state.definition.keys != job.definition.keys:
+            raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
+        effect.check(state)
+        definition = match_definition(state.definition, job.definition.schema, True, self._url)
+        if definition.schema != state.definition.schema and not self._options.write_merge_schema:
+            raise WriteConflictError(f"{self._url}: another write has changed the columns: write again")
+        return definition
+
+    def _check_same(self, state: TableState, job: Job) -> None:
+        if state.table_id != job.table_id:
+            raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
+
+    def cast_key_table(self, keys: pa.Table) -> pa.Table:
+        """The keys, cast to the types of the table's key columns. Raises SchemaError, OptionError, UfsNotFoundError."""
+        state = self._log.latest()
+        if state is None:
+            raise UfsNotFoundError(f"{self._url} is no managed table")
+        fields = [state.definition.schema.field(name) for name in state.definition.keys]
+        if not fields:
+            raise OptionError(f"{self._url} has no key columns (lookup.keys): nothing can be deleted by key")
+        return pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
+
+    def delete(self, keys: pa.Table) -> int:
+        """Commit that the rows with those keys are deleted; the log position after it."""
+        key_table = self.cast_key_table(keys)
+        state = self._log.cached_state()
+        if key_table.num_rows:
+            job = self.begin(key_table.schema, WriteMode.DELETE)
+            state = self.commit(job, (), effect=self.deletion(key_table))
+            assert state is not None
+            return self.commit_position(job, state)
+        assert state is not None
+        return state.newest
+
+    def delete_where(self, where: str) -> int:
+        """Commit that the rows of which a predicate is true are deleted; the log position after it. Raises PredicateError."""
+        state = self._log.latest()
+        if state is None:
+            raise UfsNotFoundError(f"{self._url} is no managed table")
+        parse_where(where, state.definition.schema)
+        job = self.begin(state.definition.schema, WriteMode.DELETE_WHERE)
+        committed_state = self.commit(job, (), effect=self.deletion_where(where))
+        assert committed_state is not None
+        return self.commit_position(job, committed_state)
+
+    def alter(self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None) -> int:
+        """Commit another definition of the table; the log position of that, or of the table if nothing changes.
+
+        `columns` are added; `keys` replace the key columns; `properties` are set. Raises SchemaError for columns that the
+        table has otherwise, or keys that it does not have or names twice, UfsNotFoundError if there is no table.
+        """
+
+        def alter_definition(definition: Definition) -> Definition:
+            new_definition = definition if columns is None else match_definition(definition, columns, True, self._url)
+            key_names = (
+                definition.keys if keys is None else tuple(resolve_names(keys, new_definition.schema, "lookup.keys"))
+            )
+            if len(set(key_names)) < len(key_names):
+                raise SchemaError(f"option lookup.keys = {','.join(keys or ())!r}: a column is named twice")
+            check_key_types([new_definition.schema.field(name) for name in key_names])
+            new_properties = {**definition.properties, **(properties or {})}
+            parse_properties(new_properties)
+            return Definition(new_definition.schema, key_names, new_properties)
+
+        allocations: list[tuple[int, str]] = []
+
+        def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
+            allocations.clear()
+            if alter_definition(state.definition) == state.definition:
+                return None
+            allocations.append((state.high_watermark + 1, nonce))
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, allocations[0][0], WriteMode.ALTER)
+
+        state = append_unseen(self._log, allocate)
+        if not allocations:
+            return state.newest
+        ((write_id, own_nonce),) = allocations
+        directory = write_directory(write_id)
+        job = Job(state.table_id, write_id, WriteMode.ALTER, directory, state.definition, 0.0, own_nonce)
+
+        def commit(state: TableState, nonce: str, at_s: float) -> Event:
+            self._check(state, job, write_id, Independent())
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, alter_definition(state.definition))
+
+        try:
+            state = self._log.append(commit, after=state)
+        except Exception as problem:
+            state = self._end(job, (), problem)
+        position = self.commit_position(job, state)
+        self._on_commit(state.table_id, position)
+        return position
+
+    # --- a transaction's side ---------------------------------------------------------------------
+
+    def widen(self, job: Job, schema: pa.Schema, by_key: bool) -> Job:
+        """The job with rows of these columns, too. Raises as `begin` does."""
+        state = self._log.cached_state()
+        if state is None or state.table_id != job.table_id:
+            raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
+        if extend_definition(state, schema, self._options, by_key, self._url).keys != job.definition.keys:
+            raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
+        definition = match_definition(job.definition, schema, self._options.write_merge_schema, self._url)
+        return dataclasses.replace(job, definition=definition)
+
+    def put_files(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
+        """Put files in the log, and a delete file for `rows` of others. The job's commit makes them visible."""
+        deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
+        if job.write_id is not None and (files or deletes):
+            self._log.append(self._writes(job, job.write_id, Independent(), files, deletes))
+
+    # --- a task's side ----------------------------------------------------------------------------
+
+    def write(self, job: Job, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
+        """The files of one task's rows. Attempts of a task write files of their own; only committed ones count."""
+        return self._files(job).write(self._beating(job, batches), prefix)
+
+    def write_ordered(self, job: Job, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
+        """The files of rows that come in parts in the order of the keys (see `DataFiles`)."""
+        return self._files(job).write_ordered((self._beating(job, part) for part in parts), prefix)
+
+    def _files(self, job: Job) -> DataFiles:
+        return DataFiles(self._ufs, self._log.url, job, self._context.rng, self._sizes)
+
+    def _beating(self, job: Job, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for batch in batches:
+            if job.write_id is not None:
+                with contextlib.suppress(UfsError):
+                    self._aborts.hearts.beat(job.write_id)
+            yield batch

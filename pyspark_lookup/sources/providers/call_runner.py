@@ -1,0 +1,191 @@
+"""Runs foreign code with a time limit: on a thread of its own, which is abandoned when it takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+from pyspark_lookup.core import threads
+
+T = TypeVar("T")
+
+_LOOK_S = 1.0  # a thread notices within this time that nobody takes its items
+
+
+class CallTimeoutError(Exception):
+    """A call did not end in time; its thread is abandoned."""
+
+
+class CallFailedError(Exception):
+    """A call raised `problem`."""
+
+    def __init__(self, problem: BaseException) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iterator[T]:
+    """The items of `make()`, one by one, made on a thread of its own, which waits until each is taken.
+
+    Raises CallFailedError, or CallTimeoutError for an item that takes longer than `timeout_s`; the thread is abandoned then.
+    """
+    results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(1)
+    abandoned = threading.Event()
+
+    def offer(item: T | None, problem: BaseException | None) -> None:
+        while not abandoned.is_set():
+            with contextlib.suppress(queue.Full):
+                results.put((item, problem), timeout=_LOOK_S)
+                return
+
+    def run() -> None:
+        try:
+            for item in make():
+                offer(item, None)
+                if abandoned.is_set():
+                    return
+            offer(None, StopIteration())
+        except BaseException as problem:  # also SystemExit, which would end the thread without a report
+            offer(None, problem)
+
+    threads.start(name, run, foreign=True)
+    consumer = _Consumer(results, abandoned)  # until the consumer stops
+    try:
+        while True:
+            try:
+                item, problem = results.get(timeout=timeout_s)
+            except queue.Empty:
+                raise CallTimeoutError from None
+            if isinstance(problem, StopIteration):
+                return
+            if isinstance(problem, threads.ProcessEndsError):
+                raise problem
+            if problem is not None:
+                raise CallFailedError(problem)
+            yield cast(T, item)
+    finally:
+        consumer.leave()
+
+
+class _Consumer:
+    """The consumer of the items, until it has enough or the process ends."""
+
+    def __init__(self, results: queue.Queue[Any], abandoned: threading.Event) -> None:
+        self._results = results
+        self._abandoned = abandoned
+        threads.ends_with_process(self)
+
+    def leave(self) -> None:
+        self._abandoned.set()
+        with contextlib.suppress(queue.Empty):  # wakes the other thread, which may wait for room
+            self._results.get_nowait()
+
+    def end(self) -> None:
+        self._abandoned.set()
+        while True:  # ends, because the other thread puts at most one more item
+            with contextlib.suppress(queue.Full):
+                self._results.put_nowait((None, threads.ProcessEndsError()))
+                return
+            with contextlib.suppress(queue.Empty):
+                self._results.get_nowait()
+
+
+class Calls:
+    """Runs coroutines on one event loop in one thread, made when first needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[concurrent.futures.Future[Any], asyncio.AbstractEventLoop] = {}  # calls that have not begun
+        threads.ends_with_process(self)
+
+    def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
+        """What `call()` returns. Raises CallFailedError, or CallTimeoutError after `timeout_s`.
+
+        After a timeout the next call gets a new thread, and so do the calls that wait behind this one.
+        """
+
+        async def run_call() -> tuple[T | None, BaseException | None]:
+            with self._lock:
+                self._waiting.pop(future, None)
+            try:
+                return await call(), None
+            except BaseException as problem:  # also SystemExit, which would end the thread without a report
+                return None, problem
+
+        with self._lock:
+            loop = self._loop = self._loop or self._start_loop()
+            future = asyncio.run_coroutine_threadsafe(run_call(), loop)
+            self._waiting[future] = loop
+        try:
+            result, problem = future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            with self._lock:
+                has_started = self._waiting.pop(future, None) is None
+            if not has_started:  # the call before it hangs, and its caller has not noticed yet
+                future.cancel()
+                return self.run(call, timeout_s)
+            self._leave(loop, future)
+            raise CallTimeoutError from None
+        except concurrent.futures.CancelledError:  # the thread was abandoned before this call began
+            return self.run(call, timeout_s)
+        except BaseException:  # the caller is interrupted
+            self._leave(loop, future)
+            raise
+        if problem is not None:
+            raise CallFailedError(problem)
+        return cast(T, result)
+
+    def _leave(self, loop: asyncio.AbstractEventLoop, future: concurrent.futures.Future[Any]) -> None:
+        """Abandon a thread; it ends when its call does."""
+        future.cancel()
+        with self._lock:
+            if self._loop is loop:
+                self._loop = None
+            waiting_calls = [
+                waiting_future for waiting_future, waiting_loop in self._waiting.items() if waiting_loop is loop
+            ]
+            self._waiting = {
+                waiting_future: waiting_loop
+                for waiting_future, waiting_loop in self._waiting.items()
+                if waiting_loop is not loop
+            }
+        for waiting_future in waiting_calls:
+            waiting_future.cancel()
+        with contextlib.suppress(RuntimeError):  # the loop has ended just now
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda loop, context: None)  # errors of abandoned calls are reported already
+        threads.start(self._name, functools.partial(_run_until_stopped, loop), foreign=True)
+        return loop
+
+    def end(self) -> None:
+        """End the thread once its call has ended."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+        loop.run_until_complete(_end_all())
+    finally:
+        loop.close()
+
+
+async def _end_all() -> None:
+    pending_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in pending_tasks:
+        task.cancel()
+    await asyncio.gather(*pending_tasks, return_exceptions=True)

@@ -1,0 +1,11 @@
+"""The sources of versions, in the order in which they are asked for the kind of a path."""
+
+from __future__ import annotations
+
+from pyspark_lookup.sources.delta.source import DeltaSource
+from pyspark_lookup.sources.files.source import FilesSource
+from pyspark_lookup.sources.iceberg.source import IcebergSource
+from pyspark_lookup.sources.managed.source import LogSource
+from pyspark_lookup.versions.version_source import VersionSource
+
+SOURCES: list[type[VersionSource]] = [LogSource, DeltaSource, IcebergSource, FilesSource]

@@ -1,0 +1,219 @@
+"""The block cache: (file version, byte range) -> bytes, from this host's disk or by one fetch.
+
+A block is a natural unit of its format: a parquet footer or column chunk, an Arrow record batch, an
+aligned range of another file. The store says which version is current; this cache is asked for that
+version and never answers from another (Alluxio's getBlocksAndLocations, by equality of versions).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import BlockKey, Disk, key_of
+from pyspark_lookup.storage.stores import FileVersion, Range
+from pyspark_lookup.storage.ufs import Ufs
+
+Data = bytes | memoryview
+
+_Block = tuple[int, Range]
+"""A block of one of several files: its place among them, and its range."""
+
+_CLAIMED_AT_ONCE = 256  # blocks, and open lock files, per round
+_MERGE_GAP_BYTES = 64 * 1024  # ranges this close are one request
+_MERGED_BYTES = 16 * 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlocksAndLocations:
+    """One file version as the cache knows it: `cached_blocks` are the (offset, length) of blocks on disk.
+
+    A block may vanish afterwards (evicted, damaged); reading it is then a miss.
+    """
+
+    file: FileVersion
+    cached_blocks: frozenset[Range]
+    path_key: str
+    version_key: str
+
+    def key(self, block: Range) -> BlockKey:
+        return BlockKey(self.path_key, self.version_key, *block)
+
+
+def make_path_key(scope: str, path: str) -> str:
+    """The key under which the blocks of a store's file are kept."""
+    return key_of(scope, path)
+
+
+class BlockCache:
+    """Blocks of one store's files, on this host's disk; without a disk, straight from the store.
+
+    One loader per block across the processes of the host: others wait up to `wait_s` for it, then
+    fetch for themselves. A failing cache never fails a read.
+    """
+
+    def __init__(self, ufs: Ufs, context: HostContext, wait_s: float) -> None:
+        self._keeps = True
+        self._ufs = ufs
+        self._context = context
+        self._wait_s = wait_s
+
+    def read_only(self) -> BlockCache:
+        """The same cache, which does not keep what is fetched through it: for a reader that stores the bytes elsewhere."""
+        twin = copy.copy(self)
+        twin._keeps = False
+        return twin
+
+    def get_blocks_and_locations(self, path: str, version: FileVersion) -> BlocksAndLocations:
+        """The cached blocks of `path` in exactly this `version`. Makes no call to the store."""
+        path_key = make_path_key(self._ufs.scope, path)
+        version_key = key_of(version.size, version.identity)
+        disk = self._context.disk
+        versions = disk.versions_held(path_key) if disk else frozenset()
+        cached_blocks: frozenset[Range] = frozenset()
+        if disk and version_key in versions:
+            counter_name, cached_blocks = "fileCachedCount", disk.blocks_held(path_key, version_key)
+        else:  # its blocks will be fetched as they are read
+            counter_name = "fileResyncedCount" if versions else "fileLoadedCount"
+        self._context.metrics.inc("getBlocksAndLocationsCount")
+        self._context.metrics.inc(counter_name)
+        return BlocksAndLocations(version, cached_blocks, path_key, version_key)
+
+    def read(self, requests: Sequence[tuple[BlocksAndLocations, Sequence[Range]]]) -> list[list[Data]]:
+        """The bytes of each block of each file, in the order of `requests`. Missing blocks are fetched and kept.
+
+        Raises SourceChangedError if a file that must be fetched is no longer in its version, another
+        UfsError if the store fails.
+        """
+        block_data: dict[_Block, Data] = {}
+        missing: list[_Block] = []
+        for index, (location, blocks) in enumerate(requests):
+            for block in dict.fromkeys(blocks):
+                data = self._read_cached(location, block)
+                if data is None:
+                    missing.append((index, block))
+                else:
+                    block_data[index, block] = data
+        self._context.metrics.inc("blockHitCount", len(block_data))
+        locations = [location for location, _ in requests]
+        for start in range(0, len(missing), _CLAIMED_AT_ONCE):
+            self._load(locations, missing[start : start + _CLAIMED_AT_ONCE], block_data)
+        return [[block_data[index, block] for block in blocks] for index, (_, blocks) in enumerate(requests)]
+
+    def read_anew(self, location: BlocksAndLocations, blocks: Sequence[Range]) -> list[Data]:
+        """The bytes of blocks, fetched again and not kept. All cached blocks of the file's version are removed.
+
+        For bytes that cannot be decoded: they may have been damaged on their way here. If the new ones can be decoded, call
+        `count_damaged`. Raises as `read`.
+        """
+        if self._context.disk is not None:
+            self._context.disk.forget_blocks(location.path_key, location.version_key)
+        block_data: dict[_Block, Data] = {}
+        self.read_only()._fetch([location], [(0, block) for block in blocks], block_data)
+        return [block_data[0, block] for block in blocks]
+
+    def count_damaged(self) -> None:
+        """Count a block that arrived damaged, though the store's file is intact."""
+        self._context.metrics.inc("blockDamagedCount")
+
+    def _read_cached(self, location: BlocksAndLocations, block: Range) -> Data | None:
+        if self._context.disk is None or not location.file.cacheable or block not in location.cached_blocks:
+            return None
+        return self._context.disk.get_block(location.key(block))
+
+    def _load(self, locations: list[BlocksAndLocations], missing: list[_Block], block_data: dict[_Block, Data]) -> None:
+        """Fetch the blocks that no other process is fetching, then wait for the others' blocks.
+
+        No lock is held while waiting, so two loaders cannot wait for each other.
+        """
+        to_fetch: list[_Block] = []
+        elsewhere: list[tuple[Disk, int, Range]] = []
+        with contextlib.ExitStack() as locks:
+            claimed: dict[Path, bool] = {}
+            for index, block in missing:
+                disk = self._target_disk(locations[index])
+                if disk is None:
+                    to_fetch.append((index, block))
+                    continue
+                key = locations[index].key(block)
+                path = disk.lock_path("block", key.name)
+                if path not in claimed:
+                    claimed[path] = self._claim(disk, key.name, 0, locks)
+                if not claimed[path]:
+                    elsewhere.append((disk, index, block))
+                # Looked up again under the lock: its last holder may just have published it.
+                elif not self._find(disk, key, block_data, index):
+                    to_fetch.append((index, block))
+            self._fetch(locations, to_fetch, block_data)
+        wait_s = self._wait_s
+        for disk, index, block in elsewhere:
+            key = locations[index].key(block)
+            with contextlib.ExitStack() as locks:
+                self._context.metrics.inc("blockWaitCount")
+                if not self._claim(disk, key.name, wait_s, locks):
+                    wait_s = 0  # `wait_s` is for the whole read: do not wait again for each block of a stuck loader
+                if not self._find(disk, key, block_data, index):  # the other loader failed, died, or holds on too long
+                    self._fetch(locations, [(index, block)], block_data)
+
+    def _find(self, disk: Disk, key: BlockKey, block_data: dict[_Block, Data], index: int) -> bool:
+        """Add a block to `block_data` if it is on disk. Returns whether it is."""
+        data = disk.get_block(key)
+        if data is not None:
+            block_data[index, (key.offset, key.length)] = data
+            self._context.metrics.inc("blockHitCount")
+        return data is not None
+
+    def _claim(self, disk: Disk, name: str, timeout_s: float, locks: contextlib.ExitStack) -> bool:
+        """Acquire a block's lock into `locks`. Returns whether to load the block: also if the directory is broken, without a lock."""
+        try:
+            lock = disk.acquire("block", name, timeout_s)
+        except OSError:
+            self._context.metrics.inc("cacheFailureCount")
+            return True
+        if lock is None:
+            return False
+        locks.callback(lock.release)
+        return True
+
+    def _fetch(self, locations: list[BlocksAndLocations], blocks: list[_Block], block_data: dict[_Block, Data]) -> None:
+        by_file: dict[int, list[Range]] = {}
+        for index, block in blocks:
+            by_file.setdefault(index, []).append(block)
+        merged = {index: _merge(sorted(ranges)) for index, ranges in by_file.items()}
+        requests = [(locations[index].file, [span for span, _ in spans]) for index, spans in merged.items()]
+        self._context.metrics.inc("blockMissCount", len(blocks))
+        answers = self._ufs.read_many(requests)
+        for (index, spans), parts in zip(merged.items(), answers, strict=True):
+            location = locations[index]
+            cached_blocks: dict[BlockKey, Data] = {}
+            for ((start, _), members), data in zip(spans, parts, strict=True):
+                view = memoryview(data)
+                for offset, length in members:
+                    part = view[offset - start : offset - start + length]
+                    block_data[index, (offset, length)] = part
+                    cached_blocks[location.key((offset, length))] = part
+            disk = self._target_disk(location)
+            if disk is not None:
+                disk.put_blocks(cached_blocks)
+
+    def _target_disk(self, location: BlocksAndLocations) -> Disk | None:
+        """The disk that keeps the blocks of a file; None if they are not kept."""
+        return self._context.disk if self._keeps and location.file.cacheable else None
+
+
+def _merge(blocks: list[Range]) -> list[tuple[Range, list[Range]]]:
+    """Sorted blocks as requests: neighbours share one, up to a size; each with its members."""
+    spans: list[tuple[Range, list[Range]]] = []
+    for offset, length in blocks:
+        if spans:
+            (start, size), members = spans[-1]
+            end = max(start + size, offset + length)
+            if offset - (start + size) <= _MERGE_GAP_BYTES and end - start <= _MERGED_BYTES:
+                spans[-1] = ((start, end - start), [*members, (offset, length)])
+                continue
+        spans.append(((offset, length), [(offset, length)]))
+    return spans

@@ -1,0 +1,36 @@
+"""What all parts of a table reference share in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+from pyspark_lookup.core import threads
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.core.timer import Timer
+from pyspark_lookup.storage.disk import Disk
+
+Start = Callable[[str, Callable[[], None]], None]
+
+
+def in_thread(name: str, run: Callable[[], None]) -> None:
+    """Run a function in a thread that ends with the process. Raises RuntimeError if no thread can be started."""
+    threads.start(name, run)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostContext:
+    """The cache directory (None: there is none), the counters, the clock and the randomness of one table reference.
+
+    `start`: runs a function in a thread of this name. `timer`: runs the schedules that need no timer of their own (None: each
+    has its own).
+    """
+
+    disk: Disk | None
+    metrics: CacheMetricGroup
+    clock: HostClock
+    rng: random.Random
+    start: Start = in_thread
+    timer: Timer | None = None

@@ -1,0 +1,46 @@
+"""The only door to the host's cache directory: publish by rename, records, locks, segments, budget, `check()`.
+
+Layout, below a directory of mode 0700 that this user owns::
+
+    v1/CACHEDIR.TAG                                                says that all below v1 is ours
+    v1/blocks/<2 hex>/<path key>/<version key>/<offset>-<length>   one block
+    v1/records/<kind>/<key>                                        one small JSON value
+    v1/snapshots/<table key>/<name>                                one segment of a table's snapshots
+    v1/counters/<table key>-<host>-<process>-<8 hex>               what a process has counted, in place
+    v1/claims/<table key>/<name>                                   keys being loaded
+    v1/locks/<kind>-<3 hex>                                        never removed
+    v1/tmp/                                                        files being written, `*.reserved` for long
+    v1/usage                                                       bytes of blocks with their directories, segments, and records with counters
+
+Every file is a header (magic, length, CRC-32, digest of its name) and a payload. Files are whole or not there: writers rename or
+link them into place. Readers take no lock; a missing or damaged file is a miss. Nothing is ever unpickled. The directory belongs
+to one user, for all worker processes of the host. If it, or a part of it, is removed while in use, the next writer makes it again.
+"""
+
+from pyspark_lookup.storage.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space
+from pyspark_lookup.storage.disk.counters import CounterFile, Counts
+from pyspark_lookup.storage.disk.directory import Lock, key_of, memory_backed
+from pyspark_lookup.storage.disk.ownership import LAYOUT, is_cache_directory
+from pyspark_lookup.storage.disk.records import Held
+from pyspark_lookup.storage.disk.segments import OpenSegment, SegmentWriter
+from pyspark_lookup.storage.disk.space import ReservedFile, on_disk
+
+__all__ = [
+    "BlockKey",
+    "CounterFile",
+    "Counts",
+    "Disk",
+    "DiskReport",
+    "DiskSpace",
+    "Held",
+    "LAYOUT",
+    "Lock",
+    "OpenSegment",
+    "ReservedFile",
+    "SegmentWriter",
+    "empty_space",
+    "is_cache_directory",
+    "key_of",
+    "memory_backed",
+    "on_disk",
+]

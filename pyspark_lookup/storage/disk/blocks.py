@@ -1,0 +1,438 @@
+"""Blocks of files; what goes first when the budget is short; sweeping and checking of the whole cache directory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from pyspark_lookup.core.decoding import as_texts
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import CacheFullError
+from pyspark_lookup.storage.disk.claims import Claims
+from pyspark_lookup.storage.disk.counters import Counters
+from pyspark_lookup.storage.disk.directory import HEADER_BYTES, list_directories, list_names, read_content, unwrap, wrap
+from pyspark_lookup.storage.disk.ownership import MARKER
+from pyspark_lookup.storage.disk.records import ROW
+from pyspark_lookup.storage.disk.segments import Segments
+from pyspark_lookup.storage.disk.space import PAGE, RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
+
+_EVICT_MORE = 10  # evictions of blocks make room for a tenth of what blocks may take, too
+_LARGEST_SHARE = 8  # a block above an eighth of the budget would sweep out too much for itself
+_SHARE_AT_MOST = 16 * 1024 * 1024  # of blocks that are put at once
+_TOUCH_AFTER_S = 60.0
+_SWEEP_EVERY_S = 600.0
+_IN_USE_S = 600.0  # since the last use of a table: until then it is not evicted for another
+# Kinds of records that may be evicted: each costs calls to the store. All others say what this host has committed and which
+# versions are agreed on.
+_FORGOTTEN_FOR_SPACE = (
+    "asked",
+    "bounds",
+    "delta",
+    "delta-tail",
+    "files",
+    "log",
+    "log-tail",
+    "missing",
+    "plan",
+    "reloads",
+    "schema",
+    "token",
+    "unsettled",
+    "version",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockKey:
+    """Names a block on disk: keys of the file's path and version, and a byte range."""
+
+    path_key: str
+    version_key: str
+    offset: int
+    length: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.path_key[:2]}/{self.path_key}/{self.version_key}/{self.offset}-{self.length}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DiskReport:
+    """What `Disk.check` found: blocks and bytes held, damaged files, leftovers of killed writers."""
+
+    blocks: int
+    bytes: int
+    damaged: tuple[str, ...]
+    leftovers: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DiskSpace:
+    """Bytes of the blocks, segments and records of a cache directory, its budget for all of them, and what is free on its disk (-1: unknown)."""
+
+    blocks: int
+    budget: int
+    segments: int
+    free: int
+    records: int = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self.blocks + self.segments + self.records
+
+
+def empty_space(above: Path, max_bytes: int | None) -> DiskSpace:
+    """The space of a cache directory that does not exist yet. `above`: the existing directory that it would be made in."""
+    disk = os.statvfs(above)
+    budget = default_budget(above, 0) if max_bytes is None else max_bytes
+    return DiskSpace(0, budget, 0, disk.f_bavail * disk.f_frsize)
+
+
+class Disk(Segments, Claims, Counters):
+    """One host's cache directory, within its budget (`max_bytes`; None: the default). Safe to use from many processes and threads.
+
+    Reads and writes of blocks never raise: a failure is counted, and is a miss.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: int | None,
+        metrics: CacheMetricGroup,
+        now_s: Callable[[], float],
+        rng: random.Random,
+        creates: bool = True,
+    ) -> None:
+        super().__init__(root, max_bytes, metrics, now_s, creates)
+        self._rng = rng
+        self._swept_s = float("-inf")
+
+    # --- blocks -----------------------------------------------------------------------------------
+
+    def versions_held(self, path_key: str) -> frozenset[str]:
+        """Version keys of which any block of this path lies on disk."""
+        return frozenset(list_names(self._root / "blocks" / path_key[:2] / path_key))
+
+    def blocks_held(self, path_key: str, version_key: str) -> frozenset[tuple[int, int]]:
+        """(offset, length) of the blocks of one file version on disk at this moment."""
+        names = list_names(self._root / "blocks" / path_key[:2] / path_key / version_key)
+        pairs = (name.split("-") for name in names)
+        return frozenset((int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(map(str.isdecimal, p)))
+
+    def get_block(self, key: BlockKey) -> memoryview | None:
+        """A block's bytes, verified; None if it is not there or was damaged (then it is removed)."""
+        path = self._root / "blocks" / key.name
+        try:
+            content, used_at = read_content(path, key.length + HEADER_BYTES)
+            data = unwrap(content, key.name)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+            return None
+        if data is None or len(data) != key.length:
+            self._metrics.inc("blockDamagedCount")
+            self._remove(path)
+            return None
+        if abs(self._now_s() - used_at) > _TOUCH_AFTER_S:
+            # Eviction orders by this time. It is set once a minute at most, so hot blocks cost few writes.
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return data
+
+    def put_blocks(self, blocks: Mapping[BlockKey, bytes | memoryview]) -> None:
+        """Publish blocks, evicting older ones for space. A block that cannot be kept is counted; nothing is raised."""
+        largest = self.budget() // _LARGEST_SHARE
+        fitting = {key: data for key, data in blocks.items() if len(data) <= largest}
+        self._metrics.inc("blockRefusedCount", len(blocks) - len(fitting))
+        share: dict[BlockKey, bytes | memoryview] = {}
+        size, places = 0, set[Path]()
+        for key, data in fitting.items():
+            if share and size + on_disk(len(data) + HEADER_BYTES) > min(largest, _SHARE_AT_MOST):
+                self._put_share(share, size)
+                share, size, places = {}, 0, set()
+            share[key] = data
+            size += on_disk(len(data) + HEADER_BYTES)
+            place = (self._root / "blocks" / key.name).parent
+            if place not in places and not place.is_dir():
+                size += 2 * PAGE
+            places.add(place)
+        if share:
+            self._put_share(share, size)
+
+    def _put_share(self, blocks: Mapping[BlockKey, bytes | memoryview], size: int) -> None:
+        try:
+            self.take("blocks", size)
+        except CacheFullError:
+            self._metrics.inc("blockRefusedCount", len(blocks))
+            return
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+            return
+        unused = size  # taken, and not (newly) on disk
+        try:
+            for key, data in blocks.items():
+                path = self._root / "blocks" / key.name
+                unused -= self._make_directories(path)
+                replaced = path.exists()
+                self._publish(path, wrap(data, key.name))
+                unused -= 0 if replaced else on_disk(len(data) + HEADER_BYTES)
+        except OSError:
+            # Full disk, or the directory vanished under us: the bytes are in memory already.
+            self._metrics.inc("cacheFailureCount")
+        with contextlib.suppress(OSError):
+            self.take("blocks", -unused)
+
+    def _make_directories(self, path: Path) -> int:
+        """Make the directories that a block's file needs. Returns the bytes that the new ones take."""
+        if path.parent.is_dir():
+            return 0
+        above = (path.parent.parent, path.parent)
+        return PAGE * self._retry(lambda: sum(map(self._make_directory, above)))
+
+    def _remove_empty(self, *paths: Path) -> int:
+        """Remove those of the directories that are empty. Returns the bytes that they took."""
+        return PAGE * sum(map(self._remove_directory, paths))
+
+    def forget_blocks(self, path_key: str, version_key: str) -> None:
+        """Remove the blocks of one file version."""
+        freed, place = 0, self._root / "blocks" / path_key[:2] / path_key
+        for _, size, path in self._walk(place / version_key):
+            freed += size if self._remove(path) else 0
+        freed += self._remove_empty(place / version_key, place)
+        with contextlib.suppress(OSError):
+            self.take("blocks", -freed)
+
+    def forget_files(self, path_keys: Iterable[str]) -> None:
+        """Remove the blocks of files, of all versions of each."""
+        freed = 0
+        for path_key in path_keys:
+            place = self._root / "blocks" / path_key[:2] / path_key
+            for _, size, path in self._walk(place):
+                freed += size if self._remove(path) else 0
+            freed += self._remove_empty(*list_directories(place), place)
+        if freed:
+            with contextlib.suppress(OSError):
+                self.take("blocks", -freed)
+
+    # --- space ------------------------------------------------------------------------------------
+
+    def _make_room(self, kind: Kind, amount: int) -> None:
+        """Free bytes, in this order: leftovers of dead writers, superseded snapshots, old records (for a record), blocks, unused tables.
+
+        Tables are not removed for a block, and mapped segments stay. Raises OSError if another process keeps the lock for long.
+        """
+        steps = [self._remove_dead, self._evict_superseded]
+        steps += [self._evict_records] if kind == "records" else []
+        steps += [self._evict_blocks]
+        steps += [self._evict_tables] if kind != "blocks" else []
+        with self._lock("evict.lock"):
+            for step in steps:
+                shortage = self.lacks(kind, amount)
+                if shortage <= 0:
+                    return
+                step(shortage)
+
+    def reserve_room(self, size: int) -> ReservedFile:
+        """Reserve room for a build that needs about `size` bytes. Raises CacheFullError, before it evicts anything, if there is none."""
+        self.check_room(size)
+        return self.reserve(size)
+
+    def check_room(self, size: int) -> None:
+        """Raise CacheFullError if there is no room for `size` bytes, even after evicting all that may go."""
+        lacking = self.lacks("segments", size)
+        if lacking > 0 and lacking > self._evictable():
+            raise self._full(size)
+
+    def _evictable(self) -> int:
+        """How many bytes could be freed for a new segment."""
+        names = {(table, name) for table, name in self._superseded() if not self.is_mapped(table, name)}
+        names |= {(table, name) for table in self._unused_tables() for name in self.segments(table)}
+        paths = [path for path, is_dead in self._reserved() if is_dead]
+        paths += [self._root / "snapshots" / table / name for table, name in names]
+        size = self.usage().blocks
+        for path in paths:
+            with contextlib.suppress(OSError):  # it is gone by now
+                size += on_disk(path.lstat().st_size)
+        return size
+
+    def _remove_dead(self, shortage: int) -> None:
+        """Remove the unfinished files of killed processes."""
+        for path, is_dead in list(self._reserved()):
+            if is_dead:
+                self._drop("segments", path)
+
+    def _superseded(self) -> list[tuple[str, str]]:
+        """(table, name) of the segments that only superseded versions need."""
+        records = self.records("superseded", "", as_texts)
+        return [(table, name) for table, names in records for name in names]
+
+    def _evict_superseded(self, shortage: int) -> None:
+        for table, name in self._superseded():
+            self.remove_segment(table, name)
+
+    def _unused_tables(self) -> list[str]:
+        """The tables whose segments nobody has used lately or has mapped, the least recently used first."""
+        unused: list[tuple[float, str]] = []
+        now_s = self._now_s()
+        for directory in list_directories(self._root / "snapshots"):
+            with contextlib.suppress(OSError):
+                used_s = directory.lstat().st_mtime
+                if abs(now_s - used_s) > _IN_USE_S:
+                    unused.append((used_s, directory.name))
+        return [
+            table
+            for _, table in sorted(unused)
+            if not any(self.is_mapped(table, name) for name in self.segments(table))
+        ]
+
+    def _evict_tables(self, shortage: int) -> None:
+        for table in self._unused_tables():
+            if shortage <= 0:
+                return
+            before = self.usage().segments
+            removed = [self.remove_segment(table, name) for name in self.segments(table)]
+            self._metrics.inc("tableEvictedCount", int(any(removed)))
+            shortage -= before - self.usage().segments
+
+    def _evict_blocks(self, shortage: int) -> None:
+        """Remove the least recently used blocks of a sample of shards, and a tenth of what blocks may take on top, for the next ones.
+
+        The work is bounded: shards are visited in random order, until the sample holds four times the bytes to free.
+        """
+        usage = self.usage()
+        shortage += max(self.budget() - usage.segments - usage.records, 0) // _EVICT_MORE
+        shards = list_directories(self._root / "blocks")
+        self._rng.shuffle(shards)
+        sample: list[tuple[float, int, Path]] = []
+        sampled = 0
+        for shard in shards:
+            for block in self._walk(shard):
+                sample.append(block)
+                sampled += block[1]
+            if sampled >= 4 * shortage:
+                break
+        if sampled < min(shortage, usage.blocks):  # fewer blocks than the account says: it is wrong
+            self.recount()
+            shortage -= usage.total - self.usage().total
+        freed = 0
+        for _, size, path in sorted(sample, key=lambda block: block[0]):
+            if freed >= shortage:
+                break
+            if self._remove(path):
+                freed += size
+                self._metrics.inc("blockEvictedCount")
+                freed += self._remove_empty(path.parent, path.parent.parent)
+        self.take("blocks", -freed)
+
+    def _evict_records(self, shortage: int) -> None:
+        """Remove the least recently used records, but none used in the last minutes, which running queries rely on."""
+        now_s = self._now_s()
+        kinds = (self._root / "records" / kind for kind in _FORGOTTEN_FOR_SPACE)
+        old = [
+            (at_s, size, path) for kind in kinds for at_s, size, path in self._walk(kind) if now_s - at_s > _IN_USE_S
+        ]
+        for _, size, path in sorted(old):
+            if shortage <= 0:
+                return
+            shortage -= size if self._drop("records", path) else 0
+
+    def used_bytes(self) -> int:
+        """Bytes of all files on disk, by listing them."""
+        return self._count().total
+
+    def space(self) -> DiskSpace:
+        """The space that the directory takes, from its account: files are not listed."""
+        usage = self.usage()
+        try:
+            disk = os.statvfs(self._root)
+            budget, free = self.budget(), disk.f_bavail * disk.f_frsize
+        except OSError:
+            budget, free = self._max_bytes or 0, -1
+        return DiskSpace(usage.blocks, budget, usage.segments, free, usage.records)
+
+    def sweep_is_due(self) -> bool:
+        """Whether this process should ask for a sweep; at most every 10 minutes."""
+        now_s = self._now_s()
+        if abs(now_s - self._swept_s) < _SWEEP_EVERY_S:
+            return False
+        self._swept_s = now_s
+        return True
+
+    def sweep(self) -> None:
+        """Remove leftovers of killed writers and expired files, and recount. Does nothing if a process of the host did so in the last 10 minutes."""
+        marker = self._root / "swept"
+        now_s = self._swept_s = self._now_s()
+        with contextlib.suppress(OSError):
+            if marker.exists() and abs(now_s - marker.lstat().st_mtime) < _SWEEP_EVERY_S:
+                return
+            for path in (marker, self._root / MARKER):  # so that programs which remove old files leave the marker
+                with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
+                    os.utime(fd)
+            for path in self._leftovers(now_s):
+                self._remove(path)
+            self._remove_dead(0)
+            self._sweep_records(now_s)
+            self._sweep_segments(now_s)
+            self._sweep_claims(now_s)
+            self._sweep_counters(now_s)
+            self.recount()
+            self._evict_records(self.usage().records - self.budget() // RECORDS_SHARE)
+
+    def clear(self) -> tuple[int, int]:
+        """Remove everything. Returns (files, bytes). Readers have misses meanwhile, and a running query may lose its version.
+
+        These stay: counters of live processes, files that are being written, and the record that rows of records were removed.
+        """
+        self._remove_dead(0)
+        alive = {self._root / "counters" / counts.name for counts in self.counters("") if counts.alive}
+        files = freed = 0
+        for row in list_directories(self._root / "records"):
+            kind, _, key = row.name.partition(ROW)
+            if key:
+                self.forget_records(kind, key)
+        for kind in ("blocks", "snapshots", "claims", "counters", "records"):
+            for directory, _, names in os.walk(self._root / kind, topdown=False):
+                if ROW in Path(directory).name:
+                    continue
+                for name in names:
+                    path = Path(directory) / name
+                    with contextlib.suppress(OSError):
+                        size = path.lstat().st_blocks * 512
+                        if path not in alive and self._remove(path):
+                            files, freed = files + 1, freed + size
+                if kind != "records" and Path(directory) != self._root / kind:
+                    self._remove_directory(Path(directory))
+        self.recount()
+        return files, freed
+
+    def check(self, repair: bool = False) -> DiskReport:
+        """Read every block, record and segment and report the damaged ones. `repair`: remove these and recount."""
+        damaged: list[str] = []
+        blocks = total = 0
+        for _, size, path in self._walk(self._root / "blocks"):
+            name = path.relative_to(self._root / "blocks").as_posix()
+            with contextlib.suppress(FileNotFoundError):
+                length = path.name.rpartition("-")[2]
+                file_size = path.lstat().st_size
+                data = (
+                    unwrap(read_content(path, file_size)[0], name) if length == str(file_size - HEADER_BYTES) else None
+                )
+                if data is None:
+                    damaged.append(f"blocks/{name}")
+                else:
+                    blocks, total = blocks + 1, total + size
+        for path in (*self._damaged_records(), *self._damaged_segments(), *self._damaged_counters()):
+            damaged.append(path.relative_to(self._root).as_posix())
+        leftovers = self._leftovers(self._now_s())
+        if repair:
+            for name in damaged:
+                self._remove_tree(self._root / name)  # it may be a directory of that name
+            for path in leftovers:
+                self._remove(path)
+            self.recount()
+        return DiskReport(blocks, total, tuple(sorted(damaged)), tuple(sorted(p.name for p in leftovers)))

@@ -1,0 +1,474 @@
+"""A private directory of the host and how files come and go in it: whole, by rename, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pyspark_lookup.core.decoding import as_name
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.storage.disk.ownership import LAYOUT, MAGIC, MARKER, check_ours, make_whole
+from pyspark_lookup.storage.no_links import DIRECTORY, PlaceTakenError, descend
+
+Self = TypeVar("Self", bound="Directory")
+T = TypeVar("T")
+
+_HEADER = struct.Struct("<8sQI16s")
+HEADER_BYTES = _HEADER.size
+NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
+_TRIES = 5  # to do something in a directory that others remove meanwhile
+_LOCK_POLL_S, _ACQUIRE_POLL_S = 0.001, 0.01
+_LOCK_WAIT_S = 1.0  # for the counter, evictions and segments: longer than they take, short for a waiting read
+LEFTOVER_AFTER_S = 3600.0
+CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: ours are far smaller
+
+
+def key_of(*parts: object) -> str:
+    """32 hex digits for any parts; equal for equal texts only (each is length-prefixed)."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        text = _encode(str(part))
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.hexdigest()
+
+
+def _encode(text: str) -> bytes:
+    """A text as UTF-8. Surrogate escapes become the bytes of the file name that they stand for; a lone surrogate is encoded like a character."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+class Lock:
+    """A lock that is held until it is released or its process dies. A forked child does not hold it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._process = fd, os.getpid()
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            try:
+                if self._process == os.getpid():
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing does not unlock it if a forked child has it open as well
+            finally:
+                os.close(fd)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.release()
+
+
+class Directory:
+    """The directory `root` of one user, for all worker processes of the host; locks and whole files.
+
+    The next writer makes again what is missing. Without `creates` the directory has to exist and to have our marker. Raises
+    CacheDirectoryError on creation if the directory is not private to this user, or holds other programs' files.
+
+    Everything is written and removed by `_open_parent` or `_use`: these follow no link, and work below a directory with our
+    marker only.
+    """
+
+    def __init__(self, root: Path, metrics: CacheMetricGroup, now_s: Callable[[], float], creates: bool = True) -> None:
+        self._root = root / LAYOUT
+        self._metrics = metrics
+        self._now_s = now_s
+        self._creates = creates
+        if creates:
+            make_whole(root)
+        else:
+            check_ours(root)
+
+    @contextlib.contextmanager
+    def _open_parent(self, path: Path, makes: bool = False) -> Iterator[tuple[int, str]]:
+        """A descriptor of the directory that a path lies in, and the path's name in it.
+
+        `makes`: whether to make missing directories; else they raise FileNotFoundError. Raises CacheDirectoryError or
+        PlaceTakenError if something on the way is not ours.
+        """
+        names = str(path)[len(str(self._root)) + 1 :].split("/")
+        try:
+            fd = self._open_directory(names[:-1], makes)
+        except (FileNotFoundError, PlaceTakenError):
+            if not (makes and self._creates):
+                raise
+            self._clear_way(path)
+            make_whole(self._root.parent)
+            fd = self._open_directory(names[:-1], makes)
+        try:
+            yield fd, names[-1]
+        except OSError as problem:
+            if problem.filename == names[-1]:
+                problem.filename = str(path)
+            raise
+        finally:
+            os.close(fd)
+
+    def _open_directory(self, names: Sequence[str], makes: bool) -> int:
+        """A descriptor of a directory below the root. Raises FileNotFoundError unless the root is private, this user's and has our marker."""
+        root = str(self._root)
+        try:
+            fd = os.open(root, DIRECTORY | os.O_NOFOLLOW)
+        except NotADirectoryError:
+            raise PlaceTakenError(f"{root} is no directory any more") from None
+        try:
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise FileNotFoundError(errno.ENOENT, "the cache directory is another one by now", root)
+            os.stat(MARKER, dir_fd=fd, follow_symlinks=False)
+        except OSError:
+            os.close(fd)
+            raise
+        return descend(fd, names, root, 0o700 if makes else None, durable=False)
+
+    def _clear_way(self, path: Path) -> None:
+        """Remove a file of this user's that has the name of a directory above a path. Links stay."""
+        for above in reversed(path.relative_to(self._root).parents[:-1]):
+            with contextlib.suppress(OSError):
+                if is_own_file((self._root / above).lstat()):
+                    self._remove(self._root / above)
+
+    def _retry(self, act: Callable[[], T]) -> T:
+        """Return what `act` returns; try again while another process removes its directory in between."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return act()
+        return act()
+
+    @contextlib.contextmanager
+    def _use(self, path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+        """A descriptor of a file, as `use_file`. With O_CREAT, missing directories above it are made."""
+        fd = self._retry(lambda: self._open(path, flags)) if flags & os.O_CREAT else self._open(path, flags)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open(self, path: Path, flags: int) -> int:
+        with self._open_parent(path, bool(flags & os.O_CREAT)) as (directory, name):
+            fd = open_file(name, flags, directory)
+            status = os.fstat(fd)
+            if flags & os.O_CREAT and not (is_own_file(status) and status.st_nlink <= 1):
+                # Files here are written in place: one with another hard link may be somebody's document.
+                os.close(fd)
+                self._remove(path)
+                fd = open_file(name, flags, directory)
+            return fd
+
+    def counting(self: Self, metrics: CacheMetricGroup) -> Self:
+        """The same directory, without opening and checking it again, but counting into another group."""
+        twin = copy.copy(self)
+        twin._metrics = metrics
+        return twin
+
+    # --- locks ------------------------------------------------------------------------------------
+
+    def acquire(self, kind: str, name: str, timeout_s: float) -> Lock | None:
+        """Acquire this host's lock `name`; None if another process still holds it after `timeout_s` (>= 0).
+
+        Release it when done; the kernel does if the process dies. Raises OSError if the directory cannot be written. Names of
+        one kind share 4096 lock files (those of kind reload have their own). To avoid deadlocks, wait for a lock only while
+        holding none, or one of an earlier kind in the order reload, resolve, refresh, block.
+        """
+        path, until_s = self.lock_path(kind, name), time.monotonic() + timeout_s
+        while True:
+            lock = self._retry(lambda: self._try_lock(path))
+            if lock is not None or time.monotonic() >= until_s:
+                return lock
+            time.sleep(_ACQUIRE_POLL_S)
+
+    def _try_lock(self, path: Path) -> Lock | None:
+        """Lock a file; None if somebody else holds its lock."""
+        with self._open_parent(path, makes=True) as (directory, name):
+            fd = open_file(name, os.O_RDWR | os.O_CREAT, directory)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # If the file was removed after we opened it, others lock the new one of that name: ours would exclude nobody.
+                if os.fstat(fd).st_ino == os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino:
+                    return Lock(fd)
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+            return None
+
+    @contextlib.contextmanager
+    def hold(self, kind: str, name: str, timeout_s: float) -> Iterator[bool]:
+        """`acquire` a lock and release it at the end of the block. Yields whether it was acquired."""
+        lock = self.acquire(kind, name, timeout_s)
+        try:
+            yield lock is not None
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def lock_path(self, kind: str, name: str) -> Path:
+        """The file behind a lock: equal for names that exclude each other by chance."""
+        shared = key_of(name)[:3] if kind != "reload" else key_of(name)
+        return self._root / "locks" / f"{kind}-{shared}"
+
+    def use_lock(self, path: Path) -> None:
+        """Show that the holder of a lock makes progress; does nothing if that fails."""
+        with contextlib.suppress(OSError), self._use(path) as fd:
+            os.utime(fd)
+
+    def latest_lock_use(self, path: Path) -> int:
+        """When `use_lock` was last called for a lock, in ns (Unix time); 0 if there is no such lock."""
+        with contextlib.suppress(OSError), use_file(path) as fd:
+            return os.fstat(fd).st_mtime_ns
+        return 0
+
+    @contextlib.contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        """Hold one of the directory's own locks. Raises TimeoutError if another process keeps it, another OSError if the directory is gone."""
+        path = self._root / name
+        with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
+            if not lock_soon(fd, fcntl.LOCK_EX):
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds it for long", str(path))
+            try:
+                yield
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing does not unlock it if a forked child has it open as well
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def _place(self, *names: str) -> Path:
+        """The path of these names below the root. They may come from a record: raises OSError for one that leads elsewhere."""
+        try:
+            return self._root.joinpath(*map(as_name, names))
+        except ValueError as problem:
+            raise OSError(errno.EINVAL, str(problem)) from None
+
+    def _temporary(self) -> Path:
+        """A path in `tmp/` that nobody else uses."""
+        return self._root / "tmp" / os.urandom(16).hex()
+
+    @contextlib.contextmanager
+    def _temporary_file(self, data: bytes) -> Iterator[tuple[int, str]]:
+        """A temporary file with `data`: a descriptor of its directory, and its name. It is removed at the end of the block."""
+        with self._open_parent(self._temporary(), makes=True) as (directory, name):
+            try:
+                with open(open_file(name, NEW_FILE, directory), "wb") as file:
+                    file.write(data)
+                yield directory, name
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=directory)
+
+    def _publish(self, path: Path, data: bytes) -> None:
+        def publish() -> None:
+            with self._temporary_file(data) as (source, name), self._open_parent(path, makes=True) as (target, new):
+                os.replace(name, new, src_dir_fd=source, dst_dir_fd=target)
+
+        self._retry(publish)
+
+    def _publish_new(self, path: Path, data: bytes) -> bool:
+        """Publish a file unless there is one. Returns whether there was none."""
+
+        def publish() -> bool:
+            with self._temporary_file(data) as (source, name), self._open_parent(path, makes=True) as (target, new):
+                try:
+                    # Fails if it exists, unlike rename.
+                    os.link(name, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+                except FileExistsError:
+                    return False
+            return True
+
+        return self._retry(publish)
+
+    def _rename(self, path: Path, new: Path) -> None:
+        """Rename a file, replacing what has the new name. Raises FileNotFoundError if the file is gone."""
+        with self._open_parent(path) as (source, name), self._open_parent(new, makes=True) as (target, new_name):
+            os.replace(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+
+    def _remove(self, path: Path) -> bool:
+        """Remove a file, or the link in its place. Returns whether this call removed it."""
+        try:
+            with self._open_parent(path) as (directory, name):
+                os.unlink(name, dir_fd=directory)
+        except OSError:
+            return False
+        return True
+
+    def _make_directory(self, path: Path) -> bool:
+        """Make a directory. Returns whether it was missing."""
+        with self._open_parent(path, makes=True) as (directory, name):
+            try:
+                os.mkdir(name, 0o700, dir_fd=directory)
+            except FileExistsError:
+                return False
+            return True
+
+    def _remove_directory(self, path: Path) -> bool:
+        """Remove an empty directory. Returns whether this call removed it."""
+        try:
+            with self._open_parent(path) as (directory, name):
+                os.rmdir(name, dir_fd=directory)
+        except OSError:
+            return False
+        return True
+
+    def _remove_tree(self, path: Path) -> None:
+        """Remove a file, or a directory with everything in it, as far as possible."""
+        if self._remove(path):
+            return
+        with contextlib.suppress(OSError), self._open_parent(path) as (above, name):
+            for _, directories, names, directory in os.fwalk(name, topdown=False, dir_fd=above):
+                for below in (*names, *directories):
+                    with contextlib.suppress(OSError):
+                        os.unlink(below, dir_fd=directory)
+                    with contextlib.suppress(OSError):
+                        os.rmdir(below, dir_fd=directory)
+            os.rmdir(name, dir_fd=above)
+
+    def _leftovers(self, now_s: float) -> list[Path]:
+        """Old temporary files, whose writers were killed."""
+        return find_older(LEFTOVER_AFTER_S, now_s, list_entries(self._root / "tmp"))
+
+
+@contextlib.contextmanager
+def use_file(path: Path) -> Iterator[int]:
+    """A descriptor of a file, for reading. Follows no link and waits for no pipe. Raises OSError as `os.open`."""
+    fd = open_file(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_file(path: str | Path, flags: int = os.O_RDONLY, directory: int | None = None) -> int:
+    """As `use_file`, to be closed by the caller; of a name in an open directory, if one is given."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=directory)
+
+
+def sync_directory(path: str | Path) -> None:
+    """Flush a directory to the disk, so that the names in it survive a crash. Raises OSError if that fails."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def is_own_file(status: os.stat_result) -> bool:
+    """Whether this is a regular file of this user's."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def lock_soon(fd: int, kind: int) -> bool:
+    """Lock a file (`kind`: as in `fcntl`); False after `_LOCK_WAIT_S`, as the holder may be a stopped process."""
+    until_s = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= until_s:
+            return False
+        time.sleep(_LOCK_POLL_S)
+
+
+def is_unlocked(fd: int) -> bool:
+    """Whether nobody holds a lock on a file: then the process that made it has ended. Raises OSError if the file cannot be locked."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
+
+
+def read_content(path: Path, at_most: int = CONTENT_AT_MOST) -> tuple[bytes, float]:
+    """(bytes, modification time) of a file made by `wrap`; b"" for any other file, or one larger than `at_most`.
+
+    A file without the size that its header says is not read. Raises OSError if there is no file, or the disk fails.
+    """
+    try:
+        with use_file(path) as fd:
+            status = os.fstat(fd)
+            head = os.pread(fd, HEADER_BYTES, 0) if is_own_file(status) and status.st_size <= at_most else b""
+            if len(head) < HEADER_BYTES or _HEADER.unpack(head)[1] != status.st_size - HEADER_BYTES:
+                return b"", status.st_mtime
+            with open(fd, "rb", closefd=False, buffering=0) as file:
+                return file.read(), status.st_mtime
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            return b"", 0.0
+        raise
+
+
+def list_names(path: Path) -> list[str]:
+    """The names in a directory; none if it cannot be listed."""
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def list_entries(path: Path) -> list[Path]:
+    """The paths of everything in a directory; none if it cannot be listed."""
+    return [path / name for name in list_names(path)]
+
+
+def list_directories(path: Path) -> list[Path]:
+    """The directories in a directory, without links; none if it cannot be listed."""
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        return [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
+def find_older(age_s: float, now_s: float, paths: Iterable[Path]) -> list[Path]:
+    """The paths that were last modified more than `age_s` ago."""
+    old_paths = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if now_s - path.lstat().st_mtime > age_s:
+                old_paths.append(path)
+    return old_paths
+
+
+def list_entries_below(path: Path) -> list[Path]:
+    """The paths of everything in the directories of a directory."""
+    entries: list[Path] = []
+    for directory in list_directories(path):
+        entries += list_entries(directory)
+    return entries
+
+
+def memory_backed(path: Path) -> bool:
+    """Whether a directory lies on tmpfs, as far as the system tells."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    above = [(point, kind) for point, kind in mounts if path.resolve().is_relative_to(point)]
+    return bool(above) and max(above, key=lambda mount: len(mount[0]))[1] in ("tmpfs", "ramfs")
+
+
+def wrap(data: bytes | memoryview, name: str) -> bytes:
+    name_digest = bytes.fromhex(key_of(name))
+    return _HEADER.pack(MAGIC, len(data), zlib.crc32(data, zlib.crc32(name_digest)), name_digest) + data
+
+
+def unwrap(blob: bytes, name: str) -> memoryview | None:
+    """The payload of a file made for `name`; None if anything about it is wrong."""
+    if len(blob) < HEADER_BYTES:
+        return None
+    magic, length, crc, name_digest = _HEADER.unpack_from(blob)
+    if magic != MAGIC or length != len(blob) - HEADER_BYTES or name_digest != bytes.fromhex(key_of(name)):
+        return None
+    data = memoryview(blob)[HEADER_BYTES:]
+    return data if zlib.crc32(data, zlib.crc32(name_digest)) == crc else None

@@ -1,0 +1,306 @@
+"""Records: small JSON values of the host, created exclusively or replaced whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pyspark_lookup.core.decoding import UNREADABLE, as_name
+from pyspark_lookup.storage.disk.directory import (
+    list_directories,
+    list_entries_below,
+    list_names,
+    read_content,
+    unwrap,
+    wrap,
+)
+from pyspark_lookup.storage.disk.space import Space, on_disk
+
+T = TypeVar("T")
+
+_DAY_S = 86400.0
+_HELD_AT_MOST_S = 3600.0  # then it is read, and so seen to be in use
+_GRANULE_S = 0.02  # of a disk's clock: a younger file may yet be replaced by one with the same signs
+_DAYS_KEPT = {
+    1: ("execution", "plan", "unsettled", "asked", "missing"),
+    7: ("bounds", "files", "place", "schema"),
+    30: (
+        "delta",
+        "delta-tail",
+        "floor",
+        "heartbeat",
+        "iceberg",
+        "log",
+        "log-tail",
+        "reloads",
+        "snapshot",
+        "superseded",
+        "table",
+        "version",
+        "token",
+    ),
+    # Without the one a segment is read through, no more; the other outlives what it says of snapshots.
+    60: ("segment", "invalidated"),
+}
+# Counted from the last use (touched once a day), so what is in use is never swept.
+_RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
+ROW = "~"  # between kind and key in the name of a directory with a row of records
+_NUMBERED = re.compile("[0-9a-f]{16}")
+_NEWEST_TRIES = 8
+_FORGOTTEN = "forgotten"  # the value of a record after which nothing is known
+
+
+def _numbered(number: int) -> str:
+    return f"{number:016x}"
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+class Held(Generic[T]):
+    """The value of a file or directory, kept in memory until a stat shows that it has changed.
+
+    `absent`: the value if there is no file.
+    """
+
+    def __init__(self, path: Path, read: Callable[[], T], absent: T, now_s: Callable[[], float]) -> None:
+        self._path = str(path)
+        self._read = read
+        self._absent = absent
+        self._now_s = now_s
+        self._latest: tuple[tuple[int, ...], float, T] | None = None
+
+    def get(self) -> T:
+        """The current value."""
+        try:
+            status = os.lstat(self._path)
+        except FileNotFoundError:
+            return self._absent
+        except OSError:
+            return self._read()
+        signs = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        now_s, latest = self._now_s(), self._latest
+        if latest is not None and latest[0] == signs and abs(now_s - latest[1]) < _HELD_AT_MOST_S:
+            return latest[2]
+        value = self._read()
+        old = now_s - max(status.st_mtime, status.st_ctime) > _GRANULE_S
+        self._latest = (signs, now_s, value) if old and value is not None else None
+        return value
+
+
+class Records(Space):
+    """A directory with records, each of a kind and with a key.
+
+    Readers check a value by `parse`: if it raises one of `UNREADABLE`, the record counts as damaged.
+    """
+
+    def get_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Any | None:
+        """A record's value, as `parse` returns it; None if there is no record, or it is damaged, which is counted."""
+        try:
+            path = self._place("records", kind, key)
+            data, used_at = read_content(path)
+            value = record_value(data, f"{kind}/{key}")
+            parsed = None if value is None else parse(value)
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNREADABLE):
+            parsed = None
+        if parsed is None:
+            self._metrics.inc("cacheFailureCount")
+        elif abs(self._now_s() - used_at) > _DAY_S:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return parsed
+
+    def hold_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[Any | None]:
+        """`get_record`, which is called often."""
+        path = self._root / "records" / kind / as_name(key)
+        return Held(path, lambda: self.get_record(kind, key, parse), None, self._now_s)
+
+    def has_record(self, kind: str, key: str) -> bool:
+        """Whether there is an undamaged record."""
+        try:
+            data, _ = read_content(self._place("records", kind, key))
+        except OSError:
+            return False
+        return unwrap(data, f"{kind}/{key}") is not None
+
+    def create_record(self, kind: str, key: str, value: Any, parse: Callable[[Any], Any] = _as_it_is) -> Any:
+        """Record `value` unless the key has a value already. Returns the recorded value, as `parse` returns it.
+
+        Exclusive across processes: of many callers, all return the same value. OSError if the
+        directory cannot be written.
+        """
+        path = self._place("records", kind, key)
+        for _ in range(3):
+            if self._put_new(path, wrap(json_bytes(value), f"{kind}/{key}")):
+                return parse(value)
+            winner = self.get_record(kind, key, parse)
+            if winner is not None:
+                return winner
+            # Under a lock: else a process could remove the good record that another has just put in place of the damaged one.
+            with self._lock("repair.lock"):
+                if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
+                    self._drop("records", path)  # damaged: clear the place and race for it again
+        raise OSError(f"record {path} cannot be created")
+
+    def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
+        """(number, value) of the newest of a row of records; (0, None) if the row is empty, (number, None) if it is damaged or forgotten."""
+        row = f"{kind}{ROW}{key}"
+        number = 0
+
+        def read(value: Any) -> Any:
+            return _FORGOTTEN if value == _FORGOTTEN else parse(value)
+
+        for _ in range(_NEWEST_TRIES):
+            numbers = self._numbers(row)
+            if numbers:
+                number = max(numbers)
+                value = self.get_record(row, _numbered(number), read)
+                if value is not None or number in self._numbers(row):
+                    return number, None if value == _FORGOTTEN else value
+        return number, None  # other processes replace them faster than we can read one
+
+    def hold_newest(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[tuple[int, Any | None]]:
+        """`newest_record`, which is called often."""
+        path = self._root / "records" / as_name(f"{kind}{ROW}{key}")
+        return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
+
+    def newest_signs(self, kind: str, key: str) -> tuple[int, ...]:
+        """The number, inode and times of the newest of a row of records, without reading it. They differ, too, if the row was begun again."""
+        row = f"{kind}{ROW}{key}"
+        number = max(self._numbers(row), default=0)
+        try:
+            status = os.lstat(self._place("records", row, _numbered(number)))
+        except OSError:
+            return (number,)
+        return number, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+    def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
+        """Add the record after number `number` to a row. Returns False if another process was first: then read the newest one again.
+
+        No lock: who is stopped between reading and writing keeps nobody waiting, and writes nothing over what is newer.
+        OSError if the directory cannot be written.
+        """
+        row = f"{kind}{ROW}{key}"
+        path = self._place("records", row, _numbered(number + 1))
+        if not self._put_new(path, wrap(json_bytes(value), f"{row}/{path.name}")):
+            return False
+        numbers = self._numbers(row)
+        # The name may have been free because later records replaced it, or another process has added one after ours already.
+        if max(numbers, default=0) != number + 1:
+            return False
+        for older in numbers:
+            if older < number:  # the one before stays: a process that is listing the directory may miss the new name
+                self.remove_record(row, _numbered(older))
+        return True
+
+    def forget_records(self, kind: str, key: str) -> None:
+        """Remove a row of records. Its numbers go on, so that a process which read the row before cannot add to it."""
+        row = f"{kind}{ROW}{key}"
+        with contextlib.suppress(OSError):
+            for _ in range(_NEWEST_TRIES):
+                number = max(self._numbers(row), default=0)
+                if not number:
+                    return
+                if self.succeed_record(kind, key, number, _FORGOTTEN):
+                    self.remove_record(row, _numbered(number))
+                    return
+        for number in self._numbers(row):  # on a full disk the mark cannot be written, but the records can be removed
+            self.remove_record(row, _numbered(number))
+
+    def _numbers(self, row: str) -> set[int]:
+        with contextlib.suppress(OSError):
+            names = os.listdir(self._place("records", row))
+            return {int(name, 16) for name in names if _NUMBERED.fullmatch(name)}
+        return set()
+
+    def replace_record(self, kind: str, key: str, value: Any) -> None:
+        """Write a record, replacing any other. Raises OSError if the directory cannot be written."""
+        path = self._place("records", kind, key)
+        data = wrap(json_bytes(value), f"{kind}/{key}")
+        before = 0
+        with contextlib.suppress(OSError):
+            before = path.lstat().st_size
+        with self._within_budget(on_disk(len(data)) - on_disk(before)):
+            self._publish(path, data)
+
+    def _put_new(self, path: Path, data: bytes) -> bool:
+        """Write a record unless there is one. Returns whether there was none."""
+        if os.path.lexists(path):
+            return False
+        try:
+            with self._within_budget(on_disk(len(data))):
+                if not self._publish_new(path, data):
+                    raise FileExistsError(path)
+        except FileExistsError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _within_budget(self, size: int) -> Iterator[None]:
+        """Take `size` bytes of the budget for the block, given back if the block fails. A negative `size` is given back after the block."""
+        reserved = max(size, 0)
+        try:
+            self.take("records", reserved)
+        except (
+            TimeoutError
+        ):  # the holder of the account's lock is stopped: write all the same, a recount will find the record
+            reserved = 0
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.take("records", -reserved)
+            raise
+        with contextlib.suppress(OSError):
+            self.take("records", min(size, 0))
+
+    def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
+        """(key, value) of the undamaged records of a kind whose key starts with `prefix`; values as `parse` returns them."""
+        for name in sorted(list_names(self._root / "records" / kind)):
+            if name.startswith(prefix) and (value := self.get_record(kind, name, parse)) is not None:
+                yield name, value
+
+    def remove_record(self, kind: str, key: str) -> None:
+        """Remove a record, if there is one."""
+        with contextlib.suppress(OSError):
+            self._drop("records", self._place("records", kind, key))
+
+    def _record_path(self, kind: str, key: str) -> Path:
+        return self._place("records", kind, key)
+
+    def _sweep_records(self, now_s: float) -> None:
+        for path in list_entries_below(self._root / "records"):
+            with contextlib.suppress(OSError):
+                kind = path.parent.name.partition(ROW)[0]
+                if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(kind, float("inf")):
+                    self._remove(path)
+        for directory in list_directories(self._root / "records"):
+            if ROW in directory.name:
+                self._remove_directory(directory)  # unless there is something in it
+
+    def _damaged_records(self) -> Iterator[Path]:
+        for path in list_entries_below(self._root / "records"):
+            with contextlib.suppress(FileNotFoundError):
+                if record_value(read_content(path)[0], f"{path.parent.name}/{path.name}") is None:
+                    yield path
+
+
+def json_bytes(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def record_value(blob: bytes, name: str) -> Any | None:
+    """The value of a record's file; None if anything about it is wrong."""
+    data = unwrap(blob, name)
+    try:
+        return None if data is None else json.loads(bytes(data))
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,272 @@
+"""`Publisher` and `read_table_counts`: the counters of a host's processes, shared in the cache directory (FLIP-221's metric group).
+
+Each process has a file per table, and writes its numbers there after each batch of a Spark task and each call. So the sums over a
+host's processes are exact, except for the running batch of a process that was killed.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import os
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.decoding import as_count, as_number, as_text
+from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup, add_metrics
+from pyspark_lookup.storage.disk import CounterFile, Counts, Disk, key_of
+
+_MERGE_ABOVE = 64
+_APPLICATIONS_KEPT = 16  # ended ones with a total of their own: those of older ones are merged
+_OLDER = "older"
+_GAUGES_AT = "gaugesAt"  # Unix microseconds at which one last changed in the process
+_NUMBER = struct.Struct("=q")
+_GAUGES_BEGIN = len(COUNTERS) * _NUMBER.size
+_NAMES = (*COUNTERS, *GAUGES, _GAUGES_AT)
+
+
+class Publisher:
+    """One table's counters in this process, and how they reach the other processes of the host. Not for use after a fork."""
+
+    def __init__(self, metrics: CacheMetricGroup, disk: Disk | None, label: str, url: str, clock: HostClock) -> None:
+        self.metrics = metrics
+        self.application = ""
+        self._disk = disk
+        self._label = label
+        self._url = url
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file: CounterFile | None = None
+        self._published = self._before = CacheMetricGroup().pack()
+        self._gauges_at = 0
+        self._closed = False
+
+    def publish(self) -> None:
+        """Put this process's counters where others of the host find them."""
+        if self._disk is not None:
+            with self._lock:  # else a thread could overwrite newer numbers with those it has read before
+                self._write(self._disk, self.metrics.pack())
+
+    def close(self) -> None:
+        """Close the file. Later counts go into a new one."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file, self._before, self._closed = None, self._published, True
+
+    def _write(self, disk: Disk, packed: bytes) -> None:
+        if self._closed and packed == self._before:  # nothing since
+            return
+        if packed == self._published and self._file is not None:
+            return
+        if packed[_GAUGES_BEGIN:] != self._published[_GAUGES_BEGIN:]:
+            self._gauges_at = int(self._clock.wall_s() * 1e6)
+        try:
+            if self._file is not None and self._file.is_removed():
+                self._file.close()
+                self._file = None
+            if self._file is None:
+                self._file = self._new_file(disk)
+            self._file.write(_less(packed, self._before) + _NUMBER.pack(self._gauges_at))
+        except OSError:
+            self.metrics.inc("cacheFailureCount")
+            return
+        self._published = packed
+
+    def _new_file(self, disk: Disk) -> CounterFile:
+        host, process = socket.gethostname(), os.getpid()
+        name = f"{self._label}-{host}-{process}-{os.urandom(4).hex()}"
+        about = {"url": self._url, "host": host, "process": process, "application": self.application}
+        file = disk.new_counters(name, about, dict.fromkeys(_NAMES, 0))
+        disk.merge_counters(self._label, _MERGE_ABOVE, self._merge, _assign_totals)
+        return file
+
+    def _merge(self, parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
+        """The `about` and the numbers of the total of several counts."""
+        values = {**_add(parts), _GAUGES_AT: max(map(_gauge_time, parts))}
+        about = {"url": parts[-1].about.get("url", ""), "ended_s": self._clock.wall_s()}
+        of_one = {_application(part) for part in parts}
+        if len(of_one) == 1 and None not in of_one:
+            return {**about, "application": of_one.pop()}, values
+        applications = sorted({name for part in parts for name in _applications(part)})[-_MERGE_ABOVE:]
+        return {**about, "applications": applications}, values
+
+    def host_total(self) -> dict[str, int]:
+        """The sum of the counters of all processes of this host that have published, with this one, and the host's gauges."""
+        if self._disk is None:
+            return {**self.metrics.snapshot(), **dict.fromkeys(HOST_GAUGES, UNSET)}
+        self.publish()
+        total = _add(self._disk.counters(self._label))
+        return {**total, **host_gauges(self._disk, total, self._clock)}
+
+    def by_worker(self) -> dict[str, dict[str, int]]:
+        """The counters of each process of this host that has published, by `<host>-<process>`; this one included.
+
+        Those of processes long gone are together, as `ended`.
+        """
+        self.publish()
+        counts_by_worker: dict[str, list[Counts]] = {}
+        for counts in self._disk.counters(self._label) if self._disk is not None else ():
+            counts_by_worker.setdefault(_worker(counts), []).append(counts)
+        return {name: _add(of_worker) for name, of_worker in counts_by_worker.items()}
+
+
+def _less(packed: bytes, before: bytes) -> bytes:
+    """The packed numbers with counters less those of `before`; gauges stay as they are."""
+    counted = array.array("q", packed)
+    for place, number in enumerate(array.array("q", before)[: len(COUNTERS)]):
+        counted[place] -= number
+    return counted.tobytes()
+
+
+@dataclasses.dataclass(frozen=True)
+class ApplicationCounts:
+    """The counts of one table by a host's processes of one Spark application, or of none."""
+
+    values: Mapping[str, int]
+    processes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TableCounts:
+    """The counts of one table by all processes of a host. `by_application`: without applications that ended long ago."""
+
+    label: str
+    url: str
+    values: Mapping[str, int]
+    processes: int
+    applications: tuple[str, ...]
+    by_application: Mapping[str, ApplicationCounts]
+
+
+_OF_QUESTIONS = {"ufsHeadCount", "ufsListCount", "ufsRetryCount"}
+
+
+def read_table_counts(disk: Disk, clock: HostClock) -> list[TableCounts]:
+    """The counts of each table that was read or written on this host, by URL. Paths at which there never was a table are left out."""
+    counts_by_label: dict[str, list[Counts]] = {}
+    for counts in disk.counters(""):
+        counts_by_label.setdefault(counts.name.split("-", 1)[0], []).append(counts)
+    tables = []
+    for label, parts in counts_by_label.items():
+        total = _add(parts)
+        counted = {name for name in COUNTERS if total[name]}
+        if counted and counted <= _OF_QUESTIONS:
+            continue
+        values = {**total, "reloadLag": _lag(total, clock)}
+        named = sorted({name for part in parts for name in _applications(part)})
+        url = str(parts[-1].about.get("url", ""))
+        of_one: dict[str, list[Counts]] = {}
+        for part in parts:
+            if (name := _application(part)) is not None:
+                of_one.setdefault(name, []).append(part)
+        by_application = {
+            name: ApplicationCounts(_add(application_counts), sum(part.alive for part in application_counts))
+            for name, application_counts in sorted(of_one.items())
+        }
+        tables.append(TableCounts(label, url, values, sum(p.alive for p in parts), tuple(named), by_application))
+    return sorted(tables, key=lambda table: (table.url, table.label))
+
+
+def host_gauges(disk: Disk, total: Mapping[str, int], clock: HostClock) -> dict[str, int]:
+    """`HOST_GAUGES` of a table with these counters."""
+    space = disk.space()
+    return {
+        "reloadLag": _lag(total, clock),
+        "diskBlockBytes": space.blocks,
+        "diskSegmentBytes": space.segments,
+        "diskRecordBytes": space.records,
+        "diskBudget": space.budget,
+        "diskFreeBytes": space.free,
+    }
+
+
+def _lag(total: Mapping[str, int], clock: HostClock) -> int:
+    as_of = total["versionAsOf"]
+    # Without CACHE mode every query asks the store, however long ago the last one was.
+    return UNSET if as_of == UNSET or not total["metadataCacheCount"] else max(int(clock.wall_s() * 1000) - as_of, 0)
+
+
+def _add(parts: Sequence[Counts]) -> dict[str, int]:
+    return add_metrics([part.values for part in sorted(parts, key=_gauge_time)])
+
+
+def _gauge_time(counts: Counts) -> int:
+    return counts.values.get(_GAUGES_AT, 0)
+
+
+def _worker(counts: Counts) -> str:
+    return f"{counts.about['host']}-{counts.about['process']}" if "process" in counts.about else "ended"
+
+
+def _applications(counts: Counts) -> list[str]:
+    return [name for name in (counts.about.get("application"), *counts.about.get("applications", ())) if name]
+
+
+def _application(counts: Counts) -> str | None:
+    """The one application that counts are of ("": of none); None for those of several together."""
+    return None if counts.about.get("applications") else str(counts.about.get("application", ""))
+
+
+def _assign_totals(every: list[Counts]) -> dict[str, str]:
+    """The name of the total that each file belongs to: one per application that is alive or ended lately, one for all others."""
+    of_one = [(name, counts) for counts in every if (name := _application(counts)) is not None]
+    living = {name for name, counts in of_one if counts.alive}
+    # Counts that are in no total yet are the latest.
+    ended = sorted(of_one, key=lambda one: float(one[1].about.get("ended_s", "inf")))
+    lately = list(dict.fromkeys(name for name, _ in reversed(ended)))[:_APPLICATIONS_KEPT]
+    totals = {"": "", **{name: key_of(name)[:16] for name in (*living, *lately) if name}}
+    return {counts.name: totals.get(_application(counts) or "", _OLDER) for _, counts in of_one} | {
+        counts.name: _OLDER for counts in every if _application(counts) is None
+    }
+
+
+# --- reloads ----------------------------------------------------------------------------------------
+
+_RELOADS_KEPT = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Reload:
+    """One load of a snapshot on this host: when it began (Unix time), how long it took, and what came of it.
+
+    `error` is empty if it went well; then `version`, `rows` and `bytes` are those of the snapshot. `fetched`: bytes received
+    from the store meanwhile.
+    """
+
+    at_s: float
+    seconds: float
+    version: str = ""
+    rows: int = 0
+    bytes: int = 0
+    fetched: int = 0
+    error: str = ""
+
+
+def remember_reload(disk: Disk, key: str, url: str, reload: Reload) -> None:
+    """Put a load on record. The latest 200 of each snapshot are kept. The caller holds the table's lock. Raises OSError if the disk fails."""
+    _, before = disk.get_record("reloads", key, _parse_reloads) or (url, [])
+    reload_records = [dataclasses.asdict(recent) for recent in [*before, reload][-_RELOADS_KEPT:]]
+    disk.replace_record("reloads", key, {"url": url, "reloads": reload_records})
+
+
+def _parse_reloads(record: Any) -> tuple[str, list[Reload]]:
+    """(URL, loads) of a record. Raises one of `decoding.UNREADABLE` for any other record."""
+    reloads = []
+    for row in record["reloads"]:
+        at_s, seconds = (as_number(row[name]) for name in ("at_s", "seconds"))
+        rows, size, fetched = (as_count(row[name]) for name in ("rows", "bytes", "fetched"))
+        reloads.append(Reload(at_s, seconds, as_text(row["version"]), rows, size, fetched, as_text(row["error"])))
+    return as_text(record["url"]), reloads
+
+
+def read_reloads(disk: Disk) -> dict[str, list[Reload]]:
+    """The loads that are on record on this host, by the table's URL, oldest first."""
+    reloads_by_url: dict[str, list[Reload]] = {}
+    for _, (url, reloads) in disk.records("reloads", "", _parse_reloads):
+        reloads_by_url.setdefault(url, []).extend(reloads)
+    return {url: sorted(reloads, key=lambda reload: reload.at_s) for url, reloads in sorted(reloads_by_url.items())}

@@ -1,0 +1,51 @@
+"""What each kind of store offers: an identity per file, a listing, reads pinned to a version.
+
+This is the only package of ours that imports fsspec. Instances belong to one process.
+"""
+
+from pyspark_lookup.storage.stores.catalog import CATALOG_SCHEME, CatalogStore
+from pyspark_lookup.storage.stores.file_version import (
+    DELETE_FILE,
+    IMMUTABLE,
+    PART_OF_FILE,
+    Deletes,
+    EqualityColumns,
+    FileStatistics,
+    FileVersion,
+    PartitionValues,
+    Range,
+    StoredColumn,
+)
+from pyspark_lookup.storage.stores.opening import open_store
+from pyspark_lookup.storage.stores.store import (
+    DELTA_LOG_DIRECTORY,
+    LOCAL_GRANULE_S,
+    LOG_DIRECTORY,
+    SETTLED_AFTER_S,
+    Count,
+    Listing,
+    Store,
+)
+
+__all__ = [
+    "CATALOG_SCHEME",
+    "CatalogStore",
+    "DELETE_FILE",
+    "IMMUTABLE",
+    "LOCAL_GRANULE_S",
+    "DELTA_LOG_DIRECTORY",
+    "LOG_DIRECTORY",
+    "PART_OF_FILE",
+    "SETTLED_AFTER_S",
+    "Count",
+    "Deletes",
+    "EqualityColumns",
+    "FileStatistics",
+    "FileVersion",
+    "Listing",
+    "PartitionValues",
+    "Range",
+    "Store",
+    "StoredColumn",
+    "open_store",
+]

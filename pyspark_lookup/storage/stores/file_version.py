@@ -1,0 +1,159 @@
+"""`FileVersion`: one state of one file, and what a table's metadata says of the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.core.credentials import without_url_credentials
+from pyspark_lookup.core.decoding import as_count, as_number, as_text, as_texts
+from pyspark_lookup.options.enums import FileFormatName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Range = tuple[int, int]
+"""(offset, length) in bytes."""
+PartitionValues = tuple[tuple[str, str | None], ...]
+"""(column, value as text; None: null) of each partition column."""
+
+IMMUTABLE = "immutable:"
+"""The identity of a file that nobody ever changes begins so: it is told by its name, also where it was copied to."""
+DELETE_FILE = IMMUTABLE + "deletes"
+"""The identity of such a file that names deleted rows of others."""
+PART_OF_FILE = IMMUTABLE + "part"
+"""The identity of such a file of which some bytes are wanted, and nobody knows how many it has: its size is said to be 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualityColumns:
+    """The columns (`schema`) whose values in a row of `file` say which rows are deleted."""
+
+    file: FileVersion
+    schema: pa.Schema
+
+
+class Deletes(Protocol):
+    """What says which rows of data files are deleted: a delete file, a deletion vector, or the positions themselves.
+
+    A value that travels with the files of a version, also to other processes.
+    """
+
+    @property
+    def name(self) -> str:
+        """A name, equal for files that delete the same rows."""
+
+    @property
+    def place(self) -> tuple[FileVersion, Range] | None:
+        """The bytes that say it; None if the value itself does."""
+
+    @property
+    def keys(self) -> FileVersion | None:
+        """A file with the key columns of the deleted rows, by whose bounds caches tell which keys are concerned; None: there is none."""
+
+    @property
+    def equality(self) -> EqualityColumns | None:
+        """By which values rows are deleted; None: by their positions."""
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        """The positions of deleted rows (ascending, from 0), by the data file's path below its table.
+
+        `data`: the bytes of `place`, empty without one. Raises DamagedFileError.
+        """
+
+    def to_json(self) -> list[Any]:
+        """The value as JSON can hold it; first the kind by which `table.deletes.DELETES` reads it back."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileStatistics:
+    """What a table's metadata says of a file's rows: how many, deleted ones among them, and the bounds of columns by name."""
+
+    rows: int | None = None
+    bounds: Mapping[str, ColumnStats] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """How files have a column that the table calls `name`: as `stored`, or under a field id. `parts`: of a nested one.
+
+    `names`: what it may be called in files without field ids (None: there it is told by its place, or in ORC by `stored`). `default`: the
+    value of rows of files that lack it, as text (None: null). `uuid`: the files have 16 bytes for what is text in the table.
+    """
+
+    name: str
+    stored: str
+    field_id: int | None
+    parts: tuple[StoredColumn, ...] = ()
+    names: tuple[str, ...] | None = ()
+    default: str | None = None
+    uuid: bool = False
+
+    def to_json(self) -> list[Any]:
+        """The column as JSON can hold it."""
+        parts = [part.to_json() for part in self.parts]
+        return [self.name, self.stored, self.field_id, parts, self.names, self.default, self.uuid]
+
+    @classmethod
+    def from_json(cls, record: Any) -> StoredColumn:
+        """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        name, stored, field_id, parts, names, default, uuid = record
+        number = None if field_id is None else as_count(field_id)
+        called = None if names is None else as_texts(names)
+        value = None if default is None else as_text(default)
+        inner = tuple(map(cls.from_json, parts))
+        return cls(as_text(name), as_text(stored), number, inner, called, value, uuid is True)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class FileVersion:
+    """One state of one file: its URL, size in bytes and identity, compared by equality only.
+
+    `identity` is the store's strongest token; "" means it has none and the bytes are not kept.
+    `modified_at_s` (Unix time of the store's clock, None if unknown) and `settled` (False: so new
+    that the identity may yet stand for other bytes) describe the observation, not the state. What the table's metadata says of
+    the file in the version it is of: `partition` (None: its directories say), `deletes`, `statistics` (None: its footer says),
+    `columns` (None: they are called as in the file), `format` (None: as the table's other files).
+    """
+
+    url: str
+    size: int
+    identity: str
+    modified_at_s: float | None = dataclasses.field(default=None, compare=False)
+    settled: bool = dataclasses.field(default=True, compare=False)
+    partition: PartitionValues | None = dataclasses.field(default=None, compare=False)
+    deletes: tuple[Deletes, ...] = dataclasses.field(default=(), compare=False)
+    statistics: FileStatistics | None = dataclasses.field(default=None, compare=False)
+    columns: tuple[StoredColumn, ...] | None = dataclasses.field(default=None, compare=False)
+    format: FileFormatName | None = dataclasses.field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return f"FileVersion({without_url_credentials(self.url)!r}, {self.size}, {self.identity!r})"
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether bytes read under this version may be kept."""
+        return bool(self.identity) and self.settled
+
+    @property
+    def immutable(self) -> bool:
+        """Whether the name alone says which bytes these are."""
+        return self.identity.startswith(IMMUTABLE)
+
+    def to_json(self) -> list[Any]:
+        """The file as JSON can hold it, without what the table's metadata says of it."""
+        return [self.url, self.size, self.identity, self.modified_at_s, self.settled]
+
+    @classmethod
+    def from_json(cls, record: Any) -> FileVersion:
+        """The file that `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        url, size, identity, modified_at_s, settled = record
+        modified_at_s = None if modified_at_s is None else as_number(modified_at_s)
+        return cls(as_text(url), as_count(size), as_text(identity), modified_at_s, settled is True)
+
+    def as_immutable(self) -> FileVersion:
+        """The same file, if its name is never used for other bytes."""
+        return FileVersion(self.url, self.size, IMMUTABLE, self.modified_at_s)

@@ -1,0 +1,330 @@
+"""Files of this machine, through the operating system: fsspec rounds mtime_ns to a float."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import operator
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from fsspec.implementations.local import make_path_posix
+
+from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError, raise_ours
+from pyspark_lookup.storage.disk.directory import sync_directory
+from pyspark_lookup.storage.no_links import open_below
+from pyspark_lookup.storage.stores.error_mapping import read_error, translate_errors
+from pyspark_lookup.storage.stores.file_version import PART_OF_FILE, FileVersion
+from pyspark_lookup.storage.stores.own_files import split_path
+from pyspark_lookup.storage.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORIES, Count, Listing, is_entered
+
+_WALKS = 5  # attempts to list a directory whose name leads to another one after each
+_HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is held, and files in one
+_PUTS = 100  # attempts to put a file into a directory that others remove
+_Inode = tuple[int, int]
+_Signs = tuple[int, int, int, int]
+
+
+@dataclasses.dataclass
+class _Walk:
+    """The result of a walk through a directory: its `files` by path, with their signs, and in the `order` of the walk."""
+
+    files: dict[str, tuple[_Signs, FileVersion]]
+    order: tuple[FileVersion, ...]
+    directories: frozenset[str]
+    listing: Listing | None = None
+
+
+def _inode(status: os.stat_result) -> _Inode:
+    return status.st_dev, status.st_ino
+
+
+@translate_errors
+class LocalStore:
+    """Files of this machine (or mounted on it), identified by (mtime_ns, ctime_ns, inode)."""
+
+    scope = "file"
+    pins = True
+    lists_after = False
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._walks: dict[str, _Walk] = {}
+
+    def url_of(self, path: str) -> str:
+        """`file:///absolute/path` of any spelling, without resolving links."""
+        return "file://" + self._path(path)
+
+    @staticmethod
+    def _path(path: str) -> str:
+        if path.startswith("file:") and not path.startswith("file://"):
+            path = path.removeprefix("file:")
+        return os.path.abspath(str(make_path_posix(path.removeprefix("file://").removeprefix("local://"))))
+
+    def _version(self, path: str, status: os.stat_result) -> FileVersion:
+        changed_s = max(status.st_mtime, status.st_ctime)
+        return FileVersion(
+            self.url_of(path),
+            status.st_size,
+            f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}",
+            status.st_mtime,
+            # A change time ahead of the clock proves nothing, so it counts as too new.
+            settled=self._now_s() - changed_s > LOCAL_GRANULE_S,
+        )
+
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        count("head")
+        local = self._path(path)
+        status = os.stat(local)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+            raise UfsNotFoundError(f"{path} is {kind}, not a file")
+        return self._version(local, status)
+
+    def list_status(self, path: str, count: Count) -> Listing:
+        root = self._path(path)
+        for _ in range(_WALKS):
+            # A link may be set to another directory while we list: all entries must be of one directory. Comparing inode numbers
+            # shows it, as long as the directory is open: the number of a removed and closed one is given to the next.
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    inode = _inode(os.fstat(descriptor))
+                    listing = self._walk(root, descriptor, inode, count)
+                    if listing is not None and _inode(os.stat(root)) == inode:
+                        return listing
+                finally:
+                    os.close(descriptor)
+        os.stat(root)
+        raise UfsUnavailableError(f"{path} became another directory in each of {_WALKS} listings")
+
+    def _walk(self, root: str, descriptor: int, inode: _Inode, count: Count) -> Listing | None:
+        """List the open directory with this `inode`, which is called `root`; None if that name leads to another directory by now.
+
+        A file that has not changed since the last walk is the same object again.
+        """
+        previous = self._walks.get(root)
+        previous_files = previous.files if previous is not None else {}
+        settled_files: dict[str, tuple[_Signs, FileVersion]] = {}
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        pending: list[tuple[str, frozenset[_Inode]]] = []
+
+        def take(entry: os.DirEntry[str], below: str, above: frozenset[_Inode]) -> None:
+            try:
+                if entry.is_dir():
+                    directories.add(below + entry.name)
+                    if is_entered(entry.name):
+                        pending.append((below + entry.name, above))
+                elif stat.S_ISREG((status := entry.stat()).st_mode):
+                    named = prefix + below + entry.name
+                    signs = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+                    before = previous_files.get(named)
+                    file_state = (
+                        before if before is not None and before[0] == signs else (signs, self._version(named, status))
+                    )
+                    files.append(file_state[1])
+                    if file_state[1].settled:
+                        settled_files[named] = file_state
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
+                    raise
+
+        prefix = root.rstrip("/") + "/"
+        count("list")
+        for entry in list(os.scandir(descriptor)):
+            take(entry, "", frozenset([inode]))
+        if pending:
+            real = os.path.realpath(root)
+            if _inode(os.stat(real)) != inode:
+                return None
+            while pending:
+                directory, above = pending.pop()
+                count("list")
+                try:
+                    status, entries = os.stat(f"{real}/{directory}"), list(os.scandir(f"{real}/{directory}"))
+                except FileNotFoundError:
+                    continue  # removed since it was listed
+                if _inode(status) in above:
+                    continue  # a link to a directory that it lies in
+                for entry in entries:
+                    take(entry, f"{directory}/", above | {_inode(status)})
+            if os.path.realpath(root) != real:
+                return None
+        return self._hold(root, previous, _Walk(settled_files, tuple(files), frozenset(directories)))
+
+    def _hold(self, root: str, before: _Walk | None, latest: _Walk) -> Listing:
+        """The listing of the `latest` walk; the same object as `before` if nothing has changed."""
+        if before is not None and before.listing is not None and before.directories == latest.directories:
+            is_unchanged = len(before.order) == len(latest.order) and all(map(operator.is_, before.order, latest.order))
+            if is_unchanged:
+                return before.listing
+        latest.listing = Listing(
+            self.url_of(root), tuple(sorted(latest.order, key=lambda f: f.url)), latest.directories
+        )
+        self._walks.pop(root, None)
+        if len(latest.order) <= _HELD_FILES:
+            while len(self._walks) >= _HELD_AT_MOST:
+                self._walks.pop(next(iter(self._walks)), None)
+            self._walks[root] = latest
+        return latest.listing
+
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        root = self._path(path)
+        logs = [name for name in LOG_DIRECTORIES if os.path.isdir(os.path.join(root, name))]
+        if logs:
+            count("list")
+            return Listing(self.url_of(root), (), frozenset(logs))
+        if os.path.isdir(root):
+            return self.list_status(path, count)
+        return self.get_meta(path, count)
+
+    @contextlib.contextmanager
+    def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        """Reads through one descriptor, which must be `file` before the first and after the last."""
+        try:
+            # Non-blocking: a pipe may have taken the file's place.
+            descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:  # ValueError: no name of a file
+            raise_ours(read_error(error, file.url), error)
+        try:
+            self._check(descriptor, file)
+
+            def read(offset: int, length: int) -> bytes:
+                parts = []
+                while length > 0:
+                    try:
+                        part = os.pread(descriptor, length, offset)
+                    except OSError as error:
+                        raise_ours(read_error(error, file.url), error)
+                    if not part:
+                        break
+                    parts.append(part)
+                    offset, length = offset + len(part), length - len(part)
+                if length:  # shorter than its version says: it is being rewritten in place
+                    raise SourceChangedError(f"{file.url} changed while it was read")
+                return b"".join(parts) if len(parts) != 1 else parts[0]
+
+            yield read
+            self._check(descriptor, file)
+        finally:
+            os.close(descriptor)
+
+    def _check(self, descriptor: int, file: FileVersion) -> None:
+        status = os.fstat(descriptor)
+        if file.immutable:
+            is_same = status.st_size == file.size or file.identity == PART_OF_FILE
+        else:
+            is_same = self._version(self._path(file.url), status) == file
+        if not is_same:
+            raise SourceChangedError(f"{file.url} changed since its version was resolved")
+
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        root = self._path(path)
+        count("list")
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if entry.name > after and not entry.name.startswith("."))
+        return self._versions((os.path.join(root, name) for name in names[:at_most]), os.stat)
+
+    def has_directory(self, path: str, count: Count) -> bool:
+        return os.path.isdir(self._path(path))
+
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        paths: list[str] = []
+        for directory, _, names in os.walk(self._path(path)):
+            count("list")
+            paths += (os.path.join(directory, name) for name in names)
+        return self._versions(paths, os.lstat)
+
+    def _versions(self, paths: Iterable[str], ask: Callable[[str], os.stat_result]) -> tuple[FileVersion, ...]:
+        """The versions of those paths that are regular files. `ask`: `os.stat` or `os.lstat`."""
+        versions = []
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                status = ask(path)
+                if stat.S_ISREG(status.st_mode):
+                    versions.append(self._version(path, status))
+        return tuple(versions)
+
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        root = self._path(path)
+        newest_s = os.stat(root).st_mtime
+        for directory, _, names in os.walk(root):
+            count("list")
+            for name in (".", *names):
+                with contextlib.suppress(FileNotFoundError):
+                    newest_s = max(newest_s, os.lstat(os.path.join(directory, name)).st_mtime)
+        return newest_s, self._now_s()
+
+    def delete(self, path: str, count: Count) -> None:
+        """Remove a file, if there is one, and its directory if that is empty then. Raises OSError if the way to it is a link."""
+        root, names = split_path(self._path(path))
+        count("delete")
+        with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1]) as directory:
+            os.unlink(names[-1], dir_fd=directory)
+        if len(names) > 1:
+            with contextlib.suppress(OSError), open_below(root, names[:-2]) as above:
+                os.rmdir(names[-2], dir_fd=above)
+
+    def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None:
+        for name in names:
+            self.delete(f"{directory}/{name}", count)
+
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
+        """Put a whole file where there is none; None if there is one. It is there after a crash, too, or not at all.
+
+        Raises UfsUnavailableError if the file is there, but may not be after a crash, another OSError where a link leads to its place.
+        """
+        local = self._path(path)
+        root, names = split_path(local)
+        count("put")
+        for _ in range(_PUTS):
+            self._make_directory(root)
+            # Another process may remove the directory with its last file.
+            with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1], 0o777) as directory:
+                status = self._write_new(directory, names[-1], data)
+                if status is None:
+                    return None
+                try:
+                    os.fsync(directory)
+                except OSError as error:
+                    raise_ours(
+                        UfsUnavailableError(f"{path} was put, but the disk does not say that it will stay: {error}"),
+                        error,
+                    )
+                return self._version(local, status)
+        raise UfsUnavailableError(
+            f"{path} was not put: its directory cannot be made, or others remove it again and again"
+        )
+
+    @staticmethod
+    def _write_new(directory: int, name: str, data: bytes) -> os.stat_result | None:
+        """Write a whole file in an open directory. Returns its status; None if the name is taken."""
+        # Write under a temporary name, then link: else readers could see an empty file, which stays if the writer dies.
+        temporary = f".{name}.{os.urandom(8).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o666, dir_fd=directory), "wb") as file:
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+            except FileExistsError:
+                return None
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=directory)
+            return os.fstat(file.fileno())
+
+    def _make_directory(self, directory: str) -> None:
+        """Make a directory and those above it, so that they survive a crash."""
+        missing = []
+        while not os.path.isdir(directory):
+            missing.append(directory)
+            directory = os.path.dirname(directory)
+        for new_directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(new_directory)
+            sync_directory(os.path.dirname(new_directory))

@@ -1,0 +1,337 @@
+"""S3, through s3fs's client: its own `info` and `cat_ranges` trust listings and do not pin."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+import fsspec
+
+from pyspark_lookup.errors import (
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+    raise_ours,
+)
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.storage.stores.error_mapping import (
+    REDIRECTS,
+    error_code,
+    http_status,
+    our_error,
+    read_error,
+    translate_errors,
+)
+from pyspark_lookup.storage.stores.file_version import FileVersion
+from pyspark_lookup.storage.stores.store import LOG_DIRECTORIES, Count, Listing, is_entered
+
+_PAGE = 1000  # objects that one request lists, or removes
+
+
+def _sent_once() -> dict[str, Any]:
+    """The part of a client's configuration by which it sends each request once, and to no other host.
+
+    aiohttp sends one again by itself if its connection ends without an answer. What is refused then may have been done the
+    first time: whoever asked would take a commit that lies in the log for one that failed. It would also follow redirects,
+    and send the session token, the object's key and the written bytes along; botocore asks for the bucket's region instead, and signs anew.
+    """
+    # They come with s3fs, and take a while to import: here a store is wanted.
+    from aiobotocore.config import AioConfig
+    from aiobotocore.httpsession import AIOHTTPSession
+    from botocore.exceptions import ClientError
+
+    class HereOnly:
+        def __init__(self, session: Any) -> None:
+            self._session = session
+
+        def request(self, *args: Any, **options: Any) -> Any:
+            return self._session.request(*args, **{**options, "allow_redirects": False})
+
+    class SentOnce(AIOHTTPSession):  # type: ignore[misc]
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            session = await super()._get_session(proxy_url)
+            session._retry_connection = False
+            return HereOnly(session)
+
+        async def send(self, request: Any) -> Any:
+            answer = await super().send(request)
+            # botocore asks for a region by HEAD, and again if that is redirected. If no answer names a region, it never stops.
+            if (
+                request.method == "HEAD"
+                and answer.status_code in REDIRECTS
+                and "x-amz-bucket-region" not in answer.headers
+            ):
+                metadata = {"HTTPStatusCode": answer.status_code, "HTTPHeaders": dict(answer.headers)}
+                raise ClientError({"Error": {"Code": "TemporaryRedirect"}, "ResponseMetadata": metadata}, "HEAD")
+            return answer
+
+    # Releases before May 2025 do not take it.
+    takes = "http_session_cls" in inspect.signature(AioConfig).parameters
+    return {"http_session_cls": SentOnce} if takes else {}
+
+
+@translate_errors
+class S3Store:
+    """S3 and compatible stores, identified by ETag (equal from HEAD and LIST), pinned by If-Match."""
+
+    pins = True
+    lists_after = True
+
+    def __init__(self, storage_options: Mapping[str, Any]) -> None:
+        options = dict(storage_options)
+        # One attempt each: `Ufs` retries, so that every attempt is counted and bounded by one option.
+        config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **_sent_once()}
+        config |= options.pop("config_kwargs", {})
+        self._fs = fsspec.filesystem(
+            "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=config, **options
+        )
+        self._fs.retries = 1
+        endpoints = [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url")]
+        endpoints += [os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")]
+        self.scope = "s3" + json.dumps(next(filter(None, endpoints), None))
+
+    def url_of(self, path: str) -> str:
+        return "s3://" + str(path.split("://", 1)[1]).rstrip("/")
+
+    @staticmethod
+    def _bucket_key(url: str) -> tuple[str, str]:
+        bucket, _, key = url.split("://", 1)[1].partition("/")
+        return bucket, key
+
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        bucket, key = self._bucket_key(path)
+        if not key:
+            raise UfsNotFoundError(f"{path} is a bucket, not a file")
+        count("head")
+        head = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
+        return self._version(bucket, key, head.get("ContentLength"), head)
+
+    @staticmethod
+    def _version(bucket: str, key: str, size: int | None, info: Mapping[str, Any]) -> FileVersion:
+        url, etag, modified = f"s3://{bucket}/{key}", info.get("ETag"), info.get("LastModified")
+        if size is None or not etag:
+            raise UfsUnavailableError(
+                f"{redact('path', url)}: an answer without a size or an ETag is not of an S3 store"
+            )
+        return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
+
+    def _pages(
+        self, bucket: str, prefix: str, count: Count, at_most: int | None = None, after: str = "", below: bool = True
+    ) -> Iterator[dict[str, Any]]:
+        """The pages of a listing: at most `at_most` objects after the key `after`. `below`: whether to list subdirectories, too."""
+        kind = {} if below else {"Delimiter": "/"}
+        more: dict[str, Any] = {"StartAfter": after} if after else {}
+        while True:
+            count("list")
+            if at_most is not None:
+                more["MaxKeys"] = min(at_most, _PAGE)
+            page = self._page(bucket, prefix, **kind, **more)
+            yield page
+            if at_most is not None:
+                at_most -= len(page.get("Contents", []))
+            if not page["IsTruncated"] or at_most == 0:
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _page(self, bucket: str, prefix: str, **more: Any) -> dict[str, Any]:
+        try:
+            page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
+        except Exception as error:
+            # For an existing bucket S3 answers any prefix with a listing, perhaps an empty one, but never with "not found".
+            if http_status(error) != 404 or error_code(error) == "NoSuchBucket":
+                raise
+            url = redact("path", f"s3://{bucket}/{prefix}")
+            raise_ours(UfsUnavailableError(f"{url}: the answer is not one to a listing: {error}"), error)
+        # The client turns an empty body, or a gateway's error page, into an empty listing.
+        is_incomplete = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
+        if is_incomplete or not all(item["Key"].startswith(prefix) for item in page.get("Contents", [])):
+            raise UfsUnavailableError(f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing")
+        return page
+
+    def _listing(
+        self, bucket: str, directory: str, objects: list[dict[str, Any]], listed_at_s: float | None
+    ) -> Listing:
+        url = f"s3://{bucket}/{directory}".rstrip("/")
+        if not objects:
+            raise UfsNotFoundError(f"{url} does not exist")
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        for item in objects:
+            relative = item["Key"][len(directory) :]
+            parents = relative.split("/")[:-1]
+            directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
+            if relative and not relative.endswith("/") and all(map(is_entered, parents)):
+                files.append(self._version(bucket, item["Key"], item["Size"], item))
+        # Leave out empty objects with the name of a directory (see `get_status`).
+        files = [file for file in files if file.size or file.url[len(url) + 1 :] not in directories]
+        return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories), listed_at_s)
+
+    def list_status(self, path: str, count: Count) -> Listing:
+        bucket, key = self._bucket_key(path)
+        directory = key.rstrip("/") + "/" if key else ""
+        objects: list[dict[str, Any]] = []
+        listed_at_s: float | None = None
+        for page in self._pages(bucket, directory, count):
+            listed_at_s = listed_at_s or _answered_at_s(page)
+            objects += page.get("Contents", [])
+            logs = _find_logs(directory, objects)
+            if logs:
+                return Listing(f"s3://{bucket}/{key}".rstrip("/"), (), logs)
+        return self._listing(bucket, directory, objects, listed_at_s)
+
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        """One LIST of the name as a prefix: the object itself, if there is one, sorts first. Where listing is denied, one HEAD.
+
+        Many tools put an empty object of a directory's name beside what lies in it: that is no file.
+        """
+        bucket, key = self._bucket_key(path)
+        if not key or key.endswith("/"):
+            return self.list_status(path, count)
+        try:
+            return self._status(path, bucket, key, count)
+        except Exception as error:
+            if error_code(error) == "AccessDenied":
+                with contextlib.suppress(UfsError):
+                    return self.get_meta(path, count)
+            raise
+
+    def _status(self, path: str, bucket: str, key: str, count: Count) -> FileVersion | Listing:
+        directory = key + "/"
+        objects: list[dict[str, Any]] = []
+        empty: FileVersion | None = None
+        listed_at_s: float | None = None
+        for page in self._pages(bucket, key, count):
+            listed_at_s = listed_at_s or _answered_at_s(page)
+            contents = page.get("Contents", [])
+            if contents and contents[0]["Key"] == key:
+                empty = self._version(bucket, key, contents[0]["Size"], contents[0])
+                if empty.size:
+                    return empty
+            objects += [item for item in contents if item["Key"].startswith(directory)]
+            logs = _find_logs(directory, objects)
+            if logs:
+                return Listing(f"s3://{bucket}/{key}", (), logs)
+            if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
+                break  # sorted past it: the other keys share the name's beginning only
+            if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
+                try:
+                    return self.list_status(path, count)  # many siblings sort before it: list the directory alone
+                except UfsNotFoundError:
+                    if empty is None:
+                        raise
+                break
+        return empty if empty is not None and not objects else self._listing(bucket, directory, objects, listed_at_s)
+
+    @contextlib.contextmanager
+    def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        bucket, key = self._bucket_key(file.url)
+        etag = "" if file.immutable else file.identity.removeprefix("etag:")
+        match = {"IfMatch": f'"{etag}"'} if etag else {}
+
+        async def get(offset: int, length: int) -> bytes:
+            # A GET without a range returns the object's checksum, too, which the client compares.
+            part = {} if (offset, length) == (0, file.size) else {"Range": f"bytes={offset}-{offset + length - 1}"}
+            reply = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, **part, **match)
+            async with reply["Body"] as body:
+                data = cast(bytes, await body.read())
+            answer_etag = reply.get("ETag", "").strip('"')
+            if not answer_etag:
+                url = redact("path", file.url)
+                raise UfsUnavailableError(f"{url}: an answer without an ETag is not of an S3 store")
+            # A gateway may not know If-Match: then its answer says which version these bytes are of.
+            if etag and answer_etag != etag:
+                raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")
+            return data
+
+        def read(offset: int, length: int) -> bytes:
+            try:
+                return cast(bytes, fsspec.asyn.sync(self._fs.loop, get, offset, length))
+            except Exception as error:
+                raise_ours(read_error(error, file.url), error)
+
+        yield read
+
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        bucket, key = self._bucket_key(path)
+        directory = key.rstrip("/") + "/"
+        pages = self._pages(bucket, directory, count, at_most, directory + after if after else "", below=False)
+        return self._versions(bucket, pages)
+
+    def has_directory(self, path: str, count: Count) -> bool:
+        bucket, key = self._bucket_key(path)
+        return any(page.get("Contents") for page in self._pages(bucket, key.rstrip("/") + "/", count, at_most=1))
+
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        bucket, key = self._bucket_key(path)
+        return self._versions(bucket, self._pages(bucket, key.rstrip("/") + "/", count))
+
+    def _versions(self, bucket: str, pages: Iterable[dict[str, Any]]) -> tuple[FileVersion, ...]:
+        return tuple(self._version(bucket, o["Key"], o["Size"], o) for page in pages for o in page.get("Contents", []))
+
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        bucket, key = self._bucket_key(path)
+        now_s, times = 0.0, []
+        for page in self._pages(bucket, key.rstrip("/") + "/", count):
+            now_s = _answered_at_s(page) or now_s
+            times += [item["LastModified"].timestamp() for item in page.get("Contents", [])]
+        if not times:
+            raise UfsNotFoundError(f"{redact('path', path)} does not exist")
+        return max(times), now_s
+
+    def delete(self, path: str, count: Count) -> None:
+        """Remove an object, if it is there."""
+        bucket, key = self._bucket_key(path)
+        count("delete")
+        self._fs.call_s3("delete_object", Bucket=bucket, Key=key)
+
+    def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None:
+        bucket, prefix = self._bucket_key(directory)
+        for start in range(0, len(names), _PAGE):
+            keys = [{"Key": f"{prefix}/{name}"} for name in names[start : start + _PAGE]]
+            count("delete")
+            answer = self._fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
+            for failed in answer.get("Errors", []):
+                raise UfsError(
+                    f"{redact('path', directory)}: {failed.get('Key')} was not removed: {failed.get('Message')}"
+                )
+
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
+        """Put an object where there is none, by If-None-Match; None if there is one.
+
+        Raises UfsUnavailableError where another writer is at it in the same moment (409), and where the answer leaves open
+        whether it was put.
+        """
+        bucket, key = self._bucket_key(path)
+        count("put")
+        try:
+            answer = self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+        except Exception as error:
+            mapped = our_error(error, path)
+            if isinstance(mapped, SourceChangedError):  # 412
+                return None
+            if http_status(error) is None and isinstance(mapped, UfsError) and not isinstance(mapped, UfsTimeoutError):
+                mapped = UfsUnavailableError(str(mapped))  # no answer that could be understood
+            raise_ours(mapped, error)
+        return self._version(bucket, key, len(data), answer)
+
+
+def _answered_at_s(page: dict[str, Any]) -> float | None:
+    """When the store gave an answer, on its own clock; None if it does not say."""
+    date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return None if date is None else parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None
+
+
+def _find_logs(directory: str, objects: list[dict[str, Any]]) -> frozenset[str]:
+    """The names of table logs among the objects of a directory: with one, the rest of a long listing is not needed."""
+    keys = [item["Key"][len(directory) :] for item in objects]
+    return frozenset(name for name in LOG_DIRECTORIES if any(key.startswith(f"{name}/") for key in keys))

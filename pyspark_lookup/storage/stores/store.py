@@ -1,0 +1,66 @@
+"""The values and the interface that all stores share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pyspark_lookup.storage.stores.file_version import FileVersion
+
+Count = Callable[[str], None]
+"""Told "head", "list", "get", "put" or "delete" before each call to the store."""
+
+LOG_DIRECTORY = "_lookup"
+"""What a managed table's directory holds beside its data."""
+DELTA_LOG_DIRECTORY = "_delta_log"
+LOG_DIRECTORIES = (LOG_DIRECTORY, DELTA_LOG_DIRECTORY)
+"""By which a table whose log says what its files are is known; listings stop where they meet one."""
+
+# An mtime this close to now may stand for two contents (git's "racy" entries): one timer tick of an
+# older kernel for local files, the whole seconds of HTTP and the slack of others.
+LOCAL_GRANULE_S = 0.02
+REMOTE_GRANULE_S = 2.0
+SETTLED_AFTER_S = REMOTE_GRANULE_S
+"""An identity seen this long ago, and still the file's, stands for one content in any store."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listing:
+    """What lies below a directory: `files` by URL, and `directories` that were seen (relative paths).
+
+    `listed_at_s`: when it was listed, on the store's clock, which also sets the files' times; None if that is the host's clock.
+    """
+
+    url: str
+    files: tuple[FileVersion, ...]
+    directories: frozenset[str]
+    listed_at_s: float | None = None
+
+
+class Store(Protocol):
+    """One storage system with one set of options. `pins`: whether reads refuse another version themselves. `lists_after`:
+    whether a listing after a name costs only what it returns."""
+
+    scope: str
+    pins: bool
+    lists_after: bool
+
+    def url_of(self, path: str) -> str: ...
+    def get_meta(self, path: str, count: Count) -> FileVersion: ...
+    def list_status(self, path: str, count: Count) -> Listing: ...
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing: ...
+    def pin(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]: ...
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]: ...
+    def has_directory(self, path: str, count: Count) -> bool: ...
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]: ...
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]: ...
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None: ...
+    def delete(self, path: str, count: Count) -> None: ...
+    def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None: ...
+
+
+def is_entered(name: str) -> bool:
+    """Whether a directory of this name is listed: not those Spark and Hive skip (`_…`, `.…`, but not `_k=v`)."""
+    return not name.startswith(".") and (not name.startswith("_") or "=" in name or name == "_spark_metadata")

@@ -1,0 +1,266 @@
+"""The only door to remote storage: `get_meta`, `list_status`, `read_ranges`, `put_if_absent` over any fsspec URL.
+
+Every attempt is counted by kind and by bytes here, transient errors are tried again, and foreign
+errors leave as ours. Nothing is cached: no listing cache is on, an answer is the store's answer now.
+Reads are pinned to a `FileVersion`: bytes of another version are never returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import tenacity
+
+from pyspark_lookup.core.memory import check_room
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.errors import (
+    PutUnknownError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+    raise_ours,
+)
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.storage.stores import FileVersion, Listing, Range, Store
+from pyspark_lookup.storage.stores.own_files import is_own, whole_name
+
+T = TypeVar("T")
+
+_CONCURRENT_GETS = 16
+_UNANSWERED = (UfsUnavailableError, UfsTimeoutError)
+"""Errors after which a request may have been carried out all the same; they are worth another attempt."""
+
+
+class _ShortReadError(UfsUnavailableError):
+    """The store answered with fewer bytes than asked for."""
+
+
+class Ufs:
+    """A store as one table's reads see it: counted, retried, pinned.
+
+    `max_retries` (>= 0) attempts follow the first one, on transient errors only; `sleep` takes the
+    seconds between them. One instance belongs to one process.
+    """
+
+    def __init__(
+        self, store: Store, metrics: CacheMetricGroup, max_retries: int, sleep: Callable[[float], None]
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._retry = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(max_retries + 1),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+            retry=tenacity.retry_if_exception_type(_UNANSWERED),
+            before_sleep=lambda state: metrics.inc("ufsRetryCount"),
+            sleep=sleep,
+            reraise=True,
+        )
+
+    def _call(self, ask: Callable[..., T], *args: Any) -> T:
+        """The store's answer, after retries if needed."""
+        try:
+            return ask(*args)  # first without tenacity, which takes longer than a local disk
+        except _UNANSWERED as problem:
+            failed: list[Exception] = [problem]
+
+        def attempt() -> T:
+            if failed:
+                raise failed.pop()
+            return ask(*args)
+
+        return self._retry(attempt)
+
+    @property
+    def scope(self) -> str:
+        """The store's identity: protocol, endpoint and host. Equal paths in stores of other scopes are other files."""
+        return self._store.scope
+
+    def url_of(self, path: str) -> str:
+        """The canonical URL of a path in this store (`s3a://b/x` -> `s3://b/x`). Makes no call."""
+        return self._store.url_of(path)
+
+    def get_meta(self, path: str) -> FileVersion:
+        """Identity and size of one file, asked from the store now (one call).
+
+        Raises UfsNotFoundError if absent, another UfsError otherwise.
+        """
+        return self._call(self._store.get_meta, path, self._count)
+
+    def list_status(self, path: str) -> Listing:
+        """Every file below a directory, in order of its URL (one call per directory or page).
+
+        Directories named `.…` or `_…` are reported but not entered, `_spark_metadata` is.
+        Raises UfsNotFoundError if nothing is there, another UfsError otherwise.
+        """
+        return self._call(self._store.list_status, path, self._count)
+
+    def get_status(self, path: str) -> FileVersion | Listing:
+        """The version of a file or the listing of a directory, for a path that may be either.
+
+        One call where the store or the name tells which; two otherwise.
+        """
+        return self._retry(self._store.get_status, path, self._count)
+
+    def read_ranges(self, file: FileVersion, ranges: Sequence[Range], at_once: int = _CONCURRENT_GETS) -> list[bytes]:
+        """The bytes of each range, all of them of exactly this version (one call per range, `at_once` of them).
+
+        Raises SourceChangedError if the file is no longer `file` (replaced or removed), another
+        UfsError otherwise.
+        """
+        if not ranges:
+            return []
+        # A file may claim any size for another one.
+        check_room(sum(length for _, length in ranges), f"{redact('path', file.url)}: the ranges to read")
+        try:
+            parts = self._read_pinned(file, ranges, at_once)
+        except _ShortReadError:
+            self._check_unchanged(file)
+            raise
+        self._check_unchanged(file)
+        return parts
+
+    def _read_pinned(self, file: FileVersion, ranges: Sequence[Range], at_once: int) -> list[bytes]:
+        with self._store.pin(file) as read:
+
+            def get(part: Range) -> bytes:
+                return self._retry(self._read, file, read, part)
+
+            if len(ranges) == 1 or at_once == 1:
+                return [get(part) for part in ranges]
+            # Threads live for this call only: nothing may be left that a fork would tear.
+            return list(run_in_order(get, ranges, min(at_once, len(ranges))))
+
+    def _check_unchanged(self, file: FileVersion) -> None:
+        """Ask a store that cannot pin again, after the bytes: an identity never returns once it has
+        changed, so equal before and after means equal in between."""
+        if self._store.pins or file.immutable:
+            return
+        try:
+            unchanged = self.get_meta(file.url) == file
+        except UfsNotFoundError:
+            unchanged = False
+        if not unchanged:
+            raise SourceChangedError(f"{redact('path', file.url)} was replaced or removed while it was read")
+
+    def read_many(self, requests: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
+        """`read_ranges` of several files at once, in the order given."""
+        jobs = list(requests)
+        if len(jobs) <= 1:
+            return [self.read_ranges(file, ranges) for file, ranges in jobs]
+        files = min(_CONCURRENT_GETS, len(jobs))
+        return list(run_in_order(lambda job: self.read_ranges(job[0], job[1], _CONCURRENT_GETS // files), jobs, files))
+
+    def list_files(self, path: str, after: str = "", at_most: int | None = None) -> tuple[FileVersion, ...]:
+        """The files that lie in a directory itself and whose names come after `after`, by name (one call per page).
+
+        Raises UfsNotFoundError if nothing is there (S3: returns none), another UfsError otherwise.
+        """
+        return self._call(self._store.list_files, path, after, at_most, self._count)
+
+    def has_directory(self, path: str) -> bool:
+        """Whether a path is a directory (one call; a stat of a local disk, which is not counted). Raises UfsError."""
+        return self._call(self._store.has_directory, path, self._count)
+
+    def list_tree(self, path: str) -> tuple[FileVersion, ...]:
+        """All files below a directory, whatever their names (S3: one call per page; local: one per directory)."""
+        return self._retry(self._store.list_tree, path, self._count)
+
+    def last_change_s(self, path: str) -> tuple[float | None, float]:
+        """(when a directory or anything in it last changed, the time now). The former is None if the store does not say.
+
+        Both are Unix times on the store's clock. Raises UfsNotFoundError if nothing is there.
+        """
+        return self._retry(self._store.last_change_s, path, self._count)
+
+    def delete(self, path: str) -> None:
+        """Remove a file of a managed table, if it is there (one call).
+
+        Raises ValueError for a name that is none of ours, NotSupportedError for stores that managed tables do not lie in.
+        """
+        _check_own(path)
+        self._retry(self._store.delete, path, self._count)
+
+    def delete_many(self, directory: str, names: Sequence[str]) -> None:
+        """Remove files of a directory, if they are there, in no order (S3: one call for each thousand). Raises as `delete`."""
+        for name in names:
+            _check_own(f"{directory}/{name}")
+        self._retry(self._store.delete_many, directory, names, self._count)
+
+    @property
+    def lists_after(self) -> bool:
+        """Whether `list_files(after=...)` costs only what it returns, however many files come before."""
+        return self._store.lists_after
+
+    def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
+        """Put `data` where there is no file yet. Returns the file if it is this call's; None if there was another one.
+
+        `data` must differ from what anybody else would put there (by a nonce) and not be empty: an attempt whose answer was
+        lost, or that the store refuses after such a one, is found by reading it back. Raises NotSupportedError for stores without
+        an exclusive create, PutUnknownError if an attempt had no answer and what lies there cannot be found out either, and
+        another UfsError if the file was not put.
+        """
+        if not data:
+            raise ValueError("an empty file says nothing of who put it there")
+        unanswered = False
+
+        def attempt() -> FileVersion | None:
+            nonlocal unanswered
+            try:
+                new_file = self._store.put_if_absent(path, data, self._count)
+            except _UNANSWERED:
+                unanswered = True
+                raise
+            if new_file is not None:
+                self._metrics.inc("ufsPutBytes", len(data))
+                return new_file
+            try:
+                return self._find_written(path, data)
+            except UfsNotFoundError:
+                url = redact("path", path)
+                raise UfsUnavailableError(f"{url}: the store says that it is there, and that it is not") from None
+
+        try:
+            return self._retry(attempt)
+        except UfsError as problem:
+            # An earlier attempt may have succeeded without an answer: read the file to find out.
+            with contextlib.suppress(UfsError):
+                return self._find_written(path, data)
+            if unanswered:
+                raise_ours(PutUnknownError(f"whether {redact('path', path)} was put is unknown: {problem}"), problem)
+            raise
+
+    def _find_written(self, path: str, data: bytes) -> FileVersion | None:
+        """The file there, if it holds `data`, and None if it holds other bytes. Raises UfsNotFoundError without one."""
+        file = self.get_meta(path)
+        if file.size != len(data):
+            return None
+        first_read = self.read_ranges(file, [(0, file.size)])[0]
+        if first_read == data:
+            return file
+        second_read = self.read_ranges(file, [(0, file.size)])[0]
+        if second_read not in (first_read, data):
+            raise UfsUnavailableError(f"{redact('path', path)}: its bytes arrive damaged")
+        return file if second_read == data else None
+
+    def _read(self, file: FileVersion, read: Callable[[int, int], bytes], part: Range) -> bytes:
+        offset, length = part
+        self._count("get")
+        data = read(offset, length)
+        self._metrics.inc("ufsGetBytes", len(data))
+        if len(data) != length:
+            raise _ShortReadError(f"{redact('path', file.url)}: short read: {len(data)} of {length} bytes at {offset}")
+        return data
+
+    def _count(self, kind: str) -> None:
+        self._metrics.inc(f"ufs{kind.capitalize()}Count")
+
+
+def _check_own(path: str) -> None:
+    """Raise ValueError unless the name is one that lookupcache gives to a managed table's files."""
+    if not is_own(path) and not is_own(whole_name(path)):
+        raise ValueError(f"{redact('path', path)} is not removed: its name is none that lookupcache gives")

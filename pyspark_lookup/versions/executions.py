@@ -1,0 +1,135 @@
+"""`Executions`: records the version that an execution reads in the host's cache directory, for all its tasks on this host."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pyspark_lookup.core.decoding import as_name, as_number
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk, key_of
+from pyspark_lookup.versions.host_versions import HostVersions
+from pyspark_lookup.versions.model import Table, TableVersion
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """The micro-batch in whose `foreachBatch` function a lookup was built, and when (Unix time)."""
+
+    stream: str
+    batch: str
+    at_s: float
+
+    @property
+    def execution(self) -> str:
+        """The execution id of everything that is built in this micro-batch."""
+        return f"stream {self.stream} batch {self.batch}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """A Spark execution, or a stream's micro-batch, of one application: all its tasks read one version.
+
+    A function that `foreachBatch` calls may write a table, and read it back by something that it has built after that, at
+    `built_at_s` (Unix time): that takes a version which was resolved later than it was built. None: any will do.
+    """
+
+    application: str
+    id: str
+    built_at_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolution:
+    """A version, and whether this call decided on it (False: it was on record already)."""
+
+    version: TableVersion
+    decided_here: bool
+
+
+class _Decision(NamedTuple):
+    """An execution's record: its version's digest, and when the resolution of that began (Unix time)."""
+
+    digest: str
+    at_s: float
+
+
+class Executions:
+    """The versions of executions on this host. The first task of an execution that records a version decides, by exclusive create."""
+
+    def __init__(
+        self,
+        host: HostVersions,
+        disk: Disk,
+        context: HostContext,
+    ) -> None:
+        self._host = host
+        self._disk = disk
+        self._context = context
+
+    def resolve(
+        self, table: Table, execution: Execution, current: Callable[[], TableVersion], one_asks: bool
+    ) -> Resolution:
+        """The version that is on record for an execution; else the `current` one, which is recorded. `one_asks`: others wait for the one that asks."""
+        key = self._key(table, execution)
+        recorded_version = self._find_recorded(table, key)
+        if recorded_version is None:
+            with self._host.lock("resolve", key, one_asks):
+                key = self._key(table, execution)
+                recorded_version = self._find_recorded(table, key)
+                if recorded_version is None:
+                    # Never before it was built, by whichever host's clock: else the next action would resolve anew.
+                    at_s = max(self._context.clock.wall_s(), execution.built_at_s or 0.0)
+                    return self._record(table, key, current(), at_s)
+        self._context.metrics.inc("resolutionReuseCount")
+        return Resolution(recorded_version, False)
+
+    def replace(
+        self, table: Table, execution: Execution, gone_digest: str, newer: Callable[[], TableVersion]
+    ) -> TableVersion:
+        """The version that has replaced the one of `gone_digest` on record; else a `newer` one, which is recorded in its place."""
+        key = self._key(table, execution)
+        recorded_version = self._find_recorded(table, key)
+        if recorded_version is not None and recorded_version.digest != gone_digest:
+            return recorded_version  # another task noticed first
+        decision = self._disk.get_record("execution", key, _parse_decision)
+        at_s = (
+            self._context.clock.wall_s() if decision is None else decision.at_s
+        )  # readers that used the record before still find it
+        version = newer()
+        self._host.remember(table, version)
+        self._host.attempt(lambda disk: disk.replace_record("execution", key, [version.digest, at_s]))
+        return version
+
+    def _key(self, table: Table, execution: Execution) -> str:
+        """The key of an execution's record: of the first of its versions that was resolved no earlier than the reader was built."""
+        for number in itertools.count():
+            key = key_of(execution.application, execution.id, table.id, number)
+            decision = (
+                self._disk.get_record("execution", key, _parse_decision) if execution.built_at_s is not None else None
+            )
+            if decision is None or execution.built_at_s is None or execution.built_at_s <= decision.at_s:
+                return key
+        raise AssertionError("there is no end to it")
+
+    def _record(self, table: Table, key: str, version: TableVersion, at_s: float) -> Resolution:
+        """Record `version` as the execution's. If the lock timed out and another task recorded one first, that one is returned."""
+        try:
+            self._host.remember(table, version)  # before its digest, so that whoever sees the digest finds the files
+            winner = self._disk.create_record("execution", key, [version.digest, at_s], _parse_decision).digest
+        except OSError:
+            self._context.metrics.inc("cacheFailureCount")
+            return Resolution(version, True)
+        winning_version = self._host.files(table, winner) if winner != version.digest else None
+        return Resolution(winning_version or version, winning_version is None)
+
+    def _find_recorded(self, table: Table, key: str) -> TableVersion | None:
+        decision = self._disk.get_record("execution", key, _parse_decision)
+        return None if decision is None else self._host.files(table, decision.digest)
+
+
+def _parse_decision(record: Any) -> _Decision:
+    digest, at_s = record
+    return _Decision(as_name(digest), as_number(at_s))

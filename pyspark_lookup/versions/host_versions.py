@@ -1,0 +1,406 @@
+"""`HostVersions`: a host's memory of tables' versions, shared by its processes.
+
+It has the version that was resolved last and when, the files that a digest stands for, and the commits that were made here. All of
+this is records in the host's cache directory; a record that is lost costs a call to the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark_lookup.core.decoding import as_count, as_name, as_number, as_text
+from pyspark_lookup.options.enums import MetadataSource
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk, Held, key_of
+from pyspark_lookup.storage.stores import SETTLED_AFTER_S
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
+
+_LOCK_WAIT_S = 30.0
+_READABLE_AT_MOST = 31
+_HELD_AT_MOST = 16
+_UNRECORDED = 0.1  # of `lookup.busy-timeout`: how long a version that does not change is not recorded anew
+_RACES = 1000  # that one resolution may lose: others record theirs faster
+
+
+class HostVersions:
+    """A host's memory of tables' versions. Without a disk in `context` it remembers nothing.
+
+    `restore`: a version by its metadata, as `VersionSource.restore`. `has_commit`: whether the log at a URL has a table's commit.
+    """
+
+    def __init__(
+        self,
+        ufs: Ufs,
+        context: HostContext,
+        restore: Callable[[Table, VersionMetadata], TableVersion | None],
+        has_commit: Callable[[str, str, int], bool],
+    ) -> None:
+        self._ufs = ufs
+        self._context = context
+        self._unwritten_floors: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
+        self._readable_digests: set[str] = set()  # digests whose files are on record, as this process has seen
+        self._seen_s: dict[str, float] = {}
+        self._last: dict[str, Held[tuple[int, Any | None]]] = {}
+        self._floors: dict[str, Held[Any | None]] = {}
+        self._restore = restore
+        self._has_commit = has_commit
+
+    # --- the last version -------------------------------------------------------------------------
+
+    def last(self, table: Table) -> dict[str, Any] | None:
+        """The record of the version that was learned last: `digest`, `log` (table id, position), `started_s` on the clock of `boot`, `wall_s`."""
+        return self._newest(table)[1]
+
+    def _newest(self, table: Table) -> tuple[int, dict[str, Any] | None]:
+        if self._context.disk is None:
+            return 0, None
+        if table.id not in self._last:
+            if len(self._last) >= _HELD_AT_MOST:
+                self._last.clear()
+            self._last[table.id] = self._context.disk.hold_newest("table", table.id, _parse_last)
+        return self._last[table.id].get()
+
+    def forget(self, table: Table) -> None:
+        """Forget the table's last version."""
+        self.attempt(lambda disk: disk.forget_records("table", table.id))
+
+    def learn(
+        self, table: Table, version: TableVersion, started_s: float, trust_store: bool = False, renew: bool = True
+    ) -> TableVersion | None:
+        """Record a version whose resolution began at `started_s`. Returns it, or the one on record if that is newer.
+
+        So a slow listing cannot take the host back to an older state (monotonic reads). None if the newer one's files are not on record
+        here: ask the store again then; with `trust_store` its answer is recorded as it is. Without `renew`, a version that was recorded
+        lately is not recorded again.
+
+        The race: other processes record versions at the same time. A record is created exclusively, with the number after that of the newest
+        one that was compared; whoever loses that number compares again.
+        """
+        if self._context.disk is None:
+            return version
+        try:
+            for _ in range(_RACES):  # a directory that does not list what lies in it has no newest record
+                number, record = self._newest(table)
+                if record and self._is_newer(record, version, started_s):
+                    newer = self.files(table, record["digest"])
+                    if newer is not None or not trust_store:
+                        return newer
+                if record and not renew and self._is_known(record, table, version, started_s):
+                    self._check_floor(self._context.disk, table, version, started_s)
+                    return version
+                if self._record_successor(self._context.disk, table, version, started_s, number):
+                    self._update_records(self._context.disk, table, version, started_s, record)
+                    return version
+        except OSError:
+            pass
+        self._context.metrics.inc("cacheFailureCount")  # which costs a later call, not this one
+        return version
+
+    def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
+        """Whether the recorded version is newer than `version`: by log position if both have one of the same log, else by when each
+        resolution began.
+        """
+        commit, recorded_commit = version.commit, record.get("log")
+        if commit is not None and recorded_commit is not None and commit[0] == recorded_commit[0]:
+            return int(recorded_commit[1]) > commit[1]
+        return bool(record["boot"] == self._context.clock.boot and record["started_s"] > started_s)
+
+    def _is_known(self, record: Mapping[str, Any], table: Table, version: TableVersion, started_s: float) -> bool:
+        """Whether a version is on record, and so recently that those who ask when the table was last seen need no new record."""
+        if (record["digest"], record["log"], record["boot"]) != (
+            version.digest,
+            version.commit,
+            self._context.clock.boot,
+        ):
+            return False
+        self._seen_s = {table.id: started_s}
+        return 0 <= started_s - float(record["started_s"]) < _UNRECORDED * table.busy.timeout_s
+
+    def seen_s(self, table: Table) -> float:
+        """When this process last saw the version unchanged without recording that, on the steady clock; 0.0: never."""
+        return self._seen_s.get(table.id, 0.0)
+
+    def missing_since_s(self, table: Table, seen_s: float) -> float:
+        """When this host first missed a table that it last saw at `seen_s`, on the steady clock: now, if this is the first time."""
+        now_s, boot = self._context.clock.steady_s(), self._context.clock.boot
+        if self._context.disk is None:
+            return now_s
+        record = self._context.disk.get_record("missing", table.id, _parse_missing)
+        if record is not None and record["boot"] == boot and seen_s <= record["since_s"] <= now_s:
+            return float(record["since_s"])
+        self.attempt(lambda disk: disk.replace_record("missing", table.id, {"since_s": now_s, "boot": boot}))
+        return now_s
+
+    def forget_missing(self, table: Table) -> None:
+        """Forget that a table was missing."""
+        self.attempt(lambda disk: disk.remove_record("missing", table.id))
+
+    def _record_successor(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
+        """Record a version as the one after record `number`; False if another process has created that record first."""
+        self._remember_files(table, version)
+        value = {
+            "digest": version.digest,
+            "log": version.commit,
+            "started_s": started_s,
+            "boot": self._context.clock.boot,
+            "wall_s": self._context.clock.wall_s(),
+        }
+        return disk.succeed_record("table", table.id, number, value)
+
+    def _update_records(
+        self, disk: Disk, table: Table, version: TableVersion, started_s: float, last_record: Mapping[str, Any] | None
+    ) -> None:
+        """Update the records that depend on the last version, which was `before` until now."""
+        self._check_floor(disk, table, version, started_s)
+        if last_record is None or last_record["digest"] != version.digest:
+            row = {
+                "digest": version.digest,
+                "resolved_at": self._context.clock.wall_s(),
+                "files": len(version.files),
+                "bytes": version.bytes,
+                "position": version.number,
+            }
+            disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
+
+    def _check_floor(self, disk: Disk, table: Table, version: TableVersion, started_s: float) -> None:
+        """Forget this host's newest commit to the table if the table's log, as it is now, does not have it."""
+        floor = self._get_floor(table.url) if version.commit is not None else None
+        if floor is not None and self._is_obsolete(table.url, floor, started_s):
+            with self.lock("floor", table.url):
+                floor = self._get_floor(table.url)  # another commit may have raised it since
+                if floor is not None and self._is_obsolete(table.url, floor, started_s):
+                    self._unwritten_floors.pop(table.url, None)
+                    disk.remove_record("floor", self._floor_key(table.url))
+
+    # --- floors: what this host has committed, it reads ----------------------------------------
+
+    def raise_floor(self, table: Table, table_id: str, position: int) -> None:
+        """From now on this host reads no version of the table before this commit: read your own writes.
+
+        If that cannot be recorded, the host forgets its last version, so that the store is asked.
+        """
+        if self._context.disk is None:
+            return
+        url = table.url
+        with self.lock("floor", url):
+            floor = self.floor(url)
+            if floor is None or floor[0] != table_id or floor[1] < position:
+                value = {
+                    "commit": [table_id, position],
+                    "raised_s": self._context.clock.steady_s(),
+                    "boot": self._context.clock.boot,
+                }
+                try:
+                    self._context.disk.replace_record("floor", self._floor_key(url), value)
+                    self._unwritten_floors.pop(url, None)
+                except OSError:
+                    self._context.metrics.inc("cacheFailureCount")
+                    self._unwritten_floors[url] = {**value, "commit": (table_id, position)}
+                    self.forget(table)
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether this process has made a commit that it could not record on the disk, so that other processes do not know of it."""
+        return bool(self._unwritten_floors)
+
+    def floor(self, url: str) -> tuple[str, int] | None:
+        """(table id, log position) of the newest commit that this host has made to the table at `url`."""
+        floor_record = self._get_floor(url)
+        return floor_record["commit"] if floor_record is not None else None
+
+    def _get_floor(self, url: str) -> dict[str, Any] | None:
+        if self._context.disk is None:
+            return None
+        if url not in self._floors:
+            self._floors[url] = self._context.disk.hold_record("floor", self._floor_key(url), _parse_floor)
+        return self._unwritten_floors.get(url) or self._floors[url].get()
+
+    def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
+        """Whether the log lacks this host's newest commit: the table was dropped, or restored from a copy.
+
+        A resolution that began before the commit cannot tell.
+        """
+        if floor["boot"] == self._context.clock.boot and started_s <= floor["raised_s"]:
+            return False
+        table_id, position = floor["commit"]
+        return not self._has_commit(url, table_id, position)
+
+    def with_floor(self, table: Table, options: LookupOptions) -> LookupOptions:
+        """The options of a read that is planned here, with this host's newest commit, for executors on other hosts."""
+        floor = self.floor(table.url) if options.metadata_source is MetadataSource.CACHE else None
+        return options if floor is None else dataclasses.replace(options, floor=f"{floor[0]}:{floor[1]}")
+
+    def _floor_key(self, url: str) -> str:
+        return key_of(self._ufs.scope, url)
+
+    def floors(self, url: str, options: LookupOptions) -> list[tuple[str, int]]:
+        """(table id, log position) of the commits that a read must include: this host's, and the planning host's."""
+        own_floor = self.floor(url)
+        floors = [own_floor] if own_floor is not None else []
+        if options.floor is not None:
+            table_id, _, position = options.floor.rpartition(":")
+            floors.append((table_id, int(position)))
+        return floors
+
+    def includes_own_writes(self, table: Table, options: LookupOptions, version: TableVersion) -> bool:
+        """Whether a version from the host's records includes what this host and the planning one have committed."""
+        return self.reaches(version.commit, table.url, options)
+
+    def reaches(self, log: Sequence[Any] | None, url: str, options: LookupOptions) -> bool:
+        """Whether a version at `log`, (table id, position), includes what was committed here; True without a log: nothing was committed."""
+        if log is None:
+            return True
+        return all(log[0] == table_id and log[1] >= position for table_id, position in self.floors(url, options))
+
+    def remember(self, table: Table, version: TableVersion) -> None:
+        """Put a version's files on record, for readers that are given its digest."""
+        self.attempt(lambda disk: self._remember_files(table, version))
+
+    def record_token(self, table: Table, version: TableVersion) -> None:
+        """Remember when a token of a version was last issued, for `known_versions`."""
+        place = f"{key_of(table.scope, table.url)}-{version.digest}"
+        self.attempt(lambda disk: disk.replace_record("token", place, {"token_at": self._context.clock.wall_s()}))
+
+    def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
+        """The versions of the table at `options.path` that this host has resolved, oldest first.
+
+        Each with `digest`, `resolved_at` (Unix time it was last new), `files`, `bytes`, `position` in the log (None: there is
+        none), and `token_at` (when a token of it was last issued; None if none was).
+        """
+        if self._context.disk is None:
+            return []
+        prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
+        token_times = dict(self._context.disk.records("token", prefix, lambda row: as_number(row["token_at"])))
+        records = self._context.disk.records("version", prefix, _parse_version_row)
+        rows = [{**row, "token_at": token_times.get(key)} for key, row in records]
+        return sorted(rows, key=lambda row: row["resolved_at"])
+
+    def _remember_files(self, table: Table, version: TableVersion) -> None:
+        if self._context.disk is None or self._is_remembered(self._context.disk, table, version.digest):
+            return
+        restored_version = None if version.metadata is None else self._restore(table, version.metadata)
+        if restored_version is not None and restored_version.digest == version.digest:
+            # Its files follow from its metadata, and that is on record.
+            record = dataclasses.replace(version, files=()).to_json() | {"files": None}
+        else:
+            record = version.to_json()
+        if all(file.settled for file in version.files):
+            self._context.disk.replace_record("files", version.digest, record)
+        else:  # the files are too new to be told from their next state; a record says since when, for readers to decide later
+            unsettled_record = {
+                "seen_s": self._context.clock.steady_s(),
+                "boot": self._context.clock.boot,
+                "version": record,
+            }
+            self._context.disk.replace_record("unsettled", version.digest, unsettled_record)
+
+    def _is_remembered(self, disk: Disk, table: Table, digest: str) -> bool:
+        """Whether a version's files are on record. The record is read once in a process, for another release may have written it."""
+        if not disk.has_record("files", digest):
+            return False
+        if digest not in self._readable_digests:
+            if disk.get_record("files", digest, functools.partial(self._parse_version, table)) is None:
+                return False
+            self._readable_digests = {*list(self._readable_digests)[-_READABLE_AT_MOST:], digest}
+        return True
+
+    def files(self, table: Table, digest: str) -> TableVersion | None:
+        """The version of that digest, if this host has it on record; else None."""
+        if self._context.disk is None:
+            return None
+        parse_version = functools.partial(self._parse_version, table)
+        version, settled = self._context.disk.get_record("files", digest, parse_version), True
+        if version is None:
+            unsettled_record = self._context.disk.get_record(
+                "unsettled", digest, functools.partial(_parse_unsettled, parse_version)
+            )
+            if unsettled_record is None:
+                return None
+            seen_s, boot, version = unsettled_record
+            settled = boot == self._context.clock.boot and self._context.clock.steady_s() - seen_s > SETTLED_AFTER_S
+        if isinstance(version, VersionMetadata):
+            version = self._restore(table, version)
+        if version is None or version.digest != digest:
+            return None
+        return version.settled() if settled else version
+
+    @staticmethod
+    def _parse_version(table: Table, record: Any) -> TableVersion | VersionMetadata:
+        return (
+            VersionMetadata.from_json(record["metadata"])
+            if record["files"] is None
+            else TableVersion.from_json(table.id, record)
+        )
+
+    def attempt(self, write: Callable[[Disk], None]) -> None:
+        """Write to the host's cache directory. A failure is counted, and ignored: it costs a later call to the store."""
+        if self._context.disk is None:
+            return
+        try:
+            write(self._context.disk)
+        except OSError:
+            self._context.metrics.inc("cacheFailureCount")
+
+    @contextlib.contextmanager
+    def lock(self, kind: str, name: str, is_needed: bool = True) -> Iterator[None]:
+        """Hold a lock of this host, if `is_needed`. Goes on without the lock if it is not free in time or the directory fails."""
+        lock = None
+        try:
+            if is_needed and self._context.disk is not None:
+                lock = self._context.disk.acquire(kind, name, _LOCK_WAIT_S)
+        except OSError:
+            self._context.metrics.inc("cacheFailureCount")
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+
+# --- what records have to be ------------------------------------------------------------------------
+
+
+def _parse_last(record: Any) -> dict[str, Any]:
+    return {
+        "digest": as_name(record["digest"]),
+        "log": None if record["log"] is None else _parse_commit(record["log"]),
+        "started_s": as_number(record["started_s"]),
+        "boot": as_text(record["boot"]),
+        "wall_s": as_number(record["wall_s"]),
+    }
+
+
+def _parse_commit(pair: Any) -> tuple[str, int]:
+    table_id, position = pair
+    return as_text(table_id), as_count(position)
+
+
+def _parse_floor(record: Any) -> dict[str, Any]:
+    commit, raised_s, boot = _parse_commit(record["commit"]), as_number(record["raised_s"]), as_text(record["boot"])
+    return {"commit": commit, "raised_s": raised_s, "boot": boot}
+
+
+def _parse_missing(record: Any) -> dict[str, Any]:
+    return {"since_s": as_number(record["since_s"]), "boot": as_text(record["boot"])}
+
+
+def _parse_version_row(record: Any) -> dict[str, Any]:
+    return {
+        "digest": as_name(record["digest"]),
+        "resolved_at": as_number(record["resolved_at"]),
+        "files": as_count(record["files"]),
+        "bytes": as_count(record["bytes"]),
+        "position": None if record["position"] is None else as_count(record["position"]),
+    }
+
+
+def _parse_unsettled(
+    parse_version: Callable[[Any], TableVersion | VersionMetadata], record: Any
+) -> tuple[float, str, TableVersion | VersionMetadata]:
+    return as_number(record["seen_s"]), as_text(record["boot"]), parse_version(record["version"])

@@ -1,0 +1,329 @@
+"""`Table` and `TableVersion`: a reference to a table, and one state of that table."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.columnar.types import schema_of_text
+from pyspark_lookup.core.decoding import as_count, as_name, as_text, as_texts
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnVersionGone
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.read_write_options import Pin
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.glob import glob_root
+from pyspark_lookup.storage.stores import Deletes, FileVersion, PartitionValues, StoredColumn
+from pyspark_lookup.versions.deletes import DELETES
+from pyspark_lookup.versions.file_statistics import statistics_from_text, statistics_to_text
+
+
+class Kind:
+    """The names of kinds of tables. Each `VersionSource` has its own; planning finds out which it is, so that an execution needs one call."""
+
+    FILE = "FILE"
+    DIRECTORY = "DIRECTORY"
+    GLOB = "GLOB"
+    MANAGED = "MANAGED"
+
+
+@dataclasses.dataclass(frozen=True)
+class Busy:
+    """How a read behaves while a job writes the table's files: the options `lookup.on-busy`, `.busy-wait` and `.busy-timeout`."""
+
+    keep: bool = True
+    wait_s: float = 30.0
+    timeout_s: float = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table: where it is, in which store, what kind it is, and how its files are read.
+
+    `url` is the canonical path; `format` is None only until the files are known. `pinned`: the one version that is read, as its
+    source takes it; None: the current one. `own_write_id`: an open write whose rows are read too, by its own transaction. `csv`: how
+    CSV files are written. `declared`: the columns that the user says it has; None: those that its files have. `retained`: whether its
+    source keeps earlier versions, so that one that is gone is an error.
+    """
+
+    url: str
+    scope: str
+    kind: str
+    format: FileFormatName | None
+    success_file: bool = False
+    settle_s: float | None = None
+    pinned: Pin | None = None
+    own_write_id: int | None = None
+    busy: Busy = Busy()
+    csv: CsvOptions = CsvOptions()
+    declared: pa.Schema | None = None
+    retained: bool = False
+
+    def __repr__(self) -> str:
+        return f"Table({redact('path', self.url)!r}, {self.kind}, {self.format}, {self.pinned!r})"
+
+    @cached_property
+    def id(self) -> str:
+        """32 hex digits that are equal for references that must agree on the current version."""
+        return key_of(self.scope, self.url, self.kind, self.success_file, self.settle_s, *self._pin)
+
+    @property
+    def _pin(self) -> tuple[object, ...]:
+        read = () if (self.csv, self.declared) == (CsvOptions(), None) else (self.csv, self.declared)
+        return read if self.pinned is None else (self.pinned,)
+
+    def fails_when_gone(self, options: LookupOptions) -> bool:
+        """Whether a version that can no longer be read is an error, or is replaced by the current one."""
+        policy = options.on_version_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
+        return policy is OnVersionGone.FAIL
+
+    @property
+    def root(self) -> str:
+        """The directory below which partition directories are."""
+        return glob_root(self.url) if self.kind == Kind.GLOB else self.url
+
+
+Rewrites = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+"""For each compaction the names of its files, and of those that they replace. The rows of both are the same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionMetadata:
+    """A version, as the table's own log or metadata describes it.
+
+    `table_id`: another one if the table was created anew. `position`: where the version comes in the order of that table's
+    (None: there is no order but time). `number`: by which `lookup.version` names it (None: it has none). `state`: what the source needs to find it again (of a managed table its valid write ids in
+    Hive's text form). `digest`: 32 hex digits, equal for versions with the same rows in the same files. `keys`: the key columns.
+    `schema`: all columns, `partitions` those of them that are not in the files. `rewrites`: of the latest compactions in it.
+    """
+
+    table_id: str
+    position: int | None
+    state: str
+    digest: str
+    keys: tuple[str, ...]
+    schema: str
+    partitions: tuple[str, ...] = ()
+    rewrites: Rewrites = dataclasses.field(default=(), compare=False)
+    number: int | None = None
+
+    @cached_property
+    def all_columns(self) -> pa.Schema:
+        """The columns in the table's own order."""
+        return schema_of_text(self.schema)
+
+    @cached_property
+    def columns(self) -> tuple[pa.Schema, pa.Schema]:
+        """(columns in the files, partition columns)."""
+        schema = self.all_columns
+        partitions = pa.schema([schema.field(name) for name in self.partitions])
+        return pa.schema([field for field in schema if field.name not in self.partitions]), partitions
+
+    def to_json(self) -> list[Any]:
+        """The metadata as JSON can hold it."""
+        keys, partitions = list(self.keys), list(self.partitions)
+        fields = [self.digest, keys, self.schema, partitions, self.rewrites, self.number]
+        return [self.table_id, self.position, self.state, *fields]
+
+    @classmethod
+    def from_json(cls, record: Any) -> VersionMetadata:
+        """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        table_id, position, state, digest, keys, schema, partitions, rewrites, number = record
+        parsed_rewrites = tuple(
+            (as_texts(file_names), as_texts(replaced_names)) for file_names, replaced_names in rewrites
+        )
+        if not set(as_texts(partitions)) <= set(schema_of_text(as_text(schema)).names):
+            raise ValueError("partition columns are among the columns")
+        return cls(
+            as_text(table_id),
+            None if position is None else as_count(position),
+            as_text(state),
+            as_name(digest),
+            as_texts(keys),
+            schema,
+            as_texts(partitions),
+            parsed_rewrites,
+            None if number is None else as_count(number),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TableVersion:
+    """One state of a table: the versions of its data files, by URL. `digest` (32 hex digits) names it.
+
+    `metadata`: what the table's own metadata says of it; None: there is none, its files are all.
+    """
+
+    table_id: str
+    files: tuple[FileVersion, ...]
+    metadata: VersionMetadata | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        if self.metadata is not None:
+            return self.metadata.digest
+        parts = (part for file in self.files for part in (file.url, file.size, file.identity))
+        deletes = ((file.url, *(delete.name for delete in file.deletes)) for file in self.files if file.deletes)
+        return key_of(self.table_id, *parts, *deletes)
+
+    @cached_property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @cached_property
+    def stored_columns(self) -> dict[str, StoredColumn]:
+        """How its files store its columns, by column name; empty if its metadata does not say."""
+        return {column.name: column for file in self.files[:1] for column in file.columns or ()}
+
+    @cached_property
+    def cacheable(self) -> bool:
+        """Whether what is read under this version may be kept."""
+        return all(file.cacheable for file in self.files)
+
+    def settled(self) -> TableVersion:
+        """The same version, with files old enough that each identity stands for one content."""
+        if all(file.settled for file in self.files):
+            return self
+        files = tuple(dataclasses.replace(file, settled=True) for file in self.files)
+        return dataclasses.replace(self, files=files)
+
+    def of_files(self, files: tuple[FileVersion, ...]) -> TableVersion:
+        """The version with only the given files of it, as `lookup.partition` selects them."""
+        return self if files == self.files else dataclasses.replace(self, files=files, metadata=None)
+
+    @cached_property
+    def deletes(self) -> tuple[Deletes, ...]:
+        """The deletes that apply to rows of `files`, each once."""
+        distinct_deletes = {id(file.deletes): file.deletes for file in self.files}.values()
+        return tuple({deletes.name: deletes for file_deletes in distinct_deletes for deletes in file_deletes}.values())
+
+    @property
+    def number(self) -> int | None:
+        """The version number, as `lookup.version` takes it; None if tables of this kind have none."""
+        return None if self.metadata is None else self.metadata.number
+
+    @property
+    def commit(self) -> tuple[str, int] | None:
+        """(table id, position) of the version; None if the table's versions have no order."""
+        metadata = self.metadata
+        return None if metadata is None or metadata.position is None else (metadata.table_id, metadata.position)
+
+    @property
+    def newest(self) -> float:
+        """Helps another host to find this version: its position, or when its newest file was modified (Unix time)."""
+        if self.commit is not None:
+            return float(self.commit[1])
+        return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
+
+    def to_json(self, statistics: bool = True) -> dict[str, Any]:
+        """The version as JSON can hold it, with or without the statistics of its files."""
+        rows = []
+        distinct_columns = list(
+            {id(file.columns): file.columns for file in self.files if file.columns is not None}.values()
+        )
+        numbers = {id(columns): number for number, columns in enumerate(distinct_columns)}
+        for file in self.files:
+            extras: dict[str, Any] = {
+                "partition": file.partition,
+                "deletes": [deletes.name for deletes in file.deletes],
+            }
+            if file.columns is not None:
+                extras["columns"] = numbers[id(file.columns)]
+            if file.format is not None:
+                extras["format"] = file.format.value
+            rows.append(
+                [*file.to_json(), extras] if file.columns is not None or any(extras.values()) else file.to_json()
+            )
+        columns = [[column.to_json() for column in stored_columns] for stored_columns in distinct_columns]
+        document: dict[str, Any] = {
+            "files": rows,
+            "deletes": [deletes.to_json() for deletes in self.deletes],
+            "metadata": self.metadata.to_json() if self.metadata else None,
+        }
+        metadata = self.metadata if statistics else None
+        statistics_text = None if metadata is None else statistics_to_text(self.files, metadata.all_columns)
+        if statistics_text is not None:
+            document["statistics"] = statistics_text
+        return {**document, "columns": columns} if columns else document
+
+    @classmethod
+    def from_json(cls, table_id: str, record: Any) -> TableVersion:
+        """What `to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
+        parsed_deletes = (DELETES[kind](fields) for kind, *fields in record["deletes"])
+        deletes_by_name = {deletes.name: deletes for deletes in parsed_deletes}
+        distinct_columns = [tuple(map(StoredColumn.from_json, columns)) for columns in record.get("columns", ())]
+        shared_deletes: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
+        files = []
+        for row in record["files"]:
+            file = FileVersion.from_json(row[:5])
+            if len(row) > 5:
+                names = as_texts(row[5]["deletes"])
+                if names not in shared_deletes:
+                    shared_deletes[names] = tuple(deletes_by_name[name] for name in names)
+                columns = distinct_columns[as_count(row[5]["columns"])] if "columns" in row[5] else None
+                partition = _parse_partition(row[5]["partition"])
+                form = FileFormatName(row[5]["format"]) if "format" in row[5] else None
+                file = dataclasses.replace(
+                    file, partition=partition, deletes=shared_deletes[names], columns=columns, format=form
+                )
+            files.append(file)
+        metadata = None if record["metadata"] is None else VersionMetadata.from_json(record["metadata"])
+        if "statistics" in record:
+            pairs = zip(files, statistics_from_text(record["statistics"], len(files)), strict=True)
+            files = [dataclasses.replace(file, statistics=statistics) for file, statistics in pairs]
+        return cls(table_id, tuple(files), metadata)
+
+
+def name_of_rows(file: FileVersion) -> str:
+    """A name for a file's rows, as `VersionMetadata.rewrites` uses it: files with one name have the same rows.
+
+    For a managed table that is the file's name, which is unique; else its URL and identity, hashed.
+    """
+    if file.columns is not None:
+        name = key_of(file.url, file.identity)
+    else:
+        name = file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
+    # Deletes without keys may concern any row of the file.
+    deletes = [deletes.name for deletes in file.deletes if deletes.keys is None]
+    return key_of(name, *deletes) if deletes else name
+
+
+def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
+    """Whether only compactions lie between two versions of a table, as far as the newer one's metadata tells."""
+    after, before = new.metadata, old.metadata
+    if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
+        return False
+    if {file.columns for file in new.files} != {
+        file.columns for file in old.files
+    }:  # one may have taken another's name
+        return False
+    names = names_of_rows(old)
+    for file_names, replaced in after.rewrites:
+        if names.issuperset(replaced):
+            names = (names - set(replaced)) | set(file_names)
+    return names == names_of_rows(new)
+
+
+def names_of_rows(version: TableVersion) -> set[str]:
+    """Names for the rows of a version's files, and for the rows that its deletes by key hold."""
+    key_files = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
+    return {name_of_rows(file) for file in (*version.files, *key_files)}
+
+
+def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:
+    """The version's metadata, for a table that is not read without it. Raises ValueError if it is missing (HIVE-21637)."""
+    if version.metadata is None or version.table_id != table.id:
+        redacted_path = redact("path", table.url)
+        raise ValueError(
+            f"a version of {redacted_path}, a {table.kind.lower()} table, came without its list of write ids"
+        )
+    return version.metadata
+
+
+def _parse_partition(pairs: Any) -> PartitionValues | None:
+    if pairs is None:
+        return None
+    return tuple((as_text(name), None if value is None else as_text(value)) for name, value in pairs)

@@ -1,0 +1,475 @@
+"""`Resolver`: finds the version of a table that an execution reads (Alluxio's `get_meta` switch).
+
+UFS: the store is asked once per query. CACHE: this host's last known version is used while it is
+young enough. Either way the first task of an execution to resolve a version records it, by exclusive
+create, and every later one on this host takes it from there: one version per execution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark_lookup.core.log_events import log_event
+from pyspark_lookup.core.metrics import UNSET
+from pyspark_lookup.errors import (
+    CHANGED_KIND,
+    CatalogUnavailableError,
+    DamagedFileError,
+    NotATableError,
+    NotSupportedError,
+    OptionError,
+    UfsError,
+    UfsNotFoundError,
+    UfsPermissionError,
+)
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import CacheMode, CsvOptions, FileFormatName, MetadataSource, OnBusy
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.iceberg.catalog import Catalog
+from pyspark_lookup.sources.managed.log import NotificationLog, TableState
+from pyspark_lookup.sources.managed.source import LogSource
+from pyspark_lookup.sources.registry import SOURCES
+from pyspark_lookup.storage.block_cache import BlockCache
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S, FileVersion, Listing
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.enclosing import EnclosingTables
+from pyspark_lookup.versions.executions import Execution, Executions, Resolution
+from pyspark_lookup.versions.host_versions import HostVersions
+from pyspark_lookup.versions.model import Busy, Kind, Table, TableVersion, VersionMetadata, require_metadata
+from pyspark_lookup.versions.version_source import Question, SourceParts, VersionSource
+
+_log = logging.getLogger("pyspark_lookup.metadata")
+_SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer
+
+
+class Resolver:
+    """Resolves versions of tables on this host. Without a disk in `context` nothing is remembered. `sources`: the kinds of tables."""
+
+    def __init__(
+        self,
+        ufs: Ufs,
+        blocks: BlockCache,
+        context: HostContext,
+        sources: Sequence[Callable[[SourceParts], VersionSource]] = SOURCES,
+        catalog: Catalog | None = None,
+    ) -> None:
+        self._ufs = ufs
+        self._context = context
+        self._served_digests: dict[str, str] = {}
+        self._literal: dict[str, bool] = {}
+        self.host = HostVersions(ufs, context, self._restore, self._has_commit)
+        parts = SourceParts(ufs, blocks, self.host, context, self._detect_kind, catalog)
+        self._sources = [make(parts) for make in sources]
+        self._by_kind = {kind: source for source in self._sources for kind in source.kinds}
+        self.enclosing = EnclosingTables(ufs, context, self._sources)
+        # What writes, in the engine, is for managed tables only.
+        self._logs = next((source for source in self._sources if isinstance(source, LogSource)), None)
+        if context.disk is not None:
+            self._executions = Executions(self.host, context.disk, context)
+
+    def source(self, table: Table) -> VersionSource:
+        """The source of the table's versions."""
+        return self._by_kind[table.kind]
+
+    def _restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        return self.source(table).restore(table, metadata)
+
+    def _has_commit(self, url: str, table_id: str, position: int) -> bool:
+        return self._logs is None or self._logs.has_commit(url, table_id, position)
+
+    def lacks_files(self, version: TableVersion) -> bool:
+        """Whether a version that was kept while a job writes has files that the job has removed."""
+        return any(source.lacks_files(version) for source in self._sources)
+
+    # --- planning: what is at this path? ----------------------------------------------------------
+
+    def discover(self, options: LookupOptions, patient: bool = True) -> tuple[Table, TableVersion]:
+        """The table a path names and its current version: one metadata call (see `Ufs.get_status`).
+
+        In CACHE mode a table that this host knows, and whose version is young enough, costs none. A path that ends with a slash names a
+        directory, also where an object has its name.
+        """
+        url = self._ufs.url_of(options.path)
+        status: FileVersion | Listing | None = None
+        url_kind = self._kind_of_url(url)
+        kind = url_kind or self._known_kind(url, options)
+        started_s = self._context.clock.steady_s()
+        # In CACHE mode the age of a version counts from when the store was asked last.
+        renew = options.metadata_source is MetadataSource.CACHE
+        if kind is not None and url_kind is None:
+            # The path may be of another kind by now, or gone, so an option that does not fit is no error before the store was asked.
+            with contextlib.suppress(*CHANGED_KIND, OptionError):
+                probe = self.to_table(options, kind)
+                version = self._read_cached(probe, options) or self._ask(probe, started_s, renew=renew)
+                return self.to_table(options, kind, version), version
+            kind = None
+        if kind is None:
+            try:
+                status = self._ufs.list_status(url) if options.names_directory else self._ufs.get_status(url)
+                kind = self._detect_kind(status)
+            except UfsNotFoundError:
+                if self._literal.pop(url, False):  # the file of that very name is gone, so the path is a pattern now
+                    self._literal[url] = False
+                    return self.discover(options, patient)
+                kind = self._vanished_kind(url, options)
+                if kind is None:
+                    raise
+        probe = self.to_table(options, kind)
+        cached_version = self._read_cached(probe, options) if status is None else None
+        version = cached_version or self._ask(probe, started_s, status, patient=patient, renew=renew)
+        return self.to_table(options, kind, version), version
+
+    def _kind_of_url(self, url: str) -> str | None:
+        kind = next((kind for source in self._sources if (kind := source.kind_of_url(url)) is not None), None)
+        return None if kind == Kind.GLOB and self.is_literal(url) else kind
+
+    def is_literal(self, url: str) -> bool:
+        """Whether a path with wildcards is the very name of a file or directory, and so no pattern. One call, once in a process."""
+        if url not in self._literal:
+            try:
+                self._ufs.get_status(url)
+                self._literal[url] = True
+            except (UfsNotFoundError, UfsPermissionError):
+                self._literal[url] = False
+        return self._literal[url]
+
+    def _detect_kind(self, status: FileVersion | Listing) -> str:
+        return next(kind for source in self._sources if (kind := source.detect_kind(status)) is not None)
+
+    def to_table(self, options: LookupOptions, kind: str, version: TableVersion | None = None) -> Table:
+        """The table at `options.path`, which is known to be of this kind; with its format if a version is given. No store call.
+
+        Raises OptionError for an option that has no meaning for such a table.
+        """
+        if kind not in self._by_kind:
+            raise OptionError(
+                f"{redact('path', options.path)}: no source of versions here knows tables of kind {kind!r}"
+            )
+        self._by_kind[kind].check_options(options, kind)
+        return self._table(options, kind, version)
+
+    def to_managed_table(self, options: LookupOptions) -> Table:
+        """The managed table at `options.path`, whether or not it exists. Raises OptionError as `to_table`, NotSupportedError."""
+        if self._logs is None:
+            raise NotSupportedError(f"{self._ufs.url_of(options.path)}: a provider's table is not written here")
+        kind = self._kind_of_url(self._ufs.url_of(options.path))
+        if kind is not None:
+            redacted_path = redact("path", options.path)
+            raise NotSupportedError(
+                f"{redacted_path} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
+            )
+        return self.to_table(options, Kind.MANAGED)
+
+    def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:
+        source = self._by_kind[kind]
+        form = None if source.described else options.format
+        if form is None and (source.described or version is not None):
+            form = source.detect_format(version.files if version is not None else ())
+        csv_options = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
+        if csv_options and form not in (None, FileFormatName.CSV) and not source.described:
+            raise OptionError(
+                f"option {csv_options[0]} is for CSV files: {redact('path', options.path)} has {form.value}: remove it"
+            )
+        url = self._ufs.url_of(options.path)
+        busy = Busy(options.on_busy is OnBusy.KEEP, options.busy_wait_s, options.busy_timeout_s)
+        csv, declared = (CsvOptions(), None) if source.described else (options.csv, options.schema)
+        parts = (url, self._ufs.scope, kind, form, options.success_file, options.settle_s, options.pinned)
+        return Table(*parts, busy=busy, csv=csv, declared=declared, retained=source.retained)
+
+    def _vanished_kind(self, url: str, options: LookupOptions) -> str | None:
+        """The kind of table that was at a path a while ago, for an overwrite may have removed it and not begun to write; else None."""
+        if self._kind_of_url(url) is not None or options.pinned is not None:
+            return None
+        probes = (self._table(options, kind, None) for kind in self._by_kind if kind != Kind.GLOB)
+        return next((probe.kind for probe in probes if self.source(probe).was_here_lately(probe)), None)
+
+    def _known_kind(self, url: str, options: LookupOptions) -> str | None:
+        """The kind that the path had when this host last resolved it, in CACHE mode or for a table that keeps versions; else None."""
+        last = self._last_kind(url, options)
+        retained = last is not None and self._by_kind[last].retained
+        return last if options.metadata_source is MetadataSource.CACHE or retained else None
+
+    def _last_kind(self, url: str, options: LookupOptions) -> str | None:
+        kind_by_time: dict[tuple[bool, float], str] = {}
+        for kind, source in self._by_kind.items():
+            if kind == Kind.GLOB or (kind == Kind.FILE and options.names_directory):
+                continue
+            probe = self._table(options if source.retained else options.unpinned, kind, None)
+            record = self.host.last(probe) or self.host.last(self._table(options.unpinned, kind, None))
+            if record is not None:
+                # The wall clock may have been set back in between.
+                is_same_boot = record["boot"] == self._context.clock.boot
+                kind_by_time[is_same_boot, record["started_s" if is_same_boot else "wall_s"]] = kind
+        if {Kind.DIRECTORY, Kind.FILE} <= set(kind_by_time.values()) and not url.startswith("file://"):
+            return None  # an object store can have both; one may be what the other spelling of the path names, with a slash
+        return kind_by_time[max(kind_by_time)] if kind_by_time else None
+
+    # --- reading: which version does this execution see? ------------------------------------------
+
+    def resolve(
+        self,
+        table: Table,
+        options: LookupOptions,
+        execution: Execution | None,
+        current: Callable[[], TableVersion] | None = None,
+    ) -> Resolution:
+        """The version of `table` that `execution` reads (None: an execution of its own).
+
+        `current` returns the current version; None: it is asked from the store or taken from the host. At most one metadata call, none if the
+        execution's version is on record or CACHE mode can answer.
+        Raises NotATableError subclasses or UfsError if there is no version to read.
+        """
+        resolution = self._resolve(table, options, execution, current)
+        if table.retained:
+            require_metadata(table, resolution.version)
+        self.count_served(table, resolution.version)
+        return resolution
+
+    def count_served(self, table: Table, version: TableVersion) -> None:
+        """Count a version whose rows are about to be read, unless it is the one of the table that was read last."""
+        if self._served_digests.get(table.id) != version.digest:
+            self._served_digests[table.id] = version.digest
+            self._context.metrics.inc("versionServedCount")
+        self._context.metrics.set_gauge("tableVersion", UNSET if version.number is None else version.number)
+
+    def _resolve(
+        self,
+        table: Table,
+        options: LookupOptions,
+        execution: Execution | None,
+        current: Callable[[], TableVersion] | None,
+    ) -> Resolution:
+        if execution is None or self._context.disk is None:
+            return Resolution(self._current(table, options, current), True)
+        ask = functools.partial(self._current, table, options, current)
+        return self._executions.resolve(table, execution, ask, self.source(table).one_asks)
+
+    def resolve_again(
+        self, table: Table, options: LookupOptions, execution: Execution | None, gone_digest: str, settled: bool = False
+    ) -> TableVersion:
+        """The version that replaces the one of `gone_digest`, asked from the store; it becomes the execution's version.
+
+        `settled`: wait until its files can be told from their next state, unless they keep changing.
+        """
+        self._context.metrics.inc("versionGoneCount")
+        log_event(
+            _log,
+            logging.WARNING,
+            "version-gone",
+            table=redact("path", table.url),
+            version=gone_digest,
+            instead="resolving again",
+        )
+        if execution is not None and self._context.disk is not None:
+            return self._executions.replace(
+                table, execution, gone_digest, lambda: self._replacement(table, gone_digest, settled)
+            )
+        return self._replacement(table, gone_digest, settled)
+
+    def _replacement(self, table: Table, gone_digest: str, settled: bool) -> TableVersion:
+        version = self._ask(table, self._context.clock.steady_s(), gone_digest=gone_digest)
+        return self.settle(table, version) if settled else version
+
+    def ask(self, table: Table, patient: bool = True) -> TableVersion:
+        """The store's current version: one metadata call, remembered on this host. `patient`: see `_ask`."""
+        return self._ask(table, self._context.clock.steady_s(), patient=patient)
+
+    def now_s(self) -> float:
+        """The time on the clock by which resolutions are ordered."""
+        return self._context.clock.steady_s()
+
+    def learn_newer(self, table: Table, since_s: float) -> TableVersion:
+        """The version that this host has learned since `since_s`; if it has learned none, the store's current one."""
+        record = self.host.last(table)
+        is_recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
+        learned_version = self.host.files(table, record["digest"]) if record is not None and is_recent else None
+        return self.ask(table) if learned_version is None else learned_version
+
+    def find_recorded(self, table: Table, digest: str) -> TableVersion | None:
+        """The version of that digest, if this host has it on record; else None. No store call."""
+        return self.host.files(table, digest)
+
+    def find(self, table: Table, digest: str, newest: float) -> TableVersion | None:
+        """The version of that digest, from the host's records or else the store; None if the store no longer has it.
+
+        `newest`: its `TableVersion.newest`. A table to which only files were added since is found by that.
+        """
+        cached_version = self.host.files(table, digest)
+        if cached_version is not None:
+            return cached_version
+        with self.host.lock("find", digest, self.source(table).one_asks):
+            cached_version = self.host.files(table, digest)  # whoever held the lock before us may have found it
+            if cached_version is not None:
+                return cached_version
+            ask = functools.partial(self._ask, table, self._context.clock.steady_s(), patient=False)
+            states = self.source(table).candidates(table, digest, newest, ask)
+            version = next((state for state in states if state.digest == digest), None)
+            if version is not None:
+                self.host.remember(table, version)
+            return version
+
+    def settle(self, table: Table, version: TableVersion) -> TableVersion:
+        """The current version, once its files are old enough to be told from their next state. Gives up waiting if they keep changing.
+
+        `version`: the current one, just resolved.
+        """
+        for wait_s in _SETTLE_WAITS_S:
+            if all(file.settled for file in version.files):
+                break
+            self._context.clock.sleep(wait_s)
+            version = self.ask(table)
+        return version
+
+    def _current(
+        self, table: Table, options: LookupOptions, current: Callable[[], TableVersion] | None
+    ) -> TableVersion:
+        if current is not None:
+            return current()
+        if options.metadata_source is MetadataSource.UFS:
+            return self._ask(table, self._context.clock.steady_s(), renew=False)
+        return self._read_cached(table, options) or self._ask(table, self._context.clock.steady_s())
+
+    def count_asked(self, version: TableVersion) -> None:
+        """Count the bytes of a version that a query asks for, which without a cache it would read. Called once for each query."""
+        self._context.metrics.inc("resolvedBytes", version.bytes)
+
+    # --- CACHE mode -------------------------------------------------------------------------------
+
+    def _read_cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
+        """The version that CACHE mode answers with, asked from the store if it is too old; None in UFS mode or without a disk."""
+        if options.metadata_source is MetadataSource.UFS or self._context.disk is None:
+            return None
+        if options.sync_interval_s == 0:
+            return self.refresh(table)
+        fresh = self._find_fresh(table, options)
+        if fresh is None:
+            with self.host.lock("refresh", table.id, self.source(table).one_asks):
+                fresh = self._find_fresh(table, options)  # whoever held the lock before us may have learned it
+                if fresh is None:
+                    return self.refresh(table)
+        self._context.metrics.inc("metadataCacheCount")
+        return fresh
+
+    def _find_fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
+        """The host's last version, if it is within the sync interval; else None. Its age counts from when its resolution began."""
+        record = self.host.last(table)
+        # With a full cache it is the reload trigger that asks the store; in between the host's last version counts, whatever its age.
+        interval_s = -1.0 if options.cache is CacheMode.FULL else options.sync_interval_s
+        if record is None or interval_s is None or interval_s == 0:
+            return None
+        age_s = self._context.clock.steady_s() - record["started_s"]
+        if not self.host.reaches(record.get("log"), table.url, options):
+            return None
+        # Another boot's clock says nothing about age.
+        if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):
+            return None
+        if options.cache is not CacheMode.FULL:  # which has its own
+            self._context.metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
+        return self.host.files(table, record["digest"])
+
+    def refresh(self, table: Table) -> TableVersion:
+        """The store's current version. If it has none now, as while a job writes, the host's last version is kept, and that is counted."""
+        record = self.host.last(table)
+        last_version = self.host.files(table, record["digest"]) if record else None
+        try:
+            return self._ask(table, self._context.clock.steady_s(), patient=last_version is None)
+        except (NotATableError, UfsNotFoundError, DamagedFileError, CatalogUnavailableError) as problem:
+            if last_version is None or (isinstance(problem, CHANGED_KIND) and self._is_another_kind(table)):
+                raise
+            self._context.metrics.inc("keptVersionCount")
+            self._context.metrics.inc("staleServedCount")
+            reason, instead = str(problem), f"keeping version {last_version.digest}"
+            log_event(
+                _log, logging.WARNING, "fallback", table=redact("path", table.url), reason=reason, instead=instead
+            )
+            return last_version
+
+    def forget_kind(self, table: Table) -> bool:
+        """Forget the table if its path is of another kind by now. Returns whether it is."""
+        try:
+            if not self._is_another_kind(table):
+                return False
+        except UfsError:
+            return False
+        self.host.forget(table)
+        return True
+
+    def _is_another_kind(self, table: Table) -> bool:
+        """Whether the path of a table that is gone is now of another kind: a file, a directory or another kind of table."""
+        with contextlib.suppress(UfsNotFoundError):
+            by_url = self._kind_of_url(table.url) is not None
+            return not by_url and self._detect_kind(self._ufs.get_status(table.url)) != table.kind
+        return False
+
+    # --- the store --------------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        table: Table,
+        started_s: float,
+        status: FileVersion | Listing | None = None,
+        gone_digest: str | None = None,
+        patient: bool = True,
+        renew: bool = True,
+    ) -> TableVersion:
+        """The store's current version. One call (see `Question`), more only while it settles or a job writes, or for new events of a log.
+
+        `renew`: also record that a version which has not changed is still the current one.
+        """
+        source = self.source(table)
+        if not source.described:
+            self.enclosing.check(table.url, table.kind == Kind.GLOB)
+        answer = source.current(Question(table, started_s, status, gone_digest, patient))
+        if answer.is_kept:
+            return answer.version
+        return self._learn(table, answer.version, answer.started_s, renew) or self._learn_again(table, source)
+
+    def _learn(self, table: Table, version: TableVersion, started_s: float, renew: bool) -> TableVersion | None:
+        self._context.metrics.inc("resolutionCount")
+        self._context.metrics.set_gauge("versionAsOf", int(self._context.clock.wall_s() * 1000))
+        return self.host.learn(table, version, started_s, renew=renew)
+
+    def _learn_again(self, table: Table, source: VersionSource) -> TableVersion:
+        """The store's current version, asked again because the host has a newer version on record, of which it lacks the files.
+
+        Other processes may record yet newer ones meanwhile, so it is asked up to three times; the last answer is taken as it is.
+        """
+        for last in (False, False, True):
+            answer = source.current(Question(table, self._context.clock.steady_s(), patient=False))
+            if answer.is_kept:
+                break
+            learned_version = self.host.learn(table, answer.version, answer.started_s, trust_store=last)
+            if learned_version is not None:
+                return learned_version
+        return answer.version
+
+    # --- managed tables ---------------------------------------------------------------------------
+
+    def log(self, url: str) -> NotificationLog:
+        """The log of the managed table at a canonical URL."""
+        assert self._logs is not None
+        return self._logs.log(url)
+
+    def read_log(self, options: LookupOptions) -> TableState | None:
+        """The latest state of the log of the table at `options.path`; None if there is no log."""
+        url = self._ufs.url_of(options.path)
+        if self._logs is None or self._kind_of_url(url) is not None:
+            return None
+        other_kinds = (kind for kind, source in self._by_kind.items() if source is not self._logs and kind != Kind.GLOB)
+        is_other_kind = any(
+            self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in other_kinds
+        )
+        return None if is_other_kind and self.log(url).cached_state() is None else self.log(url).latest()
+
+    def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
+        """The versions that the table at `options.path` itself lists (see `VersionSource.history`); None if it keeps no list."""
+        url = self._ufs.url_of(options.path)
+        kind = self._kind_of_url(url) or self._last_kind(url, options)
+        with contextlib.suppress(UfsNotFoundError):
+            kind = kind or self._detect_kind(self._ufs.get_status(url))
+        return None if kind is None else self._by_kind[kind].history(self._table(options, kind, None))

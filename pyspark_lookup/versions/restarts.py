@@ -1,0 +1,66 @@
+"""Reads that start over when files vanish under them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pyspark_lookup.errors import SourceChangedError, VersionGoneError, raise_ours
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.versions.model import Table, TableVersion
+
+_STARTS = 5
+T = TypeVar("T")
+
+
+def read_again(read: Callable[[], T], *problems: type[Exception]) -> T:
+    """What `read` returns. On one of the `problems` it is called again, until the same problem comes twice in a row.
+
+    Clean-up removes old files of a log at any moment, also between a listing and its reading; what replaces them is there before.
+    """
+    before = ""
+    for _ in range(_STARTS - 1):
+        try:
+            return read()
+        except problems as problem:
+            if str(problem) == before:
+                raise
+            before = str(problem)
+    return read()
+
+
+def read_with_restarts(
+    table: Table,
+    version: TableVersion,
+    read: Callable[[TableVersion], T],
+    renew: Callable[[TableVersion, SourceChangedError], TableVersion],
+) -> tuple[T, TableVersion]:
+    """(what `read` returns for a version, that version). Where a file is gone, `renew` gives the version to read instead.
+
+    Raises what both raise, and VersionGoneError for a table that changes under several reads in a row.
+    """
+    for _ in range(_STARTS):
+        try:
+            return read(version), version
+        except SourceChangedError as change:
+            gone_version, version = version, renew(version, change)
+            if table.retained and version.digest == gone_version.digest:
+                redacted_path, place = redact("path", table.url), "" if version.number is None else f" {version.number}"
+                if table.pinned is not None:
+                    raise_ours(
+                        VersionGoneError(
+                            f"{redacted_path}: version{place} has lost files: {change}. VACUUM removes those that newer versions do not need"
+                        ),
+                        change,
+                    )
+                raise_ours(
+                    VersionGoneError(
+                        f"{redacted_path}: {change}, and it is still a file of the current version{place}: somebody has removed it "
+                        "otherwise than by the table's own means; restore it"
+                    ),
+                    change,
+                )
+    raise VersionGoneError(
+        f"{redact('path', table.url)} changed under {_STARTS} reads in a row: write new files and keep the old ones a while, "
+        "or set lookup.settle"
+    )

@@ -1,0 +1,223 @@
+"""`VersionSource`: what the engine asks of a kind of table, whatever keeps its versions."""
+
+from __future__ import annotations
+
+import abc
+import bisect
+import dataclasses
+import datetime
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+from pyspark_lookup.core.write_ids import ValidWriteIdList
+from pyspark_lookup.errors import OptionError, VersionGoneError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.iceberg.catalog import Catalog
+from pyspark_lookup.storage.block_cache import BlockCache
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.stores import FileVersion, Listing
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.host_versions import HostVersions
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+_TIMES_KEPT = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceParts:
+    """What a source works with: the store and its cached blocks, and this host's memory of versions."""
+
+    ufs: Ufs
+    blocks: BlockCache
+    host: HostVersions
+    context: HostContext
+    detect_kind: Callable[[FileVersion | Listing], str]
+    """The kind of table that the store's answer shows, of all kinds."""
+    catalog: Catalog | None = None
+    """The catalog that `lookup.catalog` names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A request for the version that a reference to a table means now, begun at `started_s`.
+
+    `status`: what the store has just said of the path. `gone_digest`: that of a version that cannot be read any more. `patient`:
+    wait for a job that writes, up to `lookup.busy-wait`.
+    """
+
+    table: Table
+    started_s: float
+    status: FileVersion | Listing | None = None
+    gone_digest: str | None = None
+    patient: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A version, and when the call began that found it, on the host's steady clock.
+
+    `is_kept`: a job writes the table, so this is the last version that the host knows, and nothing new.
+    """
+
+    version: TableVersion
+    started_s: float
+    is_kept: bool = False
+
+
+class TimeTravel:
+    """Finds the version of a table that was current at a time. The answer for a time before the last commit is cached.
+
+    A commit counts with the time that it says, or that of the one before if that is later: clocks differ.
+    """
+
+    def __init__(self) -> None:
+        self._versions_by_time: dict[tuple[str, datetime.datetime], int] = {}
+
+    def find(
+        self, url: str, table_id: str, at: datetime.datetime, commits: Callable[[], Iterable[tuple[int, int]]]
+    ) -> int:
+        """The version that was current at `at`. `commits` lists the versions and their times (Unix ms), oldest first; called if need be.
+
+        Raises VersionGoneError for a time before the first of them.
+        """
+        version = self._versions_by_time.get((table_id, at))
+        if version is not None:
+            return version
+        # Views show whole milliseconds: such a time names the commit of that millisecond.
+        at_ms = (at - _EPOCH) // _MILLISECOND
+        versions, times = zip(*commits(), strict=True)
+        times = tuple(itertools.accumulate(times, max))
+        count = bisect.bisect_right(times, at_ms)
+        if not count:
+            first = (_EPOCH + times[0] * _MILLISECOND).isoformat()
+            raise VersionGoneError(
+                f"{redact('path', url)} has no version of {at.isoformat()} (lookup.timestamp): the oldest one that its log "
+                f"tells of, {versions[0]}, is of {first}"
+            )
+        if count < len(times):
+            self._versions_by_time = {
+                **dict(list(self._versions_by_time.items())[-_TIMES_KEPT:]),
+                (table_id, at): versions[count - 1],
+            }
+        return int(versions[count - 1])
+
+
+class VersionSource(abc.ABC):
+    """A source of the versions of some kinds of tables. A version carries all that reading it needs: see `TableVersion`.
+
+    `kinds`: the names of the kinds. `pins`: the options by which older versions are named. `retained`: whether versions are kept, so that they can be pinned. `described`: whether the
+    table's metadata says its columns, so that options about reading them have no meaning. `one_asks`: whether queries of a host wait
+    for the one that asks already, for what it learns. `markers`: the directories by one of which a table's directory is known. `label`: a
+    table of this kind, in an error.
+    """
+
+    kinds: ClassVar[tuple[str, ...]]
+    pins: ClassVar[tuple[str, ...]] = ("lookup.version", "lookup.timestamp")
+    retained: ClassVar[bool] = True
+    described: ClassVar[bool] = True
+    one_asks: ClassVar[bool] = True
+    markers: ClassVar[tuple[str, ...]] = ()
+    label: ClassVar[str] = "a table"
+
+    def __init__(self, parts: SourceParts) -> None:
+        self._parts = parts
+
+    @classmethod
+    def kind_of_url(cls, url: str) -> str | None:
+        """The kind of table that a canonical path itself shows; None if the store has to say."""
+        return None
+
+    @classmethod
+    @abc.abstractmethod
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
+        """The kind of table that the store's answer shows; None if it is not one of this source's."""
+
+    @classmethod
+    def marks_table(cls, ufs: Ufs, marker_url: str) -> bool:
+        """Whether there is a directory with a marker's name that belongs to a table of this kind. Raises UfsError."""
+        return ufs.has_directory(marker_url) and cls.has_own_file(ufs, marker_url)
+
+    @classmethod
+    def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
+        """Whether a directory with a marker's name has a file that every such table has. Other programs may use the name, too."""
+        return True
+
+    @abc.abstractmethod
+    def current(self, question: Question) -> Answer:
+        """The version that a reference to a table means: the current one, or the one that it pins. One metadata call.
+
+        Raises UfsNotFoundError if there is no such table, NotATableError or another UfsError, VersionGoneError for a pin.
+        """
+
+    def candidates(
+        self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
+    ) -> Sequence[TableVersion]:
+        """The versions that a token with that digest and `newest` may name: the current one, which `ask` returns, and earlier ones."""
+        return [ask()]
+
+    def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        """The version with this metadata, from the host's records; None if they do not have it. No store call."""
+        return None
+
+    def check_options(self, options: LookupOptions, kind: str) -> None:
+        """Raise OptionError for an option that has no meaning for such a table."""
+        self._refuse_pin(options, kind)
+        is_set = {
+            "lookup.format": options.format is not None,
+            "lookup.success-file": options.success_file,
+            "lookup.settle": options.settle_s is not None,
+            **{
+                key: True for key in sorted(options.explicit) if key == "lookup.schema" or key.startswith("lookup.csv.")
+            },
+        }
+        self._refuse(options, [key for key, is_given in is_set.items() if is_given], kind)
+
+    def _refuse_pin(self, options: LookupOptions, kind: str) -> None:
+        for key, pin in options.pins.items():
+            if key not in self.pins:
+                takes = f"takes {' or '.join(self.pins)}" if self.pins else "has no log"
+                raise OptionError(
+                    f"option {key} = {str(pin)!r} is for other tables: {redact('path', options.path)} is a {kind.lower()} table and {takes}"
+                )
+
+    def _refuse(self, options: LookupOptions, keys: Sequence[str], kind: str) -> None:
+        if keys:
+            redacted_path = redact("path", options.path)
+            raise OptionError(f"option {keys[0]} has no meaning for {redacted_path}, a {kind.lower()} table: remove it")
+
+    def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
+        """The format of a version's files."""
+        return FileFormatName.PARQUET
+
+    # --- what views show --------------------------------------------------------------------------
+
+    def history(self, table: Table) -> list[dict[str, Any]] | None:
+        """The versions that the table itself lists, oldest first, as `lookup.view=versions` shows them; None if it keeps no list."""
+        return None
+
+    def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:
+        """URL -> id of the write that put this file of a version; empty without write ids."""
+        return {}
+
+    def valid_write_ids(self, version: TableVersion) -> ValidWriteIdList | None:
+        """The writes that a version lets through; None without write ids."""
+        return None
+
+    def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
+        """What `describe` shows of such a table beside what it shows of all."""
+        return {}
+
+    # --- jobs that write --------------------------------------------------------------------------
+
+    def was_here_lately(self, table: Table) -> bool:
+        """Whether a table that is missing now was there a while ago, so that a job may be replacing it."""
+        return False
+
+    def lacks_files(self, version: TableVersion) -> bool:
+        """Whether a version that was kept while a job writes has files that the job has removed."""
+        return False
