@@ -14,6 +14,9 @@ from typing import Any
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.sources.managed.sizes import WriteSizes
+from pyspark_lookup.sources.managed.tables import ManagedTables
+from pyspark_lookup.sources.registry import SOURCES
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext, Start, in_thread
 from pyspark_lookup.storage.disk import Disk
@@ -152,6 +155,7 @@ class Host:
     blocks: BlockCache
     resolver: Resolver
     reader: TableReader
+    managed: ManagedTables
     metrics: CacheMetricGroup
     clock: FakeClock
 
@@ -179,6 +183,7 @@ def make_host(
         disk = Disk(cache_dir, max_bytes, metrics, lambda: clock.wall_s, random.Random(7))
     context = HostContext(disk, metrics, clock.host(boot), random.Random(next(_hosts)), start)
     blocks = BlockCache(ufs, context, wait_s)
-    resolver = Resolver(ufs, blocks, context)
+    resolver = Resolver(ufs, blocks, context, SOURCES)
     reader = TableReader(resolver, blocks, context, 64 * 1024)
-    return Host(store, ufs, disk, blocks, resolver, reader, metrics, clock)
+    managed = ManagedTables(resolver, ufs, context, reader.versions.files, WriteSizes())
+    return Host(store, ufs, disk, blocks, resolver, reader, managed, metrics, clock)

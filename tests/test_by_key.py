@@ -69,7 +69,7 @@ class Model(Managed):
         self.path, self.own = str(home / "t"), {"lookup.cache.dir": str(home / "cache")}
         self.reader = LookupTable(self.path, {**self.own, **mode})
         self.engine = runtime().engine(LookupOptions.parse({**self.own, "path": self.path}))
-        self.engine.sizes = WriteSizes(
+        self.engine.managed.sizes = WriteSizes(
             file_bytes=4000,
             row_group_rows=(2, 4),
             row_group_bytes=1,

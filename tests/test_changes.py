@@ -46,9 +46,9 @@ class Feed:
     def __init__(self, engine: Engine, options: LookupOptions) -> None:
         self._files = engine.reader.versions.files
         self._table = engine.reader.resolver.to_table(options, Kind.MANAGED)
-        state = engine.reader.resolver.read_log(options)
+        state = engine.managed.read_log(options)
         assert state is not None
-        self.state, self._log = state, engine.reader.resolver.log(self._table.url)
+        self.state, self._log = state, engine.managed.log(self._table.url)
         self.last = state.changes[-1].position
 
     def changes(self) -> Iterable[tuple[TableState, Change]]:

@@ -466,7 +466,7 @@ def test_a_table_that_sees_to_itself(site: Site) -> None:
         for host in ("a", "b"):
             with pytest.raises(VersionGoneError, match=rf"from (position )?{last} on"):
                 site.table(options, host).scan()
-    log = site.runtime.engine(LookupOptions.parse(site.options("a", {}))).reader.resolver.log(str(site.path))
+    log = site.runtime.engine(LookupOptions.parse(site.options("a", {}))).managed.log(str(site.path))
     with pytest.raises(VersionGoneError, match=f"lookup.stream.start = {last}"):
         list(log.pages.changes(state, 2, state.position))
     aged(site, 0.6)

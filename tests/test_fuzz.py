@@ -309,7 +309,7 @@ def asked_all(made: World, cache: Path) -> None:
     """Views, versions, write ids and upkeep of a managed table."""
     host, options = made.host(cache), LookupOptions.parse({"path": str(made.path)})
     table, _ = host.resolver.discover(options)
-    state, log = host.resolver.read_log(options), host.resolver.log(table.url)
+    state, log = host.managed.read_log(options), host.managed.log(table.url)
     assert state is not None
     for position in {1, 2, state.position // 2, state.position}:
         with contextlib.suppress(PysparkLookupError):

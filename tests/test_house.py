@@ -21,7 +21,21 @@ from pyspark_lookup.storage.disk.records import _RECORDS_KEPT_S
 ROOT = Path(pyspark_lookup.__file__).parent
 
 # A module imports from its own package and from those before it.
-ORDER = ["core", "columnar", "options", "storage", "versions", "scan", "cache", "sources", "lookup", "spark", "", "cli", "__main__"]
+ORDER = [
+    "core",
+    "columnar",
+    "options",
+    "storage",
+    "versions",
+    "scan",
+    "cache",
+    "sources",
+    "lookup",
+    "spark",
+    "",
+    "cli",
+    "__main__",
+]
 # Other packages, and the packages or modules of ours that may know them.
 KNOWN_BY = {
     "aiobotocore": {"storage.stores.s3"},

@@ -174,7 +174,7 @@ def host(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     """A host on which nobody has looked anything up."""
     host = Host(cache_dir, monkeypatch)
     yield host
-    for provided in (provided for process in host.processes for provided in process._provided.values()):
+    for provided in (provided for process in host.processes for provided in process._openers[0].futures.values()):
         provided.result(0).close()
 
 

@@ -348,7 +348,7 @@ class Process:
         host = make_host(place.path, cache_dir, max_retries=2, opened=place.store)
         assert host.disk is not None
         self.store, self.disk, self.metrics = host.store, host.disk, host.metrics
-        self.log = host.resolver.log(host.ufs.url_of(place.path))
+        self.log = host.managed.log(host.ufs.url_of(place.path))
 
     def latest(self) -> TableState:
         state = self.log.latest()

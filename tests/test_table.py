@@ -26,7 +26,9 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.sources.files.listing import data_files
+from pyspark_lookup.sources.files.listing import data_files, refuse_tables
+from pyspark_lookup.sources.managed.source import MANAGED
+from pyspark_lookup.sources.registry import SOURCES
 from pyspark_lookup.storage.glob import glob_root, is_glob
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.versions.deletes import DeleteFile
@@ -51,6 +53,7 @@ def listing(*names: str, empty: Sequence[str] = ()) -> Listing:
 def data_names(found: Listing, pattern: str | None = None, success_file: bool = False) -> list[str]:
     """Relative names of the data files of a directory, or of a glob below it."""
     url, kind = (ROOT, Kind.DIRECTORY) if pattern is None else (f"{ROOT}/{pattern}", Kind.GLOB)
+    refuse_tables(url, kind, found, SOURCES)
     return [file.url[len(ROOT) + 1 :] for file in data_files(url, kind, found, success_file)]
 
 
@@ -437,7 +440,7 @@ TABLES = st.builds(
     Table,
     url=st.sampled_from(["s3://a/dim", "s3://b/dim", "s3://a/dim2", "s3://a/dim/*"]),
     scope=st.sampled_from(['s3"http://one"', 's3"http://two"', "file"]),
-    kind=st.sampled_from([Kind.FILE, Kind.DIRECTORY, Kind.GLOB, Kind.MANAGED]),
+    kind=st.sampled_from([Kind.FILE, Kind.DIRECTORY, Kind.GLOB, MANAGED]),
     format=st.sampled_from([None, FileFormatName.PARQUET]),
     success_file=st.booleans(),
     settle_s=st.sampled_from([None, 0.0, 1.0]),

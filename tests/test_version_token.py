@@ -20,6 +20,7 @@ from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup_join import _FAILED
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.source import MANAGED
 from pyspark_lookup.versions.executions import Execution
 from pyspark_lookup.versions.model import Kind, Table, TableVersion
 from tests.fakes import FakeClock, Later, make_host
@@ -120,7 +121,7 @@ def other_dir(tmp_path: Path) -> Path:
     return tmp_path / "other-cache"
 
 
-KINDS = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB, Kind.MANAGED)
+KINDS = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB, MANAGED)
 
 
 @given(

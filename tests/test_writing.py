@@ -63,7 +63,7 @@ class Site:
         """Have all that is opened here, now and later, write and compact by these `WriteSizes`."""
         self.runtime._sizes = dataclasses.replace(self.runtime._sizes, **sizes)
         for engine in self.runtime._engines.values():
-            engine.sizes = self.runtime._sizes
+            engine.managed.sizes = self.runtime._sizes
 
     def options(self, host: str, more: dict[str, str]) -> dict[str, str]:
         own = {"path": str(self.path), "lookup.cache.dir": str(self._cache / host), "lookup.max-retries": "0"}
@@ -84,7 +84,7 @@ class Site:
     def writer(self, more: dict[str, str] | None = None, host: str = "a", boot: str = "boot-1") -> TableWriter:
         options = LookupOptions.parse(self.options(host, more or {}))
         runtime = self.runtime if boot == "boot-1" else Runtime(self.clock.host(boot), random.Random())
-        return runtime.engine(options).writer(options)
+        return runtime.engine(options).managed.writer(options)
 
     def interrupt(
         self, before: Callable[[str, object], None] = lambda *_: None, after: Callable[[], None] = lambda: None
@@ -102,7 +102,7 @@ class Site:
 
     def state(self) -> TableState:
         engine = self.runtime.engine(LookupOptions.parse(self.options("look", {})))
-        state = engine.reader.resolver.log(str(self.path)).latest()
+        state = engine.managed.log(str(self.path)).latest()
         assert state is not None
         return state
 

@@ -31,7 +31,7 @@ _TAKING_TASKS = 6
 
 def managed_state(engine: Engine, options: LookupOptions) -> TableState:
     """The state of the table's log now. Raises NotSupportedError for a table without a log."""
-    state = engine.reader.resolver.read_log(options)
+    state = engine.managed.read_log(options)
     if state is None:
         raise NotSupportedError(
             f"{redact('path', options.path)} is no managed table (any more): only those, written by "
@@ -53,9 +53,8 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
             raise VersionGoneError(
                 f"option lookup.changes-{key} = {position}: the log of {redact('path', options.path)} goes from 1 to {state.position}"
             )
-    resolver = engine.reader.resolver
-    table = resolver.to_managed_table(options)
-    return list(shares(list(changes_between(table, resolver.log(table.url), state, first - 1, last, False))))
+    table = engine.managed.table(options)
+    return list(shares(list(changes_between(table, engine.managed.log(table.url), state, first - 1, last, False))))
 
 
 def shares(tasks: Sequence[ChangeTask]) -> Iterator[tuple[ChangeTask, ...]]:

@@ -211,7 +211,7 @@ class LookupTable:
     def _write(self, rows: RowsLike, how: WriteMode) -> int:
         self._check_open()
         engine = runtime().engine(self._options)
-        arrow_rows = as_arrow_rows(rows, lambda: engine.schema_in_log(self._options), how is WriteMode.UPSERT)
+        arrow_rows = as_arrow_rows(rows, lambda: engine.managed.schema(self._options), how is WriteMode.UPSERT)
         with engine.committing(self._options) as writer:
             # A write without rows needs no write id. Nor does a batch, which may have been written before.
             nothing = isinstance(arrow_rows, pa.Table) and not arrow_rows.num_rows and how is not WriteMode.OVERWRITE
@@ -231,7 +231,7 @@ class LookupTable:
                 raise
             state = writer.commit(job, files, None if batch is None else Batch(*batch))
             if state is None:  # that batch was written before
-                state = engine.reader.resolver.log(engine.url_of(self._options.path)).latest()
+                state = engine.managed.log(engine.url_of(self._options.path)).latest()
                 assert state is not None
                 return state.newest
             return writer.commit_position(job, state)
@@ -269,7 +269,7 @@ class LookupTable:
         engine = runtime().engine(self._options)
         if where is None:
             with engine.committing(self._options) as writer:
-                return writer.delete(as_key_table(keys, engine.keys_in_log(self._options)))
+                return writer.delete(as_key_table(keys, engine.managed.keys(self._options)))
         check_argument("where", where, str, "a predicate, such as \"state = 'NY'\"")
         if self._options.where is not None:
             raise OptionError(
@@ -288,7 +288,7 @@ class LookupTable:
         self._check_open()
         engine = runtime().engine(self._options)
         with engine.publish():
-            return engine.compactor(self._options).compact().newest
+            return engine.managed.compactor(self._options).compact().newest
 
     def vacuum(self, older_than: str | datetime.timedelta = "7 d", force: bool = False) -> dict[str, int | None]:
         """Remove files that no version of the last `older_than` needs, in the store's time; `files` and `bytes` of them.
@@ -302,7 +302,7 @@ class LookupTable:
         check_argument("force", force, bool, "True or False")
         engine = runtime().engine(self._options)
         with engine.publish():
-            return dataclasses.asdict(engine.vacuum(self._options, older_than_s, force))
+            return dataclasses.asdict(engine.managed.vacuum(self._options, older_than_s, force))
 
     def alter(
         self,
@@ -330,7 +330,7 @@ class LookupTable:
             check_argument("properties", text, str, "a dictionary of texts, such as {'lookup.log.retention': '30 d'}")
         engine = runtime().engine(self._options)
         with engine.publish():
-            return engine.writer(self._options).alter(new_columns, keys, properties)
+            return engine.managed.writer(self._options).alter(new_columns, keys, properties)
 
     def reload(self) -> str:
         """Load the current version into this host's snapshot now; returns its digest.

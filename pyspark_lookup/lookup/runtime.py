@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import atexit
 import collections
-import concurrent.futures
 import contextlib
-import functools
-import json
 import logging
 import os
 import random
 import threading
 import weakref
 from collections.abc import Iterator
-
-import pyarrow as pa
+from typing import Any
 
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import ForkSafeLock
@@ -27,31 +23,20 @@ from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.core.threads import end_all
 from pyspark_lookup.core.timer import Timer
-from pyspark_lookup.errors import CacheDirectoryError, OptionError
+from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.lookup.apart import check_apart
 from pyspark_lookup.lookup.table_reader import TableReader
 from pyspark_lookup.options.conf_file import conf_file_secrets, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.sources.iceberg.catalog import Catalog
-from pyspark_lookup.sources.managed import (
-    Compactor,
-    OpenWrites,
-    TableWriter,
-    Vacuumed,
-    WriteSizes,
-    vacuum,
-    vacuum_if_due,
-)
-from pyspark_lookup.sources.managed.log import NotificationLog
-from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
-from pyspark_lookup.sources.providers import ProvidedScan, ProvidedStore, ProvidedTable, ProviderSource, with_provider
-from pyspark_lookup.sources.registry import SOURCES
+from pyspark_lookup.sources.managed import TableWriter, WriteSizes
+from pyspark_lookup.sources.managed.tables import ManagedTables
+from pyspark_lookup.sources.opening import Opening
+from pyspark_lookup.sources.registry import OPENERS, SOURCES
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext, Start, in_thread
 from pyspark_lookup.storage.disk import Disk, key_of, memory_backed
-from pyspark_lookup.storage.glob import is_glob
 from pyspark_lookup.storage.host_metrics import Publisher
-from pyspark_lookup.storage.stores import CatalogStore, Store, open_store
+from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import Table
 from pyspark_lookup.versions.resolver import Resolver
@@ -71,11 +56,11 @@ class Engine:
         ufs: Ufs,
         context: HostContext,
         publisher: Publisher,
-        sizes: WriteSizes,
+        managed: ManagedTables,
     ) -> None:
         self.reader = reader
         reader.fulls.owner = self
-        self.sizes = sizes
+        self.managed = managed
         self.disk = context.disk
         self._ufs = ufs
         self._context = context
@@ -112,33 +97,6 @@ class Engine:
         yield
         self.reader.metrics.time(name, self._context.clock.steady_s() - started_s)
 
-    def writer(self, options: LookupOptions) -> TableWriter:
-        """Writes of the managed table at `options.path`, which need not be there yet. Raises OptionError for a glob."""
-        url = self._ufs.url_of(options.path)
-        if is_glob(url) and not self.reader.resolver.is_literal(url):
-            raise OptionError(
-                f"option path = {redact('path', options.path)!r}: a new table has a name without wildcards (*, ?, [, {{)"
-            )
-        if options.pinned is not None or options.changes_from is not None:
-            pin = next(iter(options.pins), "lookup.changes-from")
-            raise OptionError(f"option {pin} is for reads: a write takes none, remove it")
-        log, table, rows = self._managed(options, url)
-        raise_floor = functools.partial(self.reader.resolver.host.raise_floor, table)
-        enclosing = self.reader.resolver.enclosing
-        return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing)
-
-    def compactor(self, options: LookupOptions) -> Compactor:
-        """Compactions of the managed table at `options.path`. Raises OptionError for a glob."""
-        writer = self.writer(options)
-        parts = self._managed(options, self._ufs.url_of(options.path))
-        return Compactor(writer, *parts, options.write_compact_after, self.sizes)
-
-    def open_writes(self, options: LookupOptions) -> OpenWrites:
-        """The writes of a transaction that begins now. Raises OptionError for a glob, UfsError if the store fails."""
-        writer = self.writer(options)
-        log, table, rows = self._managed(options, self._ufs.url_of(options.path))
-        return OpenWrites(writer, log, table, rows, options.write_unique_keys, log.latest())
-
     @contextlib.contextmanager
     def publish(self) -> Iterator[None]:
         """Publish what is counted in the block, however it ends."""
@@ -149,41 +107,9 @@ class Engine:
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
-        """A writer for a block that commits. Afterwards runs a compaction or vacuum if one is due, and publishes the counters."""
-        with self.publish():
-            yield self.writer(options)
-            if options.write_compact_after:
-                self.compactor(options).compact_if_due()
-            log, _, _ = self._managed(options, self._ufs.url_of(options.path))
-            vacuum_if_due(self._ufs, log, self._nonce())
-
-    def schema_in_log(self, options: LookupOptions) -> pa.Schema | None:
-        """The columns of the managed table at `options.path`; None if there is none."""
-        state = self.reader.resolver.read_log(options)
-        return None if state is None else state.definition.schema
-
-    def keys_in_log(self, options: LookupOptions) -> tuple[str, ...]:
-        """The key columns of the managed table at `options.path`; those of the options if there is none."""
-        state = self.reader.resolver.log(
-            self._ufs.url_of(options.path)
-        ).cached_state() or self.reader.resolver.read_log(options)
-        return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
-
-    def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
-        """Remove what the managed table at `options.path` has not needed for so long. Raises as `managed.vacuum` does."""
-        log, _, _ = self._managed(options, self._ufs.url_of(options.path))
-        return vacuum(self._ufs, log, self._nonce(), older_than_s, force)
-
-    def _nonce(self) -> str:
-        return f"{self._context.rng.getrandbits(64):016x}"
-
-    def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
-        table = self.reader.resolver.to_managed_table(options)
-        return (
-            self.reader.resolver.log(url),
-            table,
-            KeyedRows(self.reader.versions.files, table, self.sizes.merge_bytes),
-        )
+        """A writer for a block that commits: see `ManagedTables.committing`. Publishes the counters."""
+        with self.publish(), self.managed.committing(options) as writer:
+            yield writer
 
 
 class Runtime:
@@ -200,7 +126,8 @@ class Runtime:
         self._timer = Timer(start)
         self._lock = threading.RLock()  # reentrant: opening a store runs foreign code, which may open a table
         self._stores: dict[str, Store] = {}
-        self._catalogs: dict[tuple[str, tuple[tuple[str, str], ...]], Catalog] = {}
+        self._shared: dict[Any, Any] = {}  # by sources of versions
+        self._openers = [opener(clock) for opener in OPENERS]
         self._disks: dict[str, Disk | str] = {}  # or why the directory cannot be used
         # Engines in use, and recently used ones. A dropped engine is built again when needed, as in another process:
         # anything that must survive it is on disk.
@@ -208,16 +135,15 @@ class Runtime:
         self._recent: collections.OrderedDict[str, Engine] = collections.OrderedDict()
         self._publishers: weakref.WeakValueDictionary[str, Publisher] = weakref.WeakValueDictionary()
         self._application = ""
-        self._provided: dict[str, concurrent.futures.Future[ProvidedTable]] = {}
 
     def engine(self, options: LookupOptions) -> Engine:
         """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
-        provided_table = self._provided_table(options)
+        opening = self._open(options)
         with self._lock:
-            key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, self._provided_key(options), options.cache)  # fmt: skip
+            key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, "" if opening is None else opening.key, options.cache)  # fmt: skip
             engine = self._engines.get(key)
             if engine is None:
-                engine = self._engines[key] = self._build(options, provided_table)
+                engine = self._engines[key] = self._build(options, opening)
             self._recent[key] = engine
             self._recent.move_to_end(key)
             idle = self._take_idle(key)
@@ -255,46 +181,15 @@ class Runtime:
         return f"{self._rng.getrandbits(64):016x}"
 
     def effective(self, options: LookupOptions) -> LookupOptions:
-        """The options, completed by the provider that they name. Raises OptionError if it cannot be made or they contradict it."""
-        provided_table = self._provided_table(options)
-        return options if provided_table is None else with_provider(options, provided_table)
+        """The options, completed by the system that they name, if any. Raises OptionError if they contradict it, or it cannot be opened."""
+        opening = self._open(options)
+        return options if opening is None else opening.options
 
-    def _provided_key(self, options: LookupOptions) -> str:
-        made_with = (
-            options.provider,
-            options.provider_options,
-            options.path,
-            options.keys,
-            options.columns,
-            options.where,
-        )
-        calls = (options.max_retries, options.async_capacity, options.async_timeout_s)
-        retries = (options.retry_predicate, options.retry_fixed_delay_s, options.retry_max_attempts)
-        return key_of(*made_with, *calls, *retries, options.cache_directory()) if options.provider is not None else ""
+    def _open(self, options: LookupOptions) -> Opening | None:
+        return next((opening for opener in self._openers if (opening := opener.open(options)) is not None), None)
 
-    def _provided_table(self, options: LookupOptions) -> ProvidedTable | None:
-        """The table of a provider, made by the first caller; others wait. Made outside the lock, because a factory may hang, or open a table."""
-        if options.provider is None:
-            return None
-        key = self._provided_key(options)
-        with self._lock:
-            existing = self._provided.get(key)
-            future = existing or self._provided.setdefault(key, concurrent.futures.Future())
-        if existing is None:
-            try:
-                future.set_result(ProvidedTable(options, self.clock))
-            except BaseException as problem:
-                with self._lock:
-                    del self._provided[key]
-                future.set_exception(problem)
-        return future.result()
-
-    def _build(self, options: LookupOptions, provided_table: ProvidedTable | None) -> Engine:
-        store = (
-            self._open_store(options)
-            if provided_table is None
-            else ProvidedStore(provided_table, options, self.clock.wall_s)
-        )
+    def _build(self, options: LookupOptions, opening: Opening | None) -> Engine:
+        store = self._open_store(options) if opening is None else opening.store(self.clock.wall_s)
         url = store.url_of(options.path)
         check_apart(url, options.cache_directory())
         label = key_of(store.scope, url)
@@ -310,40 +205,29 @@ class Runtime:
             )
         publisher.application = self._application
         blocks = BlockCache(ufs, context, _BLOCK_WAIT_S)
-        sources = SOURCES if provided_table is None else [functools.partial(ProviderSource, provided_table)]
-        resolver = Resolver(ufs, blocks, context, sources, self._catalog(options))
-        if provided_table is None:
+        if opening is None:
+            resolver = Resolver(ufs, blocks, context, [source.bind(options, self._shared) for source in SOURCES])
             reader = TableReader(resolver, blocks, context, options.block_size)
         else:
-            scan = ProvidedScan(provided_table, metrics)
-            provider_parts = (scan, scan), provided_table.cache, provided_table.trigger
-            reader = TableReader(resolver, blocks, context, options.block_size, *provider_parts)
-        return Engine(reader, ufs, context, publisher, self._sizes)
-
-    def _catalog(self, options: LookupOptions) -> Catalog | None:
-        if options.catalog is None:
-            return None
-        key = options.catalog, options.catalog_properties
-        if key not in self._catalogs:
-            self._catalogs[key] = Catalog(*key)
-        return self._catalogs[key]
+            resolver, scan = Resolver(ufs, blocks, context, [opening.source]), opening.scan(metrics)
+            replaced = (scan, scan), opening.cache, opening.trigger
+            reader = TableReader(resolver, blocks, context, options.block_size, *replaced)
+        managed = ManagedTables(resolver, ufs, context, reader.versions.files, self._sizes)
+        return Engine(reader, ufs, context, publisher, managed)
 
     def _open_store(self, options: LookupOptions) -> Store:
-        if options.catalog is None:
-            return self._store(options.path, options)
-        scope = json.dumps(options.storage, default=str)
-        open_path = functools.partial(self._store, options=options)
-        return CatalogStore(options.catalog, options.catalog_properties, open_path, scope)
+        def open_url(url: str, with_storage: bool) -> Store:
+            return self._store(url, options, with_storage)
 
-    def _store(self, path: str, options: LookupOptions) -> Store:
+        stores = (source.open_store(options, open_url) for source in SOURCES)
+        return next((store for store in stores if store is not None), None) or self._store(options.path, options)
+
+    def _store(self, path: str, options: LookupOptions, with_storage: bool = True) -> Store:
         protocol = path.split("://", 1)[0] if "://" in path else "file"
         # URLs of other protocols may name a host, so there is one store per host, not per protocol.
         place = path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a", "s3n") else ""
-        local = (
-            protocol == "file" and options.catalog is not None
-        )  # storage options are not for the catalog's local tables
         secrets = conf_file_secrets() if protocol != "file" else {}
-        storage = {} if local else {**secrets, **options.storage_options()}
+        storage = {**secrets, **options.storage_options()} if with_storage else {}
         key = key_of(protocol, place, sorted(storage.items()))
         if key not in self._stores:
             self._stores[key] = open_store(path, storage, self.clock.wall_s)

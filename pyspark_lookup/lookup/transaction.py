@@ -56,7 +56,7 @@ class Transaction:
         self._options = dataclasses.replace(options, cache=CacheMode.NONE)
         self._engine = engine
         self._clock = clock
-        self._writes = engine.open_writes(options)
+        self._writes = engine.managed.open_writes(options)
         self._ended = False
         self._pid = os.getpid()
         self.position: int | None = None
@@ -68,7 +68,7 @@ class Transaction:
         """Write rows, as `LookupTable.write` does; an overwrite takes the place of what this transaction has written, too."""
         self._check_open()
         how = write_mode(mode)
-        arrow_rows = as_arrow_rows(rows, lambda: self._engine.schema_in_log(self._options), how is WriteMode.UPSERT)
+        arrow_rows = as_arrow_rows(rows, lambda: self._engine.managed.schema(self._options), how is WriteMode.UPSERT)
         if isinstance(arrow_rows, pa.Table) and not arrow_rows.num_rows and how is not WriteMode.OVERWRITE:
             return
         self._writes.write(
@@ -82,7 +82,7 @@ class Transaction:
     def delete(self, keys: KeysLike) -> None:
         """Remove the rows with those keys, as `LookupTable.delete` does."""
         self._check_open()
-        self._writes.delete(as_key_table(keys, self._engine.keys_in_log(self._options)))
+        self._writes.delete(as_key_table(keys, self._engine.managed.keys(self._options)))
 
     # --- reads ------------------------------------------------------------------------------------
 

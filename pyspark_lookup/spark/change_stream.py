@@ -131,13 +131,13 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _log(self) -> NotificationLog:
         assert self._table is not None
-        return runtime().engine(self._options).reader.resolver.log(self._table.url)
+        return runtime().engine(self._options).managed.log(self._table.url)
 
     def _state(self, *offsets: Mapping[str, Any]) -> TableState:
         """The state of the log now. The log must be the one that the offsets belong to."""
         engine = runtime().engine(self._options)
         state = managed_state(engine, self._options)
-        self._table = engine.reader.resolver.to_managed_table(self._options)
+        self._table = engine.managed.table(self._options)
         for table_id, position in map(_parse_offset, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(

@@ -107,7 +107,7 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
     parsed = LookupOptions.parse(catalog_options, conf=conf_file_options())
     engine = runtime().engine(parsed)
     with engine.publish():
-        engine.writer(parsed).create(columns)
+        engine.managed.writer(parsed).create(columns)
     return {key: text for key, text in catalog_options.items() if key != "lookup.keys"}
 
 

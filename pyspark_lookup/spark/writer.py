@@ -84,7 +84,7 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
     with engine.publish():
         by_key = WriteMode.UPSERT if options.write_mode is KeyedWrite.UPSERT else WriteMode.APPEND
         mode = WriteMode.OVERWRITE if overwrite else by_key
-        return engine.writer(options).begin(arrow_schema(schema), mode, name)
+        return engine.managed.writer(options).begin(arrow_schema(schema), mode, name)
 
 
 def _write_files(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
@@ -94,7 +94,7 @@ def _write_files(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBa
     engine = runtime().engine(task_options)
     number = context.partitionId() if context is not None else 0
     with engine.publish():
-        return tuple(engine.writer(task_options).write(job, batches, f"part-{number:05d}"))
+        return tuple(engine.managed.writer(task_options).write(job, batches, f"part-{number:05d}"))
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
@@ -128,7 +128,7 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         engine = runtime().engine(self._options)
         with engine.publish():
-            engine.writer(self._options).abort(self._job, _files(messages), "the job failed")
+            engine.managed.writer(self._options).abort(self._job, _files(messages), "the job failed")
 
 
 @errors_without_traceback
@@ -159,4 +159,4 @@ class StreamWriter(DataSourceStreamArrowWriter):
         for job, query in _find_batch(messages):
             engine = runtime().engine(self._options)
             with engine.publish():
-                engine.writer(self._options).abort(job, _files(messages), batch=Batch(query, batchId))
+                engine.managed.writer(self._options).abort(job, _files(messages), batch=Batch(query, batchId))

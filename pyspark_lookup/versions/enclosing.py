@@ -12,6 +12,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.glob import glob_root
+from pyspark_lookup.storage.stores import Listing
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.version_source import VersionSource
 
@@ -24,6 +25,7 @@ class EnclosingTables:
     def __init__(self, ufs: Ufs, context: HostContext, sources: Sequence[VersionSource]) -> None:
         self._ufs = ufs
         self._context = context
+        self._sources = sources
         self._markers = {marker: source for source in sources for marker in source.markers}
         self._checked_urls: set[str] = set()
 
@@ -58,6 +60,10 @@ class EnclosingTables:
                     disk.create_record("place", key, 1)  # its key says which: a URL may hold a signature
         self._checked_urls.add(url)
         return None
+
+    def label_of(self, listing: Listing) -> str | None:
+        """What kind of table the files of a directory show; None if they show none."""
+        return next((source.label for source in self._sources if source.is_shown(listing)), None)
 
     def _is_table(self, directory: str, marker: str) -> bool:
         with contextlib.suppress(UfsNotFoundError, UfsPermissionError):

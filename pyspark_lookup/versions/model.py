@@ -22,12 +22,12 @@ from pyspark_lookup.versions.file_statistics import statistics_from_text, statis
 
 
 class Kind:
-    """The names of kinds of tables. Each `VersionSource` has its own; planning finds out which it is, so that an execution needs one call."""
+    """The names of kinds of tables that are nothing but files. Each other `VersionSource` has its own; planning finds out which it is, so that
+    an execution needs one call."""
 
     FILE = "FILE"
     DIRECTORY = "DIRECTORY"
     GLOB = "GLOB"
-    MANAGED = "MANAGED"
 
 
 @dataclasses.dataclass(frozen=True)

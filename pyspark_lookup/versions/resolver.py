@@ -20,7 +20,6 @@ from pyspark_lookup.errors import (
     CatalogUnavailableError,
     DamagedFileError,
     NotATableError,
-    NotSupportedError,
     OptionError,
     UfsError,
     UfsNotFoundError,
@@ -29,10 +28,6 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, CsvOptions, FileFormatName, MetadataSource, OnBusy
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.sources.iceberg.catalog import Catalog
-from pyspark_lookup.sources.managed.log import NotificationLog, TableState
-from pyspark_lookup.sources.managed.source import LogSource
-from pyspark_lookup.sources.registry import SOURCES
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S, FileVersion, Listing
@@ -55,20 +50,19 @@ class Resolver:
         ufs: Ufs,
         blocks: BlockCache,
         context: HostContext,
-        sources: Sequence[Callable[[SourceParts], VersionSource]] = SOURCES,
-        catalog: Catalog | None = None,
+        sources: Sequence[Callable[[SourceParts], VersionSource]],
     ) -> None:
         self._ufs = ufs
         self._context = context
         self._served_digests: dict[str, str] = {}
         self._literal: dict[str, bool] = {}
         self.host = HostVersions(ufs, context, self._restore, self._has_commit)
-        parts = SourceParts(ufs, blocks, self.host, context, self._detect_kind, catalog)
-        self._sources = [make(parts) for make in sources]
-        self._by_kind = {kind: source for source in self._sources for kind in source.kinds}
-        self.enclosing = EnclosingTables(ufs, context, self._sources)
-        # What writes, in the engine, is for managed tables only.
-        self._logs = next((source for source in self._sources if isinstance(source, LogSource)), None)
+        self.sources: list[VersionSource] = []
+        parts = SourceParts(ufs, blocks, self.host, context, self.sources)
+        self.sources += [make(parts) for make in sources]
+        self.detect_kind = parts.detect_kind
+        self._by_kind = {kind: source for source in self.sources for kind in source.kinds}
+        self.enclosing = EnclosingTables(ufs, context, self.sources)
         if context.disk is not None:
             self._executions = Executions(self.host, context.disk, context)
 
@@ -80,11 +74,11 @@ class Resolver:
         return self.source(table).restore(table, metadata)
 
     def _has_commit(self, url: str, table_id: str, position: int) -> bool:
-        return self._logs is None or self._logs.has_commit(url, table_id, position)
+        return all(source.has_commit(url, table_id, position) for source in self.sources)
 
     def lacks_files(self, version: TableVersion) -> bool:
         """Whether a version that was kept while a job writes has files that the job has removed."""
-        return any(source.lacks_files(version) for source in self._sources)
+        return any(source.lacks_files(version) for source in self.sources)
 
     # --- planning: what is at this path? ----------------------------------------------------------
 
@@ -96,7 +90,7 @@ class Resolver:
         """
         url = self._ufs.url_of(options.path)
         status: FileVersion | Listing | None = None
-        url_kind = self._kind_of_url(url)
+        url_kind = self.kind_of_url(url)
         kind = url_kind or self._known_kind(url, options)
         started_s = self._context.clock.steady_s()
         # In CACHE mode the age of a version counts from when the store was asked last.
@@ -111,7 +105,7 @@ class Resolver:
         if kind is None:
             try:
                 status = self._ufs.list_status(url) if options.names_directory else self._ufs.get_status(url)
-                kind = self._detect_kind(status)
+                kind = self.detect_kind(status)
             except UfsNotFoundError:
                 if self._literal.pop(url, False):  # the file of that very name is gone, so the path is a pattern now
                     self._literal[url] = False
@@ -124,8 +118,9 @@ class Resolver:
         version = cached_version or self._ask(probe, started_s, status, patient=patient, renew=renew)
         return self.to_table(options, kind, version), version
 
-    def _kind_of_url(self, url: str) -> str | None:
-        kind = next((kind for source in self._sources if (kind := source.kind_of_url(url)) is not None), None)
+    def kind_of_url(self, url: str) -> str | None:
+        """The kind of table that a canonical path itself shows; None if the store has to say."""
+        kind = next((kind for source in self.sources if (kind := source.kind_of_url(url)) is not None), None)
         return None if kind == Kind.GLOB and self.is_literal(url) else kind
 
     def is_literal(self, url: str) -> bool:
@@ -138,9 +133,6 @@ class Resolver:
                 self._literal[url] = False
         return self._literal[url]
 
-    def _detect_kind(self, status: FileVersion | Listing) -> str:
-        return next(kind for source in self._sources if (kind := source.detect_kind(status)) is not None)
-
     def to_table(self, options: LookupOptions, kind: str, version: TableVersion | None = None) -> Table:
         """The table at `options.path`, which is known to be of this kind; with its format if a version is given. No store call.
 
@@ -152,18 +144,6 @@ class Resolver:
             )
         self._by_kind[kind].check_options(options, kind)
         return self._table(options, kind, version)
-
-    def to_managed_table(self, options: LookupOptions) -> Table:
-        """The managed table at `options.path`, whether or not it exists. Raises OptionError as `to_table`, NotSupportedError."""
-        if self._logs is None:
-            raise NotSupportedError(f"{self._ufs.url_of(options.path)}: a provider's table is not written here")
-        kind = self._kind_of_url(self._ufs.url_of(options.path))
-        if kind is not None:
-            redacted_path = redact("path", options.path)
-            raise NotSupportedError(
-                f"{redacted_path} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
-            )
-        return self.to_table(options, Kind.MANAGED)
 
     def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:
         source = self._by_kind[kind]
@@ -183,7 +163,7 @@ class Resolver:
 
     def _vanished_kind(self, url: str, options: LookupOptions) -> str | None:
         """The kind of table that was at a path a while ago, for an overwrite may have removed it and not begun to write; else None."""
-        if self._kind_of_url(url) is not None or options.pinned is not None:
+        if self.kind_of_url(url) is not None or options.pinned is not None:
             return None
         probes = (self._table(options, kind, None) for kind in self._by_kind if kind != Kind.GLOB)
         return next((probe.kind for probe in probes if self.source(probe).was_here_lately(probe)), None)
@@ -402,8 +382,8 @@ class Resolver:
     def _is_another_kind(self, table: Table) -> bool:
         """Whether the path of a table that is gone is now of another kind: a file, a directory or another kind of table."""
         with contextlib.suppress(UfsNotFoundError):
-            by_url = self._kind_of_url(table.url) is not None
-            return not by_url and self._detect_kind(self._ufs.get_status(table.url)) != table.kind
+            by_url = self.kind_of_url(table.url) is not None
+            return not by_url and self.detect_kind(self._ufs.get_status(table.url)) != table.kind
         return False
 
     # --- the store --------------------------------------------------------------------------------
@@ -448,28 +428,17 @@ class Resolver:
                 return learned_version
         return answer.version
 
-    # --- managed tables ---------------------------------------------------------------------------
+    # --- what the host remembers of a path ----------------------------------------------------------
 
-    def log(self, url: str) -> NotificationLog:
-        """The log of the managed table at a canonical URL."""
-        assert self._logs is not None
-        return self._logs.log(url)
-
-    def read_log(self, options: LookupOptions) -> TableState | None:
-        """The latest state of the log of the table at `options.path`; None if there is no log."""
-        url = self._ufs.url_of(options.path)
-        if self._logs is None or self._kind_of_url(url) is not None:
-            return None
-        other_kinds = (kind for kind, source in self._by_kind.items() if source is not self._logs and kind != Kind.GLOB)
-        is_other_kind = any(
-            self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in other_kinds
-        )
-        return None if is_other_kind and self.log(url).cached_state() is None else self.log(url).latest()
+    def is_known_as_another(self, options: LookupOptions, source: VersionSource) -> bool:
+        """Whether this host has had a table of another kind than the source's at `options.path`."""
+        others = (kind for kind, other in self._by_kind.items() if other is not source and kind != Kind.GLOB)
+        return any(self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in others)
 
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
         """The versions that the table at `options.path` itself lists (see `VersionSource.history`); None if it keeps no list."""
         url = self._ufs.url_of(options.path)
-        kind = self._kind_of_url(url) or self._last_kind(url, options)
+        kind = self.kind_of_url(url) or self._last_kind(url, options)
         with contextlib.suppress(UfsNotFoundError):
-            kind = kind or self._detect_kind(self._ufs.get_status(url))
+            kind = kind or self.detect_kind(self._ufs.get_status(url))
         return None if kind is None else self._by_kind[kind].history(self._table(options, kind, None))

@@ -15,10 +15,9 @@ from pyspark_lookup.errors import OptionError, VersionGoneError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.sources.iceberg.catalog import Catalog
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
-from pyspark_lookup.storage.stores import FileVersion, Listing
+from pyspark_lookup.storage.stores import FileVersion, Listing, Store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.host_versions import HostVersions
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
@@ -36,10 +35,12 @@ class SourceParts:
     blocks: BlockCache
     host: HostVersions
     context: HostContext
-    detect_kind: Callable[[FileVersion | Listing], str]
-    """The kind of table that the store's answer shows, of all kinds."""
-    catalog: Catalog | None = None
-    """The catalog that `lookup.catalog` names."""
+    sources: Sequence[VersionSource]
+    """The sources of all kinds, in the order in which they are asked for the kind of a path. Empty while they are made."""
+
+    def detect_kind(self, status: FileVersion | Listing) -> str:
+        """The kind of table that the store's answer shows."""
+        return next(kind for source in self.sources if (kind := source.detect_kind(status)) is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +129,17 @@ class VersionSource(abc.ABC):
         self._parts = parts
 
     @classmethod
+    def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
+        """What makes a source for a reference with these options. `shared`: what the sources of a process share, by keys of their own."""
+        return cls
+
+    @classmethod
+    def open_store(cls, options: LookupOptions, open_url: Callable[[str, bool], Store]) -> Store | None:
+        """The store of a reference whose path is no URL of files; None if it is. `open_url` opens the store of a URL, with or without the
+        options about storage."""
+        return None
+
+    @classmethod
     def kind_of_url(cls, url: str) -> str | None:
         """The kind of table that a canonical path itself shows; None if the store has to say."""
         return None
@@ -136,6 +148,24 @@ class VersionSource(abc.ABC):
     @abc.abstractmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         """The kind of table that the store's answer shows; None if it is not one of this source's."""
+
+    @classmethod
+    def is_shown(cls, listing: Listing) -> bool:
+        """Whether a directory has files of such a table, so that no other may be written there."""
+        return cls.described and cls.detect_kind(listing) is not None
+
+    @classmethod
+    def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
+        """Raise TableFormatError if a listing that is to be read as plain files shows a table of this kind.
+
+        `directories`: those in which files of the glob `pattern` may lie; without a pattern all of the listing.
+        """
+        return
+
+    @classmethod
+    def refuse_files(cls, urls: Sequence[str]) -> None:
+        """Raise TableFormatError if one of these plain files belongs to a table of this kind."""
+        return
 
     @classmethod
     def marks_table(cls, ufs: Ufs, marker_url: str) -> bool:
@@ -212,7 +242,11 @@ class VersionSource(abc.ABC):
         """What `describe` shows of such a table beside what it shows of all."""
         return {}
 
-    # --- jobs that write --------------------------------------------------------------------------
+    # --- writes -----------------------------------------------------------------------------------
+
+    def has_commit(self, url: str, table_id: str, position: int) -> bool:
+        """Whether the table at a URL has a commit, as far as this host knows; true for tables that are not written here."""
+        return True
 
     def was_here_lately(self, table: Table) -> bool:
         """Whether a table that is missing now was there a while ago, so that a job may be replacing it."""

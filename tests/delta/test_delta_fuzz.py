@@ -399,7 +399,7 @@ def test_a_damaged_record_of_the_log(data: st.DataObject, sound: bool) -> None:
     path, made = recorded(shape)
     with tempfile.TemporaryDirectory() as home, in_bounds():
         cache = Path(shutil.copytree(made, Path(home) / "cache"))
-        records = [next(cache.rglob(f"records/{kind}/*")) for kind in ("delta", "delta-tail")]
+        records = [next(cache.rglob(f"records/{kind}/*")) for kind in ("log", "log-tail")]
         hurt = data.draw(st.sampled_from(records))
         if not sound:
             other = data.draw(st.sampled_from(records)).read_bytes()

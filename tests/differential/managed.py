@@ -146,7 +146,7 @@ class Managed(Modelled):
 
     def _writer(self, options: dict[str, str]) -> TableWriter:
         given = LookupOptions.parse({**options, "path": str(self._path)})
-        return runtime().engine(given).writer(given)
+        return runtime().engine(given).managed.writer(given)
 
     def _begin(self, options: dict[str, str], op: str, count: int, rng: random.Random) -> None:
         writer = self._writer(options)

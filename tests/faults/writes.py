@@ -163,7 +163,7 @@ def stream(caller: Caller) -> int | None:
     """A micro-batch as a stream commits it; its retry is the same batch of the same query."""
     options = LookupOptions.parse(dict(caller.options))
     engine = caller.runtime.engine(options)
-    writer = engine.writer(options)
+    writer = engine.managed.writer(options)
     job = writer.begin(SCHEMA, WriteMode.APPEND, caller.runtime.nonce())
     job = dataclasses.replace(job, directory=f"stream-{QUERY}/{7:012d}-{job.directory}")
     files = writer.write(job, rows([1, 20, 21], "new").to_batches(), "part")

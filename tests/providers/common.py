@@ -245,7 +245,7 @@ class Desk:
             self._be(process)
             with contextlib.suppress(PysparkLookupError):
                 table.close()
-        for provided in itertools.chain(*(process._provided.values() for process in self._processes)):
+        for provided in itertools.chain(*(process._openers[0].futures.values() for process in self._processes)):
             provided.result(0).close()
         if self.gives_up:
             for thread in set(threading.enumerate()) - set(self._threads):

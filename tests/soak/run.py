@@ -166,7 +166,7 @@ class Soak:
         """Note which digest readers are told of each version of the managed table that is new, before a vacuum may remove it."""
         given = {"lookup.cache.dir": str(self._work / "cache-writers"), "lookup.max-retries": "8"}
         options = LookupOptions.parse({"path": tables.MANAGED, **given, **self._place.storage})
-        state = runtime().engine(options).reader.resolver.log(tables.MANAGED).latest()
+        state = runtime().engine(options).managed.log(tables.MANAGED).latest()
         assert state is not None
         for change in state.changes:
             if change.position > self._noted:

@@ -32,10 +32,11 @@ from pyspark_lookup.sources.delta.checkpoint import find_checkpoints, read_check
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.stores import DELTA_LOG_DIRECTORY, FileVersion
+from pyspark_lookup.storage.stores import FileVersion, add_log_directory
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.restarts import read_again
 
+LOG_DIRECTORY = add_log_directory("_delta_log")
 _COMMIT = re.compile(r"(\d{20})\.json")
 _TAIL_AT_MOST = 64  # commits on record after a state, until that is recorded anew
 _COPIES = 5  # of a log in memory: its bytes, its text, and what is parsed
@@ -60,7 +61,7 @@ class DeltaLog:
         self._ufs = ufs
         self._blocks = blocks
         self._context = context
-        self._directory = f"{url}/{DELTA_LOG_DIRECTORY}"
+        self._directory = f"{url}/{LOG_DIRECTORY}"
         self._redacted_path = redact("path", url)
         self._key = key_of("delta", ufs.scope, url)
         self._lock = threading.Lock()
@@ -191,11 +192,11 @@ class DeltaLog:
         if not commits:
             checkpoint_version = max((checkpoint.version for checkpoint in find_checkpoints(listing)), default=None)
             instead = (
-                f"so it is no Delta table. To read all its files as they are (deleted rows, too), move {DELTA_LOG_DIRECTORY} away"
+                f"so it is no Delta table. To read all its files as they are (deleted rows, too), move {LOG_DIRECTORY} away"
                 if checkpoint_version is None
                 else f"but a checkpoint of version {checkpoint_version}, which may not be the newest: restore {checkpoint_version:020}.json and the commits after it"
             )
-            raise UfsNotFoundError(f"{self._redacted_path}: {DELTA_LOG_DIRECTORY} holds no commit, {instead}")
+            raise UfsNotFoundError(f"{self._redacted_path}: {LOG_DIRECTORY} holds no commit, {instead}")
         if version is not None and not min(commits) <= version <= max(commits):
             raise VersionGoneError(
                 f"{self._redacted_path} has no version {version}: the log has {min(commits)} to {max(commits)}"
@@ -366,7 +367,7 @@ class DeltaLog:
         disk = self._context.disk
         if disk is None:
             return None
-        base: DeltaState | None = disk.get_record("delta", self._key, _state_from_json)
+        base: DeltaState | None = disk.get_record("log", self._key, _state_from_json)
         if base is None:
             return None
 
@@ -385,7 +386,7 @@ class DeltaLog:
                 return _CachedLog(state, last_file, base, texts)
             raise ValueError("of another release, which knows more")
 
-        return disk.get_record("delta-tail", f"{self._key}-{base.version}", add_tail)
+        return disk.get_record("log-tail", f"{self._key}-{base.version}", add_tail)
 
     def _keep(self, log: _CachedLog) -> None:
         """Cache a state, in this process and on the host, unless a newer one of the same table is cached."""
@@ -402,15 +403,15 @@ class DeltaLog:
             return
         try:
             if log.base is log.state:
-                disk.replace_record("delta", self._key, _state_to_json(log.state))
+                disk.replace_record("log", self._key, _state_to_json(log.state))
             value = {
                 "table": log.state.table_id,
                 "commits": [text.decode() for text in log.tail],
                 "last": log.last_file.to_json(),
             }
-            disk.replace_record("delta-tail", f"{self._key}-{log.base.version}", value)
+            disk.replace_record("log-tail", f"{self._key}-{log.base.version}", value)
             if previous_log is not None and previous_log.base.version != log.base.version:
-                disk.remove_record("delta-tail", f"{self._key}-{previous_log.base.version}")
+                disk.remove_record("log-tail", f"{self._key}-{previous_log.base.version}")
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
 
@@ -420,7 +421,7 @@ def _find_commits(files: Sequence[FileVersion]) -> dict[int, FileVersion]:
     commits = {}
     for file in files:
         directory, _, name = file.url.rpartition("/")
-        match = _COMMIT.fullmatch(name) if directory.endswith(f"/{DELTA_LOG_DIRECTORY}") else None
+        match = _COMMIT.fullmatch(name) if directory.endswith(f"/{LOG_DIRECTORY}") else None
         if match is not None:
             commits[int(match[1])] = file
     return commits

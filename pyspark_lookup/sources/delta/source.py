@@ -18,14 +18,21 @@ from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import EXACT, text_of_schema
 from pyspark_lookup.core.decoding import UNREADABLE, as_decimal, is_utf8
-from pyspark_lookup.errors import DamagedFileError, NotSupportedError, SourceChangedError, VersionGoneError, raise_ours
+from pyspark_lookup.errors import (
+    DamagedFileError,
+    NotSupportedError,
+    SourceChangedError,
+    TableFormatError,
+    VersionGoneError,
+    raise_ours,
+)
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.delta.actions import Add, DeltaState, Key, decode_path, is_absolute
-from pyspark_lookup.sources.delta.log import DeltaLog
+from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, DeltaLog
 from pyspark_lookup.sources.delta.schema import arrow_schema, stored_columns
 from pyspark_lookup.sources.delta.vectors import DeletionVector, vector_url
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.stores import DELTA_LOG_DIRECTORY, IMMUTABLE, FileStatistics, FileVersion, Listing
+from pyspark_lookup.storage.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.deletes import DELETES
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata, require_metadata
@@ -48,7 +55,7 @@ class DeltaSource(VersionSource):
     """The versions of Delta tables. A data file is never rewritten in place, so it needs no time to settle."""
 
     kinds = ("DELTA",)
-    markers = (DELTA_LOG_DIRECTORY,)
+    markers = (LOG_DIRECTORY,)
     label = "a Delta table"
 
     def __init__(self, parts: SourceParts) -> None:
@@ -64,7 +71,16 @@ class DeltaSource(VersionSource):
 
     @classmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
-        return cls.kinds[0] if isinstance(status, Listing) and DELTA_LOG_DIRECTORY in status.directories else None
+        return cls.kinds[0] if isinstance(status, Listing) and LOG_DIRECTORY in status.directories else None
+
+    @classmethod
+    def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
+        inside = next((path for path in directories if path.rsplit("/", 1)[-1] == LOG_DIRECTORY), None)
+        if inside is not None:
+            raise TableFormatError(
+                f"{redact('path', listing.url)} holds {inside}, so {redact('path', f'{listing.url}/{inside}'.rpartition('/')[0])} is a Delta table, "
+                "whose log alone says which files are current: read it by that path"
+            )
 
     def log(self, url: str) -> DeltaLog:
         """The log of the Delta table at a canonical URL."""

@@ -11,7 +11,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.formats.file_names import detect_format
-from pyspark_lookup.sources.files.listing import data_files, job_directories, refuse_inside
+from pyspark_lookup.sources.files.listing import data_files, job_directories, refuse_tables
 from pyspark_lookup.sources.files.sink_log import select_committed
 from pyspark_lookup.sources.files.spark_jobs import WritingJobs
 from pyspark_lookup.storage.glob import is_glob
@@ -174,13 +174,19 @@ class FilesSource(VersionSource):
         now_s = self._clock.wall_s() if listed_at_s is None else listed_at_s
         return min(newest + table.settle_s - now_s, table.settle_s)
 
+    def _refuse_files(self, files: Sequence[FileVersion]) -> None:
+        urls = [file.url for file in files]
+        for source in self._parts.sources:
+            source.refuse_files(urls)
+
     def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
         """The version in the store's answer. `past_jobs`: also while jobs write. Raises NotATableError if it is no version."""
         if isinstance(status, FileVersion):
-            refuse_inside(status.url)
+            self._refuse_files([status])
             return TableVersion(table.id, (status,))
         if self._latest is not None and self._latest[0] is status and self._latest[1] == (table, past_jobs):
             return self._latest[2]
+        refuse_tables(table.url, table.kind, status, self._parts.sources)
         ignored_directories = (
             job_directories(table.url, table.kind, status) if past_jobs else self._jobs.find_dead(table, status)
         )
@@ -199,6 +205,7 @@ class FilesSource(VersionSource):
             )
             busy.listing = status
             raise busy from None
+        self._refuse_files(files)
         if "_spark_metadata" in status.directories:
             files = select_committed(self._parts.blocks, status, files)
             if not files:

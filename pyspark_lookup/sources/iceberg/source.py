@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +17,14 @@ from pyspark_lookup.errors import (
     NotSupportedError,
     OptionError,
     SourceChangedError,
+    TableFormatError,
     UfsNotFoundError,
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.iceberg.catalog import Catalog
+from pyspark_lookup.sources.iceberg.catalog_store import CatalogStore
 from pyspark_lookup.sources.iceberg.deletes import EqualityDeletes, PositionDeletes
 from pyspark_lookup.sources.iceberg.entries import Entry, Manifest
 from pyspark_lookup.sources.iceberg.files import IcebergFiles
@@ -33,7 +38,8 @@ from pyspark_lookup.sources.iceberg.metadata import (
 )
 from pyspark_lookup.sources.iceberg.pointer import HINT, METADATA_DIRECTORY, METADATA_SUFFIX, Pointer, read_pointer
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.stores import CATALOG_SCHEME, IMMUTABLE, FileVersion, Listing
+from pyspark_lookup.storage.glob import glob_reaches
+from pyspark_lookup.storage.stores import CATALOG_SCHEME, IMMUTABLE, FileVersion, Listing, Store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import (
     Rewrites,
@@ -80,13 +86,30 @@ class IcebergSource(VersionSource):
     label = "an Iceberg table"
     pins = ("lookup.version", "lookup.branch", "lookup.tag", "lookup.timestamp")
 
-    def __init__(self, parts: SourceParts) -> None:
+    def __init__(self, parts: SourceParts, catalog: Catalog | None = None) -> None:
         super().__init__(parts)
         self._ufs = parts.ufs
+        self._catalog = catalog
         self._pointers: dict[str, Pointer] = {}
         self._metadata: dict[str, tuple[Pointer, IcebergMetadata]] = {}
         self._manifests: dict[str, list[Entry]] = {}
         self._versions: dict[tuple[str, str], TableVersion] = {}
+
+    @classmethod
+    def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
+        if options.catalog is None:
+            return cls
+        name = options.catalog, options.catalog_properties
+        return functools.partial(cls, catalog=shared.setdefault((cls, *name), Catalog(*name)))
+
+    @classmethod
+    def open_store(cls, options: LookupOptions, open_url: Callable[[str, bool], Store]) -> Store | None:
+        if options.catalog is None:
+            return None
+        # Options about storage are not for the catalog's local tables.
+        open_files = lambda url: open_url(url, "://" in url and not url.startswith("file:"))  # noqa: E731
+        scope = json.dumps(options.storage, default=str)
+        return CatalogStore(options.catalog, options.catalog_properties, open_files, scope)
 
     @classmethod
     def kind_of_url(cls, url: str) -> str | None:
@@ -106,6 +129,23 @@ class IcebergSource(VersionSource):
             return None
         names = {file.url for file in status.files}
         return cls.kinds[0] if f"{status.url}/{METADATA_DIRECTORY}/{HINT}" in names else None
+
+    @classmethod
+    def is_shown(cls, listing: Listing) -> bool:
+        return any(file.url.endswith(METADATA_SUFFIX) for file in listing.files)
+
+    @classmethod
+    def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
+        for file in listing.files:
+            if not file.url.endswith(METADATA_SUFFIX):
+                continue
+            table, _, parent = file.url.rpartition("/")[0].rpartition("/")
+            if parent == METADATA_DIRECTORY and (not pattern or glob_reaches(table, pattern)):
+                raise TableFormatError(
+                    f"{redact('path', listing.url)} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table, without a "
+                    f"{METADATA_DIRECTORY}/{HINT} that says which metadata file is current; the newest may be of a commit that failed. Read it "
+                    "by its name in its catalog (lookup.catalog), or name a metadata file"
+                )
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
         super().check_options(options, kind)
@@ -252,9 +292,9 @@ class IcebergSource(VersionSource):
     def _find_pointer(self, table: Table, last_pointer: Pointer | None) -> tuple[Pointer, dict[str, Any] | None]:
         """(where the table's metadata lies now, the metadata itself if a catalog has sent it). One call."""
         if table.url.startswith(CATALOG_SCHEME):
-            if self._parts.catalog is None:
+            if self._catalog is None:
                 raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
-            location, sent_metadata = self._parts.catalog.load(table.url.removeprefix(CATALOG_SCHEME).partition("/")[2])
+            location, sent_metadata = self._catalog.load(table.url.removeprefix(CATALOG_SCHEME).partition("/")[2])
             pointer = Pointer(location, table_id=None if sent_metadata is None else sent_metadata.get("table-uuid"))
         elif self.kind_of_url(table.url) is not None:
             file = self._ufs.get_meta(table.url)
@@ -374,14 +414,14 @@ class IcebergSource(VersionSource):
 
     def _read_record(self, table: Table) -> _PointerRecord | None:
         disk = self._parts.context.disk
-        return None if disk is None else disk.get_record("iceberg", self._key(table), _PointerRecord.from_json)
+        return None if disk is None else disk.get_record("pointer", self._key(table), _PointerRecord.from_json)
 
     def _remember(self, table: Table, pointer_record: _PointerRecord) -> None:
         disk = self._parts.context.disk
         if disk is not None:
             try:
                 disk.replace_record(
-                    "iceberg", self._key(table), [pointer_record.pointer.to_json(), pointer_record.digest]
+                    "pointer", self._key(table), [pointer_record.pointer.to_json(), pointer_record.digest]
                 )
             except OSError:
                 self._parts.context.metrics.inc("cacheFailureCount")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark_lookup.errors import NotATableError, TableFormatError, UfsNotFoundError
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.storage.stores import DELTA_LOG_DIRECTORY, FileVersion, Listing
+from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.enclosing import EnclosingTables
 
@@ -16,9 +16,9 @@ def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
         status = ufs.get_status(url)
     except UfsNotFoundError:
         status = None
-    if isinstance(status, Listing) and (kind := _kind_of_others(status)) is not None:
+    if isinstance(status, Listing) and (label := enclosing.label_of(status)) is not None:
         raise NotATableError(
-            f"{url_text} is {kind}: lookupcache reads it, and writes managed tables only; write it by its own means"
+            f"{url_text} is {label}: lookupcache reads it, and writes managed tables only; write it by its own means"
         )
     if status is not None and (isinstance(status, FileVersion) or status.files or status.directories):
         raise NotATableError(
@@ -30,10 +30,3 @@ def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
     if above is not None:
         directory, kind = above
         raise TableFormatError(f"{url_text} lies inside {redact('path', directory)}, {kind}: write to another place")
-
-
-def _kind_of_others(listing: Listing) -> str | None:
-    """The kind of table that another system has made of a directory; None if its files show none."""
-    if DELTA_LOG_DIRECTORY in listing.directories:
-        return "a Delta table"
-    return "an Iceberg table" if any(file.url.endswith(".metadata.json") for file in listing.files) else None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from pyspark_lookup.core.write_ids import ValidWriteIdList
-from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
+from pyspark_lookup.errors import TableFormatError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.log import (
@@ -24,9 +25,12 @@ from pyspark_lookup.storage.stores import IMMUTABLE, LOG_DIRECTORY, FileStatisti
 from pyspark_lookup.storage.stores.own_files import is_own
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.deletes import DeleteFile
-from pyspark_lookup.versions.model import Kind, Table, TableVersion, VersionMetadata, require_metadata
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
+MANAGED = "MANAGED"
+"""The kind of managed tables."""
+_FILE = re.compile(r"^(.*?)/(?:write-\d{20}|stream-[^/]+/\d{12}-[0-9a-f]{16})/")
 _NAMES_LOOKED_AT = 1000
 _VERSIONS_KEPT = 8
 
@@ -34,7 +38,7 @@ _VERSIONS_KEPT = 8
 class LogSource(VersionSource):
     """The versions of managed tables. One call reads what is new in a table's log."""
 
-    kinds = (Kind.MANAGED,)
+    kinds = (MANAGED,)
     markers = (LOG_DIRECTORY,)
     label = "a managed table"
     pins = (*VersionSource.pins, "lookup.valid-write-ids")
@@ -50,7 +54,28 @@ class LogSource(VersionSource):
 
     @classmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
-        return Kind.MANAGED if isinstance(status, Listing) and LOG_DIRECTORY in status.directories else None
+        return MANAGED if isinstance(status, Listing) and LOG_DIRECTORY in status.directories else None
+
+    @classmethod
+    def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
+        if LOG_DIRECTORY in listing.directories and not pattern:
+            raise UfsNotFoundError(f"{listing.url} became a managed table since this query was planned: plan it again")
+        inside = next((path for path in directories if path.rsplit("/", 1)[-1] == LOG_DIRECTORY), None)
+        if inside is not None:
+            raise TableFormatError(
+                f"{redact('path', listing.url)} holds the managed table {redact('path', f'{listing.url}/{inside}'.rpartition('/')[0])}, "
+                "whose log alone says which of its rows are valid: read it by its own path"
+            )
+
+    @classmethod
+    def refuse_files(cls, urls: Sequence[str]) -> None:
+        for url in urls:  # each file of a table of many comes here, so few meet the pattern
+            match = _FILE.match(url) if "/write-" in url or "/stream-" in url else None
+            if match is not None:
+                raise TableFormatError(
+                    f"{redact('path', url)} is a file of a managed table, whose log alone says which of its rows are valid: read "
+                    f"{redact('path', match[1])}"
+                )
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
         self._refuse(options, ["lookup.partition"] if options.partition is not None else [], kind)

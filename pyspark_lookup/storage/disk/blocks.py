@@ -31,8 +31,6 @@ _IN_USE_S = 600.0  # since the last use of a table: until then it is not evicted
 _FORGOTTEN_FOR_SPACE = (
     "asked",
     "bounds",
-    "delta",
-    "delta-tail",
     "files",
     "log",
     "log-tail",

@@ -3,7 +3,6 @@
 This is the only package of ours that imports fsspec. Instances belong to one process.
 """
 
-from pyspark_lookup.storage.stores.catalog import CATALOG_SCHEME, CatalogStore
 from pyspark_lookup.storage.stores.file_version import (
     DELETE_FILE,
     IMMUTABLE,
@@ -18,22 +17,21 @@ from pyspark_lookup.storage.stores.file_version import (
 )
 from pyspark_lookup.storage.stores.opening import open_store
 from pyspark_lookup.storage.stores.store import (
-    DELTA_LOG_DIRECTORY,
+    CATALOG_SCHEME,
     LOCAL_GRANULE_S,
     LOG_DIRECTORY,
     SETTLED_AFTER_S,
     Count,
     Listing,
     Store,
+    add_log_directory,
 )
 
 __all__ = [
     "CATALOG_SCHEME",
-    "CatalogStore",
     "DELETE_FILE",
     "IMMUTABLE",
     "LOCAL_GRANULE_S",
-    "DELTA_LOG_DIRECTORY",
     "LOG_DIRECTORY",
     "PART_OF_FILE",
     "SETTLED_AFTER_S",
@@ -47,5 +45,6 @@ __all__ = [
     "Range",
     "Store",
     "StoredColumn",
+    "add_log_directory",
     "open_store",
 ]

@@ -18,7 +18,7 @@ from pyspark_lookup.storage.no_links import open_below
 from pyspark_lookup.storage.stores.error_mapping import read_error, translate_errors
 from pyspark_lookup.storage.stores.file_version import PART_OF_FILE, FileVersion
 from pyspark_lookup.storage.stores.own_files import split_path
-from pyspark_lookup.storage.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORIES, Count, Listing, is_entered
+from pyspark_lookup.storage.stores.store import LOCAL_GRANULE_S, Count, Listing, is_entered, log_directories
 
 _WALKS = 5  # attempts to list a directory whose name leads to another one after each
 _HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is held, and files in one
@@ -173,7 +173,7 @@ class LocalStore:
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         root = self._path(path)
-        logs = [name for name in LOG_DIRECTORIES if os.path.isdir(os.path.join(root, name))]
+        logs = [name for name in log_directories if os.path.isdir(os.path.join(root, name))]
         if logs:
             count("list")
             return Listing(self.url_of(root), (), frozenset(logs))

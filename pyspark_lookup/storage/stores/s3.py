@@ -30,7 +30,7 @@ from pyspark_lookup.storage.stores.error_mapping import (
     translate_errors,
 )
 from pyspark_lookup.storage.stores.file_version import FileVersion
-from pyspark_lookup.storage.stores.store import LOG_DIRECTORIES, Count, Listing, is_entered
+from pyspark_lookup.storage.stores.store import Count, Listing, is_entered, log_directories
 
 _PAGE = 1000  # objects that one request lists, or removes
 
@@ -334,4 +334,4 @@ def _answered_at_s(page: dict[str, Any]) -> float | None:
 def _find_logs(directory: str, objects: list[dict[str, Any]]) -> frozenset[str]:
     """The names of table logs among the objects of a directory: with one, the rest of a long listing is not needed."""
     keys = [item["Key"][len(directory) :] for item in objects]
-    return frozenset(name for name in LOG_DIRECTORIES if any(key.startswith(f"{name}/") for key in keys))
+    return frozenset(name for name in log_directories if any(key.startswith(f"{name}/") for key in keys))

@@ -12,11 +12,12 @@ from pyspark_lookup.storage.stores.file_version import FileVersion
 Count = Callable[[str], None]
 """Told "head", "list", "get", "put" or "delete" before each call to the store."""
 
+CATALOG_SCHEME = "catalog://"
+"""The beginning of the URL of a table that a catalog knows by name, and no store by its files."""
 LOG_DIRECTORY = "_lookup"
 """What a managed table's directory holds beside its data."""
-DELTA_LOG_DIRECTORY = "_delta_log"
-LOG_DIRECTORIES = (LOG_DIRECTORY, DELTA_LOG_DIRECTORY)
-"""By which a table whose log says what its files are is known; listings stop where they meet one."""
+log_directories = [LOG_DIRECTORY]
+"""By which a table whose log says what its files are is known; listings stop where they meet one. Kinds of tables add theirs."""
 
 # An mtime this close to now may stand for two contents (git's "racy" entries): one timer tick of an
 # older kernel for local files, the whole seconds of HTTP and the slack of others.
@@ -59,6 +60,13 @@ class Store(Protocol):
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None: ...
     def delete(self, path: str, count: Count) -> None: ...
     def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None: ...
+
+
+def add_log_directory(name: str) -> str:
+    """Have listings stop at directories of this name, and return it. For modules of kinds of tables, when they are imported."""
+    if name not in log_directories:
+        log_directories.append(name)
+    return name
 
 
 def is_entered(name: str) -> bool:

@@ -10,9 +10,7 @@ from typing import NoReturn
 from pyspark_lookup.errors import NotSupportedError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.stores.file_version import FileVersion
-from pyspark_lookup.storage.stores.store import Count, Listing, Store
-
-CATALOG_SCHEME = "catalog://"
+from pyspark_lookup.storage.stores.store import CATALOG_SCHEME, Count, Listing, Store
 
 
 class CatalogStore:

@@ -1,0 +1,132 @@
+"""`ManagedTables`: the managed tables of one store, which need not be there yet: their logs and their writes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from pyspark_lookup.errors import NotSupportedError, OptionError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.contract import TableScan
+from pyspark_lookup.sources.managed.compaction import Compactor
+from pyspark_lookup.sources.managed.log import NotificationLog, TableState
+from pyspark_lookup.sources.managed.open_transaction import OpenWrites
+from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
+from pyspark_lookup.sources.managed.sizes import WriteSizes
+from pyspark_lookup.sources.managed.source import MANAGED, LogSource
+from pyspark_lookup.sources.managed.vacuum import Vacuumed, vacuum, vacuum_if_due
+from pyspark_lookup.sources.managed.writer import TableWriter
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.glob import is_glob
+from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.model import Table
+from pyspark_lookup.versions.resolver import Resolver
+
+
+class ManagedTables:
+    """The managed tables that a table reference's options may name. `scan_of_files`: returns what reads their files, for a snapshot or not."""
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        ufs: Ufs,
+        context: HostContext,
+        scan_of_files: Callable[[bool], TableScan],
+        sizes: WriteSizes,
+    ) -> None:
+        self.sizes = sizes
+        self._resolver = resolver
+        self._ufs = ufs
+        self._context = context
+        self._scan_of_files = scan_of_files
+        self._source = next((source for source in resolver.sources if isinstance(source, LogSource)), None)
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def table(self, options: LookupOptions) -> Table:
+        """The managed table at `options.path`, whether or not it exists. Raises OptionError, NotSupportedError for one of another kind."""
+        if self._source is None:
+            raise NotSupportedError(f"{self._ufs.url_of(options.path)}: a provider's table is not written here")
+        kind = self._resolver.kind_of_url(self._ufs.url_of(options.path))
+        if kind is not None:
+            raise NotSupportedError(
+                f"{redact('path', options.path)} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
+            )
+        return self._resolver.to_table(options, MANAGED)
+
+    def log(self, url: str) -> NotificationLog:
+        """The log of the managed table at a canonical URL."""
+        assert self._source is not None
+        return self._source.log(url)
+
+    def read_log(self, options: LookupOptions) -> TableState | None:
+        """The latest state of the log of the table at `options.path`; None if there is no log."""
+        url = self._ufs.url_of(options.path)
+        if self._source is None or self._resolver.kind_of_url(url) is not None:
+            return None
+        log = self.log(url)
+        if self._resolver.is_known_as_another(options, self._source) and log.cached_state() is None:
+            return None
+        return log.latest()
+
+    def schema(self, options: LookupOptions) -> pa.Schema | None:
+        """The columns of the table at `options.path`; None if there is none."""
+        state = self.read_log(options)
+        return None if state is None else state.definition.schema
+
+    def keys(self, options: LookupOptions) -> tuple[str, ...]:
+        """The key columns of the table at `options.path`; those of the options if there is none."""
+        state = self.log(self._ufs.url_of(options.path)).cached_state() or self.read_log(options)
+        return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
+
+    # --- writes -----------------------------------------------------------------------------------
+
+    def writer(self, options: LookupOptions) -> TableWriter:
+        """Writes of the table at `options.path`. Raises OptionError for a glob."""
+        url = self._ufs.url_of(options.path)
+        if is_glob(url) and not self._resolver.is_literal(url):
+            raise OptionError(
+                f"option path = {redact('path', options.path)!r}: a new table has a name without wildcards (*, ?, [, {{)"
+            )
+        if options.pinned is not None or options.changes_from is not None:
+            pin = next(iter(options.pins), "lookup.changes-from")
+            raise OptionError(f"option {pin} is for reads: a write takes none, remove it")
+        log, table, rows = self._parts(options)
+        raise_floor = functools.partial(self._resolver.host.raise_floor, table)
+        enclosing = self._resolver.enclosing
+        return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing)
+
+    def compactor(self, options: LookupOptions) -> Compactor:
+        """Compactions of the table at `options.path`. Raises OptionError for a glob."""
+        return Compactor(self.writer(options), *self._parts(options), options.write_compact_after, self.sizes)
+
+    def open_writes(self, options: LookupOptions) -> OpenWrites:
+        """The writes of a transaction that begins now. Raises OptionError for a glob, UfsError if the store fails."""
+        writer = self.writer(options)
+        log, table, rows = self._parts(options)
+        return OpenWrites(writer, log, table, rows, options.write_unique_keys, log.latest())
+
+    @contextlib.contextmanager
+    def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
+        """A writer for a block that commits. Afterwards runs a compaction or vacuum if one is due."""
+        yield self.writer(options)
+        if options.write_compact_after:
+            self.compactor(options).compact_if_due()
+        log, _, _ = self._parts(options)
+        vacuum_if_due(self._ufs, log, self._nonce())
+
+    def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
+        """Remove what the table at `options.path` has not needed for so long. Raises as `vacuum.vacuum` does."""
+        log, _, _ = self._parts(options)
+        return vacuum(self._ufs, log, self._nonce(), older_than_s, force)
+
+    def _nonce(self) -> str:
+        return f"{self._context.rng.getrandbits(64):016x}"
+
+    def _parts(self, options: LookupOptions) -> tuple[NotificationLog, Table, KeyedRows]:
+        table = self.table(options)
+        return self.log(table.url), table, KeyedRows(self._scan_of_files, table, self.sizes.merge_bytes)

@@ -1,0 +1,42 @@
+"""`Opening`: how the table of a reference is opened that names no files, but another system."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from pyspark_lookup.cache.memory import LookupCache
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.scan.contract import TableScan
+from pyspark_lookup.storage.stores import Store
+from pyspark_lookup.versions.version_source import SourceParts, VersionSource
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """What takes the place of files. `key`: names it among the references of a process. `options`: the reference's, completed.
+
+    `source` makes its source of versions, `scan` its scan. `cache`, `trigger`: take the place of the partial cache and the reload
+    strategy that the options describe, if they are given.
+    """
+
+    key: str
+    options: LookupOptions
+    store: Callable[[Callable[[], float]], Store]
+    source: Callable[[SourceParts], VersionSource]
+    scan: Callable[[CacheMetricGroup], TableScan]
+    cache: LookupCache | None = None
+    trigger: CacheReloadTrigger | None = None
+
+
+class Opener(Protocol):
+    """Opens the references of one process that name such a system."""
+
+    def __init__(self, clock: HostClock) -> None: ...
+
+    def open(self, options: LookupOptions) -> Opening | None:
+        """How to open the table of these options; None if they name none of this kind. Raises OptionError."""
