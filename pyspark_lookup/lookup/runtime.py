@@ -170,7 +170,7 @@ class Engine:
         return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
-        """Remove what the managed table at `options.path` has not needed for so long. Raises as `managed.vacuum` does."""
+        """Remove what the managed table at `options.path` has not needed for so long. Raises as `sources.managed.vacuum` does."""
         log, _, _ = self._managed(options, self._ufs.url_of(options.path))
         return vacuum(self._ufs, log, self._nonce(), older_than_s, force)
 
