@@ -1,1 +1,1 @@
-"""What all other packages use: errors, clocks, metrics, threads, and checks of decoded values."""
+"""What all other packages use: clocks, metrics, threads, and checks of decoded values."""

@@ -1,7 +1,7 @@
 """What a forked child takes over from its parent: no lock that a thread held there, and no state that was half changed under one.
 
 Only the thread that forks goes on in the child. A lock that another one held stays locked for ever, so locks lie in what is
-made anew in each process (`engine.runtime`), or are made here. `functools.cached_property` has a lock per class before
+made anew in each process (`lookup.runtime`), or are made here. `functools.cached_property` has a lock per class before
 Python 3.12: `cached_property` has none. A module that another thread was importing is imported anew.
 """
 

@@ -42,7 +42,7 @@ FAULTS = [
     Fault(
         "a-block-lock-is-ignored",
         "Who does not get the lock of a block fetches it all the same, so that several load it.",
-        "io/block_cache.py",
+        "storage/block_cache.py",
         "        if lock is None:\n            return False\n",
         "        if lock is None:\n            return True\n",
         ("tests/test_blocks.py::test_one_loader_at_a_time",),
@@ -50,7 +50,7 @@ FAULTS = [
     Fault(
         "a-claim-has-no-lock",
         "A claim is not locked, so that others take it for that of a dead process.",
-        "io/disk/claims.py",
+        "storage/disk/claims.py",
         "            fcntl.flock(fd, fcntl.LOCK_EX)\n",
         "",
         ("tests/test_claims.py::test_a_claim_is_seen_while_it_is_held",),
@@ -58,7 +58,7 @@ FAULTS = [
     Fault(
         "the-directory-is-not-locked",
         "The counter of bytes, evictions and repairs of the cache directory take no lock.",
-        "io/disk/directory.py",
+        "storage/disk/directory.py",
         "            fcntl.flock(fd, kind | fcntl.LOCK_NB)\n            return True\n",
         "            return True\n",
         ("tests/test_disk.py::test_a_lock_held_for_long_costs_a_moment",),
@@ -82,7 +82,7 @@ FAULTS = [
     Fault(
         "a-fork-uses-its-parents-runtime",
         "A process that was forked goes on with the connections and threads of its parent.",
-        "engine/runtime.py",
+        "lookup/runtime.py",
         "current.pid == os.getpid():\n        return current",
         "current.pid:\n        return current",
         ("tests/providers/test_making.py::test_a_forked_child_opens_a_function_of_its_own",),
@@ -91,7 +91,7 @@ FAULTS = [
     Fault(
         "a-block-is-not-checked",
         "A block or record whose bytes were damaged on the disk is taken as it is.",
-        "io/disk/directory.py",
+        "storage/disk/directory.py",
         "return data if zlib.crc32(data, zlib.crc32(name_digest)) == crc else None",
         "return data",
         ("tests/test_fuzz.py::test_a_damaged_block_or_record_is_a_miss",),
@@ -99,7 +99,7 @@ FAULTS = [
     Fault(
         "a-block-of-another-name-is-taken",
         "A block or record that was made for another name is taken.",
-        "io/disk/directory.py",
+        "storage/disk/directory.py",
         " or name_digest != bytes.fromhex(key_of(name)):",
         ":",
         ("tests/test_disk.py::test_a_block_in_anothers_place_is_a_miss",),
@@ -107,7 +107,7 @@ FAULTS = [
     Fault(
         "a-segment-is-not-checked",
         "A segment whose bytes were damaged on the disk is mapped and answered from.",
-        "io/disk/segments.py",
+        "storage/disk/segments.py",
         "        if actual_crc != crc:\n            return False\n",
         "",
         ("tests/test_segments.py::test_a_damaged_segment_is_absent",),
@@ -115,7 +115,7 @@ FAULTS = [
     Fault(
         "the-end-of-a-segment-is-not-checked",
         "The footer of a segment is believed without its checksum.",
-        "io/disk/segments.py",
+        "storage/disk/segments.py",
         "    if zlib.crc32(text) != crc:\n        return None\n",
         "",
         ("tests/test_segments.py::test_a_damaged_segment_is_absent",),
@@ -123,7 +123,7 @@ FAULTS = [
     Fault(
         "counters-are-not-checked",
         "Counters that were damaged, or read while they were written, are added up.",
-        "io/disk/counters.py",
+        "storage/disk/counters.py",
         "        if _checksum(data) != blob[length + numbers.size :]:\n            return None\n",
         "",
         ("tests/test_counters.py::test_damaged_files",),
@@ -131,7 +131,7 @@ FAULTS = [
     Fault(
         "a-record-takes-the-place-of-the-first",
         "A record that has to be the first of its name replaces the one that is there.",
-        "io/disk/directory.py",
+        "storage/disk/directory.py",
         "                    # Fails if it exists, unlike rename.\n",
         "                    path.unlink(missing_ok=True)\n",
         ("tests/test_disk.py::test_the_first_record_stays",),
@@ -139,7 +139,7 @@ FAULTS = [
     Fault(
         "a-row-of-records-goes-back",
         "Who was stopped before it put a record puts it over a newer one.",
-        "io/disk/records.py",
+        "storage/disk/records.py",
         "        if max(numbers, default=0) != number + 1:\n            return False\n",
         "",
         ("tests/test_disk.py::test_a_row_of_records_never_goes_back",),
@@ -147,7 +147,7 @@ FAULTS = [
     Fault(
         "a-file-is-written-in-place",
         "Blocks and records are written where they are read, instead of being renamed when they are whole.",
-        "io/disk/directory.py",
+        "storage/disk/directory.py",
         (
             "            with self._temporary_file(data) as (source, name), self._open_parent(path, makes=True) as (target, new):\n"
             "                os.replace(name, new, src_dir_fd=source, dst_dir_fd=target)\n"
@@ -161,7 +161,7 @@ FAULTS = [
     Fault(
         "the-budget-is-exceeded",
         "The cache directory takes twice its budget.",
-        "io/disk/space.py",
+        "storage/disk/space.py",
         "        return self._max_bytes if self._max_bytes is not None",
         "        return 2 * self._max_bytes if self._max_bytes is not None",
         ("tests/test_disk.py::test_the_budget_holds", "tests/test_budget.py::test_no_host_fills_its_disk"),
@@ -169,7 +169,7 @@ FAULTS = [
     Fault(
         "what-is-built-is-not-counted",
         "Segments that are being built take nothing of the budget.",
-        "io/disk/space.py",
+        "storage/disk/space.py",
         '            self._space.take("segments", more)\n            self.reserved_bytes += more\n        os.ftruncate',
         "            self.reserved_bytes += more\n        os.ftruncate",
         ("tests/test_budget.py::test_no_host_fills_its_disk",),
@@ -177,7 +177,7 @@ FAULTS = [
     Fault(
         "blocks-go-after-tables",
         "When the budget is short tables are removed before blocks.",
-        "io/disk/blocks.py",
+        "storage/disk/blocks.py",
         """        steps += [self._evict_blocks]
         steps += [self._evict_tables] if kind != "blocks" else []
 """,
@@ -197,7 +197,7 @@ FAULTS = [
     Fault(
         "the-newest-blocks-are-evicted",
         "Evictions take the blocks that were used last instead of those that were not used for long.",
-        "io/disk/blocks.py",
+        "storage/disk/blocks.py",
         "key=lambda block: block[0]):",
         "key=lambda block: -block[0]):",
         ("tests/test_disk.py::test_an_eviction_takes_old_blocks_and_few",),
@@ -205,7 +205,7 @@ FAULTS = [
     Fault(
         "counters-are-not-published",
         "What a process counts is never put where the host adds it up.",
-        "io/host_metrics.py",
+        "storage/host_metrics.py",
         "self._write(self._disk, self.metrics.pack())",
         "self.metrics.pack()",
         ("tests/test_observing.py::test_prometheus_has_the_sums_of_all_processes",),
@@ -214,7 +214,7 @@ FAULTS = [
     Fault(
         "s3-reads-are-not-pinned",
         "Reads from S3 do not say of which version (If-Match) they want the bytes.",
-        "io/stores/s3.py",
+        "storage/stores/s3.py",
         'match = {"IfMatch": f\'"{etag}"\'} if etag else {}',
         "match: dict[str, str] = {}",
         ("tests/test_stores.py::test_head_and_list_give_one_token",),
@@ -222,7 +222,7 @@ FAULTS = [
     Fault(
         "s3-bytes-of-another-version-are-taken",
         "The ETag beside the bytes of a server that ignores If-Match is not looked at.",
-        "io/stores/s3.py",
+        "storage/stores/s3.py",
         "if etag and answer_etag != etag:",
         "if not answer_etag:",
         ("tests/faults/test_matrix.py::test_a_store_that_ignores_if_match",),
@@ -230,7 +230,7 @@ FAULTS = [
     Fault(
         "s3-puts-replace-what-is-there",
         "A put to S3 does not ask for the place to be free, so that a commit overwrites another one.",
-        "io/stores/s3.py",
+        "storage/stores/s3.py",
         ', IfNoneMatch="*")',
         ")",
         ("tests/test_ufs.py::test_first_come",),
@@ -238,7 +238,7 @@ FAULTS = [
     Fault(
         "a-file-is-not-checked-before-a-read",
         "A local file is not compared with its version before it is read.",
-        "io/stores/local.py",
+        "storage/stores/local.py",
         "            self._check(descriptor, file)\n\n",
         "",
         ("tests/test_stores.py::test_a_file_replaced_by_a_directory",),
@@ -246,7 +246,7 @@ FAULTS = [
     Fault(
         "a-file-is-not-checked-after-a-read",
         "A local file that was changed while it was read is not noticed.",
-        "io/stores/local.py",
+        "storage/stores/local.py",
         "            yield read\n            self._check(descriptor, file)\n",
         "            yield read\n",
         ("tests/test_stores.py::test_overwritten_between_two_ranges",),
@@ -254,7 +254,7 @@ FAULTS = [
     Fault(
         "a-store-without-pins-is-not-asked-again",
         "A store that cannot pin is not asked after a read whether the file has changed.",
-        "io/ufs.py",
+        "storage/ufs.py",
         "if self._store.pins or file.immutable:",
         "if self._store:",
         ("tests/test_ufs.py::test_an_unpinned_store_is_asked_again_after_the_bytes",),
@@ -262,7 +262,7 @@ FAULTS = [
     Fault(
         "a-short-read-is-handed-out",
         "Fewer bytes than were asked for are taken for all of them.",
-        "io/ufs.py",
+        "storage/ufs.py",
         "if len(data) != length:",
         "if not data:",
         ("tests/test_ufs.py::test_a_short_read_is_tried_again_and_never_handed_out",),
@@ -270,7 +270,7 @@ FAULTS = [
     Fault(
         "one-retry-less-at-the-store",
         "A request is tried once less than lookup.max-retries says.",
-        "io/ufs.py",
+        "storage/ufs.py",
         "tenacity.stop_after_attempt(max_retries + 1)",
         "tenacity.stop_after_attempt(max(max_retries, 1))",
         ("tests/test_stores.py::test_a_busy_server_is_asked_again",),
@@ -278,7 +278,7 @@ FAULTS = [
     Fault(
         "refusals-are-tried-again",
         "A request that the store refuses is tried again as if it were busy.",
-        "io/ufs.py",
+        "storage/ufs.py",
         "tenacity.retry_if_exception_type(_UNANSWERED)",
         "tenacity.retry_if_exception_type(UfsError)",
         ("tests/test_ufs.py::test_attempts_end",),
@@ -286,7 +286,7 @@ FAULTS = [
     Fault(
         "an-unknown-put-is-called-failed",
         "A put of which nobody knows whether it arrived is said to have failed.",
-        "io/ufs.py",
+        "storage/ufs.py",
         "            if unanswered:\n                raise_ours(PutUnknownError",
         "            if not data:\n                raise_ours(PutUnknownError",
         ("tests/test_notifications.py::test_commits_of_which_nothing_is_known",),
@@ -294,7 +294,7 @@ FAULTS = [
     Fault(
         "what-a-lost-put-has-put-is-not-looked-for",
         "After a put without an answer nobody looks whether the file is there.",
-        "io/ufs.py",
+        "storage/ufs.py",
         (
             "            with contextlib.suppress(UfsError):\n"
             "                return self._find_written(path, data)\n"
@@ -306,7 +306,7 @@ FAULTS = [
     Fault(
         "files-that-are-too-new-are-kept",
         "Bytes of a file that may yet change without a trace are cached.",
-        "io/stores/file_version.py",
+        "storage/stores/file_version.py",
         "return bool(self.identity) and self.settled",
         "return bool(self.identity)",
         ("tests/test_blocks.py::test_a_version_not_settled_is_read_and_not_kept",),
@@ -429,7 +429,7 @@ FAULTS = [
     Fault(
         "a-version-is-named-without-sizes",
         "Two states of a file of different sizes are one version.",
-        "table/model.py",
+        "versions/model.py",
         "for part in (file.url, file.size, file.identity))",
         "for part in (file.url, file.identity))",
         ("tests/test_table.py::test_digests_are_equal_if_and_only_if_the_files_are",),
@@ -437,7 +437,7 @@ FAULTS = [
     Fault(
         "a-version-is-named-without-identities",
         "Two states of a file of one size are one version.",
-        "table/model.py",
+        "versions/model.py",
         "for part in (file.url, file.size, file.identity))",
         "for part in (file.url, file.size))",
         ("tests/test_table.py::test_digests_are_equal_if_and_only_if_the_files_are",),
@@ -445,7 +445,7 @@ FAULTS = [
     Fault(
         "a-version-is-named-without-deletes",
         "Two versions that differ in their deleted rows only are one.",
-        "table/model.py",
+        "versions/model.py",
         "return key_of(self.table_id, *parts, *deletes)",
         "return key_of(self.table_id, *parts, *(() if deletes else ()))",
         ("tests/test_table.py::test_deleted_rows_make_another_digest",),
@@ -453,7 +453,7 @@ FAULTS = [
     Fault(
         "a-host-goes-back-in-the-log",
         "A host replaces what it knows of a log by an older position of it.",
-        "table/host_versions.py",
+        "versions/host_versions.py",
         "return int(recorded_commit[1]) > commit[1]",
         "return int(recorded_commit[1]) < 0",
         ("tests/test_managed.py::test_a_host_never_goes_back",),
@@ -461,7 +461,7 @@ FAULTS = [
     Fault(
         "a-slow-listing-takes-a-host-back",
         "A listing that began before the last known one replaces it.",
-        "table/host_versions.py",
+        "versions/host_versions.py",
         'record["started_s"] > started_s)',
         'record["started_s"] < 0)',
         ("tests/test_metadata.py::test_a_slow_listing_cannot_take_the_host_back",),
@@ -469,7 +469,7 @@ FAULTS = [
     Fault(
         "the-clock-of-another-boot-is-believed",
         "What was learned before the host was started anew counts as newer than what the store says now.",
-        "table/host_versions.py",
+        "versions/host_versions.py",
         'return bool(record["boot"] == self._context.clock.boot and record',
         "return bool(record",
         ("tests/test_metadata.py::test_another_boot_is_not_trusted_for_an_age",),
@@ -477,7 +477,7 @@ FAULTS = [
     Fault(
         "own-commits-are-not-read",
         "A host in CACHE mode answers from a version without its own last commit.",
-        "table/resolver.py",
+        "versions/resolver.py",
         'if not self.host.reaches(record.get("log"), table.url, options):',
         "if not record:",
         ("tests/test_writing.py::test_reads_see_the_hosts_writes",),
@@ -485,7 +485,7 @@ FAULTS = [
     Fault(
         "a-floor-is-not-raised",
         "After its first commit a host need not read its later ones.",
-        "table/host_versions.py",
+        "versions/host_versions.py",
         "floor is None or floor[0] != table_id or floor[1] < position",
         "floor is None or floor[0] != table_id",
         ("tests/test_writing.py::test_reads_see_the_hosts_writes",),
@@ -493,7 +493,7 @@ FAULTS = [
     Fault(
         "the-age-is-by-the-wall-clock",
         "In CACHE mode the age of a version is taken by a clock that may be set back.",
-        "table/resolver.py",
+        "versions/resolver.py",
         'age_s = self._context.clock.steady_s() - record["started_s"]',
         'age_s = self._context.clock.wall_s() - record["wall_s"]',
         ("tests/test_metadata.py::test_cache_mode_makes_no_call_within_its_interval",),
@@ -501,7 +501,7 @@ FAULTS = [
     Fault(
         "the-age-is-by-another-boots-clock",
         "In CACHE mode the age of a version from before the host was started anew is believed.",
-        "table/resolver.py",
+        "versions/resolver.py",
         'if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):',
         "if interval_s > 0 and age_s > interval_s:",
         ("tests/test_metadata.py::test_another_boot_is_not_trusted_for_an_age",),
@@ -509,7 +509,7 @@ FAULTS = [
     Fault(
         "each-task-decides-on-its-version",
         "The version of an execution is not put on record, so that its tasks may read two.",
-        "table/executions.py",
+        "versions/executions.py",
         'winner = self._disk.create_record("execution", key, [version.digest, at_s], _parse_decision).digest',
         "winner = _parse_decision([version.digest, at_s]).digest",
         ("tests/test_metadata.py::test_one_execution_sees_one_version_and_asks_once",),
@@ -517,7 +517,7 @@ FAULTS = [
     Fault(
         "the-last-task-decides-on-the-version",
         "The version of an execution is recorded over the one that an earlier task has decided on.",
-        "table/executions.py",
+        "versions/executions.py",
         'winner = self._disk.create_record("execution", key, [version.digest, at_s], _parse_decision).digest',
         ('self._disk.replace_record("execution", key, [version.digest, at_s])\n            winner = version.digest'),
         ("tests/test_metadata.py::test_who_does_not_get_the_lock_takes_what_was_decided_first",),
@@ -525,7 +525,7 @@ FAULTS = [
     Fault(
         "files-are-recorded-after-their-digest",
         "Who sees the version that a host learned last may not find its files on record yet.",
-        "table/host_versions.py",
+        "versions/host_versions.py",
         (
             f"        self._remember_files(table, version)\n{_VALUE}"
             '        return disk.succeed_record("table", table.id, number, value)\n'
@@ -540,7 +540,7 @@ FAULTS = [
     Fault(
         "a-token-of-another-table-is-taken",
         "The version that a token names is read although it is one of another table.",
-        "table/host_versions.py",
+        "versions/host_versions.py",
         "if version is None or version.digest != digest:",
         "if version is None:",
         ("tests/test_metadata.py::test_the_version_of_another_table_is_none_of_this_one",),
@@ -548,7 +548,7 @@ FAULTS = [
     Fault(
         "any-version-is-found-for-a-token",
         "A host takes the current version for the one that a token names.",
-        "table/resolver.py",
+        "versions/resolver.py",
         "(state for state in states if state.digest == digest), None)",
         "iter(states), None)",
         ("tests/test_version_token.py::test_a_version_that_is_served_is_announced_without_a_call",),
@@ -556,7 +556,7 @@ FAULTS = [
     Fault(
         "types-of-the-chosen-partitions-only",
         "Partition columns have the types of those partitions only that lookup.partition leaves.",
-        "engine/version_reader.py",
+        "lookup/version_reader.py",
         "data, partitions = self.schema(table, version)\n        everything",
         (
             "data, partitions = self.schema(table, version.of_files(select_partitions(table, version, options)))\n"
@@ -569,7 +569,7 @@ FAULTS = [
     Fault(
         "a-table-is-read-while-a-job-writes-it",
         "The directories by which a job says that it writes are not looked at.",
-        "table/listing.py",
+        "sources/files/listing.py",
         "if directory not in dead]",
         "if directory in dead]",
         ("tests/test_table.py::test_what_lies_beside_a_glob_is_none_of_its_business",),
@@ -594,7 +594,7 @@ FAULTS = [
     Fault(
         "carry-over-ignores-deletes",
         "Keys of a file are taken for unchanged when rows of it were deleted.",
-        "table/model.py",
+        "versions/model.py",
         "if deletes.keys is None]",
         "if deletes.keys is None and not file.deletes]",
         ("tests/test_toy_source.py::test_reads_follow_its_versions",),
@@ -779,7 +779,7 @@ FAULTS = [
     Fault(
         "a-held-record-is-never-read-again",
         "A process goes on with the record that it has read, though another one is in its place.",
-        "io/disk/records.py",
+        "storage/disk/records.py",
         "latest[0] == signs and ",
         "",
         ("tests/test_api.py::test_a_warm_get_reads_and_writes_no_record",),
@@ -787,7 +787,7 @@ FAULTS = [
     Fault(
         "an-unchanged-version-is-recorded-anew",
         "Every query records the version again that it has found.",
-        "table/host_versions.py",
+        "versions/host_versions.py",
         "if record and not renew and",
         "if record and renew and",
         ("tests/test_metadata.py::test_a_version_that_does_not_change_is_recorded_now_and_then",),
@@ -856,7 +856,7 @@ FAULTS = [
     Fault(
         "an-event-is-not-checked",
         "An event of the log whose bytes were damaged is taken as it is.",
-        "table/log/events.py",
+        "sources/managed/log/events.py",
         'if document["format"] <= FORMAT and not data',
         'if document["format"] < 0 and not data',
         ("tests/test_notifications.py::test_events_round_trip",),
@@ -864,7 +864,7 @@ FAULTS = [
     Fault(
         "a-commit-of-unknown-end-is-made-again",
         "A commit of which nobody knows whether it is in the log is put there once more.",
-        "table/log/log.py",
+        "sources/managed/log/log.py",
         "        except PutUnknownError as problem:\n            raise_ours(self._unknown_error(event, problem), problem)\n",
         "        except PutUnknownError:\n            return None\n",
         ("tests/test_notifications.py::test_commits_of_which_nothing_is_known",),
@@ -872,7 +872,7 @@ FAULTS = [
     Fault(
         "an-event-follows-another-table",
         "An event that was made for a table which was dropped stays in the log of the new one.",
-        "table/log/log.py",
+        "sources/managed/log/log.py",
         "elif self._has_followed(state, event):",
         "elif state is not None:",
         ("tests/test_notifications.py::test_a_table_recreated_under_an_append",),
@@ -880,7 +880,7 @@ FAULTS = [
     Fault(
         "a-table-that-was-made-anew-is-not-noticed",
         "The log of a table that was dropped and made anew is read on from where the old one was.",
-        "table/log/log.py",
+        "sources/managed/log/log.py",
         "return file if event.nonce == state.nonce else None",
         "return file if event.nonce else None",
         ("tests/test_notifications.py::test_a_table_that_was_recreated",),
@@ -888,7 +888,7 @@ FAULTS = [
     Fault(
         "open-writes-are-valid",
         "Rows of a write that has not ended are seen.",
-        "table/log/state.py",
+        "sources/managed/log/state.py",
         "if write.ended_at is None or write.ended_at > at:",
         "if write.ended_at is not None and write.ended_at > at:",
         ("tests/test_notifications.py::test_states_follow_the_model",),
@@ -896,7 +896,7 @@ FAULTS = [
     Fault(
         "aborted-writes-are-valid",
         "Writes that were aborted count as committed.",
-        "table/log/state.py",
+        "sources/managed/log/state.py",
         "return ValidWriteIdList(self.table_id, highest_id, open_ids, aborted_ids)",
         "return ValidWriteIdList(self.table_id, highest_id, open_ids, {*aborted_ids} & {0})",
         ("tests/test_notifications.py::test_states_follow_the_model",),
@@ -904,7 +904,7 @@ FAULTS = [
     Fault(
         "writes-above-the-watermark-are-valid",
         "A list of write ids lets through writes that it does not know of.",
-        "base/write_ids.py",
+        "core/write_ids.py",
         "return self._check_number(id_) <= self.high_watermark and not",
         "return self._check_number(id_) > 0 and not",
         ("tests/test_writeids.py::test_questions",),
@@ -912,7 +912,7 @@ FAULTS = [
     Fault(
         "a-page-too-many-is-trimmed",
         "The checkpoint that answers for the oldest version is removed.",
-        "table/log/pages.py",
+        "sources/managed/log/pages.py",
         "if end >= state.oldest or end > state.since:",
         "if end > state.oldest or end > state.since:",
         ("tests/test_trimmed_logs.py::test_the_oldest_version_stays_readable",),
@@ -920,7 +920,7 @@ FAULTS = [
     Fault(
         "pages-outlive-a-restored-table",
         "What a process has read of a log's pages is believed of a copy that went another way.",
-        "table/log/log.py",
+        "sources/managed/log/log.py",
         "self.pages.forget()",
         "pass",
         ("tests/test_trimmed_logs.py::test_hosts_that_know_what_is_gone",),
@@ -928,7 +928,7 @@ FAULTS = [
     Fault(
         "a-stream-skips-what-was-vacuumed",
         "A write whose files a later page says to be gone has none, so that a stream goes on without its rows.",
-        "table/log/pages.py",
+        "sources/managed/log/pages.py",
         "if write.vacuumed:",
         "if write.vacuumed and not write.committed:",
         ("tests/test_trimmed_logs.py::test_a_stream_that_needs_what_was_vacuumed",),
@@ -936,7 +936,7 @@ FAULTS = [
     Fault(
         "the-first-event-is-gone-on-from",
         "A host that knows a table's first event only, which is never trimmed, takes the log to end there.",
-        "table/log/log.py",
+        "sources/managed/log/log.py",
         "or cached_log.state.position == 1",
         "or cached_log.state.position == 0",
         ("tests/test_trimmed_logs.py::test_hosts_that_know_what_is_gone",),
@@ -944,7 +944,7 @@ FAULTS = [
     Fault(
         "no-vacuum-unasked",
         "Commits do not vacuum as the table's property says.",
-        "managed/vacuum.py",
+        "sources/managed/vacuum.py",
         "abs(now_s - put_at_s) >= between_s",
         "abs(now_s - put_at_s) < 0",
         ("tests/test_compaction.py::test_a_table_that_sees_to_itself",),
@@ -952,7 +952,7 @@ FAULTS = [
     Fault(
         "a-version-by-its-writers-clock",
         "lookup.timestamp goes by the times that writers put into their events.",
-        "table/log_source.py",
+        "sources/managed/source.py",
         "    earliest_s = min(put_at_s.values(), default=None)\n",
         "    put_at_s, earliest_s = {}, None\n",
         ("tests/delta/test_time_travel.py::test_one_host_has_a_wrong_clock",),
@@ -960,7 +960,7 @@ FAULTS = [
     Fault(
         "a-compaction-beside-a-predicate",
         "A compaction goes on where rows that it has read were deleted by a predicate.",
-        "managed/conflicts.py",
+        "sources/managed/conflicts.py",
         "if state.deleted_where_at > self._since.position:",
         "if False:",
         ("tests/test_delete_where.py::test_a_compaction_that_is_under_way",),
@@ -968,7 +968,7 @@ FAULTS = [
     Fault(
         "a-predicate-is-forgotten-with-its-page",
         "The log's state forgets that rows were deleted by a predicate as soon as something else happens.",
-        "table/log/state.py",
+        "sources/managed/log/state.py",
         "        state.deleted_where_at = self.deleted_where_at\n",
         "",
         ("tests/test_delete_where.py::test_a_compaction_that_is_under_way_for_pages_of_the_log",),
@@ -976,7 +976,7 @@ FAULTS = [
     Fault(
         "an-overwrite-beside-an-upsert",
         "An overwrite that began before an upsert is committed after it, so that its keys are there twice.",
-        "table/log/state.py",
+        "sources/managed/log/state.py",
         "if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:",
         "if write.mode is WriteMode.OVERWRITE and self.keyed_by < 0:",
         ("tests/test_by_key.py::test_an_append_beside_an_upsert_stays",),
@@ -984,7 +984,7 @@ FAULTS = [
     Fault(
         "an-append-that-an-overwrite-has-passed",
         "An append that began before an overwrite is committed after it, and never seen.",
-        "table/log/state.py",
+        "sources/managed/log/state.py",
         "if self.replaced_by > write_id and",
         "if self.replaced_by < 0 and",
         ("tests/test_notifications.py::test_commits_that_cannot_be",),
@@ -992,7 +992,7 @@ FAULTS = [
     Fault(
         "a-compaction-beside-an-overwrite",
         "A compaction of writes that were overwritten or compacted meanwhile is committed.",
-        "managed/conflicts.py",
+        "sources/managed/conflicts.py",
         "        if not is_unchanged:\n",
         "        if not state.table_id:\n",
         ("tests/test_compaction.py::test_two_compactions_at_once",),
@@ -1000,7 +1000,7 @@ FAULTS = [
     Fault(
         "an-upsert-beside-a-compaction",
         "Rows that an upsert has replaced while they were compacted come back.",
-        "managed/conflicts.py",
+        "sources/managed/conflicts.py",
         "return [write.id for write in ended_writes if write.deletes and write.id not in self._checked_ids]",
         "return [write.id for write in ended_writes if not write.id and write.id not in self._checked_ids]",
         ("tests/test_compaction.py::test_writes_beside_a_compaction",),
@@ -1008,7 +1008,7 @@ FAULTS = [
     Fault(
         "unique-keys-are-checked-once",
         "A key that another append has added meanwhile is added with unique-keys all the same.",
-        "managed/conflicts.py",
+        "sources/managed/conflicts.py",
         "return self._keys is None or super().is_due(state)",
         "return self._keys is None",
         ("tests/test_interleavings.py::test_a_key_that_is_committed_while_it_looks",),
@@ -1016,7 +1016,7 @@ FAULTS = [
     Fault(
         "what-others-commit-is-not-looked-at",
         "A commit does not look again at what others have committed since it looked.",
-        "managed/writer.py",
+        "sources/managed/writer.py",
         "            if effect.is_due(state):\n                return None  # there are commits to look into first\n",
         "",
         ("tests/test_interleavings.py::test_a_key_that_is_committed_while_it_looks",),
@@ -1024,7 +1024,7 @@ FAULTS = [
     Fault(
         "a-committed-write-is-aborted",
         "An abort is put into the log behind the commit of the same write.",
-        "managed/aborts.py",
+        "sources/managed/aborts.py",
         "if write is None or write.ended_at is not None:\n                    return None\n",
         "if write is None:\n                    return None\n",
         ("tests/test_writing.py::test_a_commit_whose_answer_was_lost",),
@@ -1032,7 +1032,7 @@ FAULTS = [
     Fault(
         "files-of-a-committed-write-are-removed",
         "What is tidied up after a commit is not only what attempts of tasks have left, but all files of the write.",
-        "managed/aborts.py",
+        "sources/managed/aborts.py",
         "if name not in named_paths and job.has_put(name):",
         "if file.url not in named_paths and job.has_put(name):",
         ("tests/test_writing.py::test_files_of_other_attempts",),
@@ -1040,7 +1040,7 @@ FAULTS = [
     Fault(
         "a-batch-is-committed-twice",
         "A stream's micro-batch that is committed already is written once more.",
-        "table/log/state.py",
+        "sources/managed/log/state.py",
         "return self.batches.get(batch.query, -1) >= batch.id",
         "return self.batches.get(batch.query, -1) > batch.id",
         ("tests/test_writing.py::test_a_batch_of_a_name_is_written_once",),
@@ -1048,7 +1048,7 @@ FAULTS = [
     Fault(
         "vacuum-removes-what-is-needed",
         "Vacuum removes files that the oldest version which is kept is made of.",
-        "managed/vacuum.py",
+        "sources/managed/vacuum.py",
         " and write.id not in needed_ids)",
         ")",
         ("tests/test_compaction.py::test_vacuum_removes_what_no_version_needs",),
@@ -1056,7 +1056,7 @@ FAULTS = [
     Fault(
         "vacuum-removes-what-is-being-written",
         "Vacuum removes the files of writes that have not ended.",
-        "managed/vacuum.py",
+        "sources/managed/vacuum.py",
         "path.startswith((*open_prefixes, *heartbeat_prefixes)) or ",
         "",
         ("tests/test_compaction.py::test_vacuum_removes_orphans",),
@@ -1064,7 +1064,7 @@ FAULTS = [
     Fault(
         "files-of-others-are-removed",
         "What somebody else has put into the directory of a write is removed with the write's own files.",
-        "managed/aborts.py",
+        "sources/managed/aborts.py",
         "if name not in named_paths and job.has_put(name):",
         "if name not in named_paths:",
         ("tests/test_foreign_files.py::test_objects_of_others_below_a_write_stay",),
@@ -1072,7 +1072,7 @@ FAULTS = [
     Fault(
         "links-are-followed",
         "A write puts its files behind a link that somebody has put into the table's directory.",
-        "io/no_links.py",
+        "storage/no_links.py",
         "os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=above)",
         "os.open(name, DIRECTORY, dir_fd=above)",
         ("tests/test_foreign_files.py::test_foreign_files_stay",),
@@ -1080,7 +1080,7 @@ FAULTS = [
     Fault(
         "vacuum-removes-what-is-young",
         "Vacuum removes files that were put a moment ago.",
-        "managed/vacuum.py",
+        "sources/managed/vacuum.py",
         " or _put_at_s(file) > until_s:",
         ":",
         ("tests/test_compaction.py::test_vacuum_removes_orphans",),
@@ -1088,7 +1088,7 @@ FAULTS = [
     Fault(
         "a-living-writer-is-aborted",
         "A writer counts as dead before lookup.write.timeout is over.",
-        "managed/heartbeat.py",
+        "sources/managed/heartbeat.py",
         "if now_s - since_s >= self._timeout_s]",
         "if now_s - since_s >= 0]",
         ("tests/test_writing.py::test_a_dead_writer_is_aborted",),
@@ -1096,7 +1096,7 @@ FAULTS = [
     Fault(
         "signs-of-life-are-not-seen",
         "A writer counts as dead after the timeout although it shows that it lives.",
-        "managed/heartbeat.py",
+        "sources/managed/heartbeat.py",
         "ids[id_] = [signs, now_s if signs != count else since_s]",
         "ids[id_] = [signs, since_s]",
         ("tests/test_writing.py::test_a_living_writer_is_not",),
@@ -1104,7 +1104,7 @@ FAULTS = [
     Fault(
         "a-file-that-may-not-be-there-is-named",
         "An event names a file of which nobody knows whether it was put.",
-        "managed/data_files.py",
+        "sources/managed/data_files.py",
         'raise_ours(UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__}"), problem)',
         "return DataFile(name, len(data), rows)",
         ("tests/test_writing.py::test_a_file_of_which_nothing_is_known_is_not_named",),
@@ -1113,7 +1113,7 @@ FAULTS = [
     Fault(
         "one-attempt-less-at-a-provider",
         "A provider's call that fails is tried once less than lookup.max-retries says.",
-        "providers/provider.py",
+        "sources/providers/provider.py",
         "tenacity.stop_after_attempt(self._options.max_retries + 1 if retried else 1)",
         "tenacity.stop_after_attempt(max(self._options.max_retries, 1) if retried else 1)",
         ("tests/providers/test_functions.py::test_attempts",),
@@ -1121,7 +1121,7 @@ FAULTS = [
     Fault(
         "a-call-has-no-timeout-of-its-own",
         "One of several calls to a provider may take longer than lookup.async.timeout.",
-        "providers/provider.py",
+        "sources/providers/provider.py",
         "await asyncio.wait_for(run_attempts(), self._options.async_timeout_s)",
         "await asyncio.wait_for(run_attempts(), None)",
         ("tests/providers/test_functions.py::test_an_asynchronous_lookup_that_waits_for_ever",),
@@ -1129,7 +1129,7 @@ FAULTS = [
     Fault(
         "a-hanging-call-is-waited-for",
         "A provider's call that hangs is waited for without an end.",
-        "providers/call_runner.py",
+        "sources/providers/call_runner.py",
         "future.result(timeout_s)",
         "future.result()",
         ("tests/providers/test_functions.py::test_a_lookup_that_hangs",),
@@ -1137,7 +1137,7 @@ FAULTS = [
     Fault(
         "a-version-is-asked-for-under-a-lock",
         "While one query waits for version() others of the host wait for that query.",
-        "providers/as_files.py",
+        "sources/providers/as_files.py",
         "one_asks = False",
         "one_asks = True",
         ("tests/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
@@ -1153,7 +1153,7 @@ FAULTS = [
     Fault(
         "own-caches-count-twice",
         "Hits that a provider's own cache counts are added to those that lookups count.",
-        "base/metrics.py",
+        "core/metrics.py",
         'if name not in ("hitCount", "missCount"):',
         "if name:",
         ("tests/providers/test_functions.py::test_a_cache_of_its_own",),
@@ -1161,7 +1161,7 @@ FAULTS = [
     Fault(
         "rows-of-other-keys-are-taken",
         "A row that a provider returns for a key which was not asked for is taken.",
-        "providers/returned_rows.py",
+        "sources/providers/returned_rows.py",
         "if len(matches.rows) < rows.num_rows:",
         "if len(matches.rows) < 0:",
         ("tests/providers/test_functions.py::test_a_bad_answer_is_an_error_and_nothing_else",),
@@ -1170,7 +1170,7 @@ FAULTS = [
     Fault(
         "credentials-are-shown",
         "An error shows the user and password of a URL.",
-        "base/credentials.py",
+        "core/credentials.py",
         '    return f"{scheme}{_HIDDEN}@"\n',
         "    return found[0]\n",
         ("tests/test_options.py::test_messages_are_redacted",),
@@ -1227,7 +1227,7 @@ FAULTS = [
     Fault(
         "a-left-join-drops-rows",
         "A row without a match in one table of several is dropped.",
-        "engine/lookup_pass.py",
+        "lookup/lookup_pass.py",
         'how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how',
         'how = "inner" if stage.how == "left" else stage.how',
         ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1235,7 +1235,7 @@ FAULTS = [
     Fault(
         "keys-are-those-of-the-batch",
         "Keys of a later lookup are not repeated as the results of the earlier ones are.",
-        "engine/lookup_pass.py",
+        "lookup/lookup_pass.py",
         "column.take(as_indices(self.rows))",
         "column.slice(self.first, self.count)",
         ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1243,7 +1243,7 @@ FAULTS = [
     Fault(
         "a-dependent-key-is-not-moved",
         "A key that an earlier lookup found is not brought into the order of the results.",
-        "engine/lookup_pass.py",
+        "lookup/lookup_pass.py",
         "columns[number] if places is None else _take(columns[number], places)",
         "columns[number]",
         ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1251,7 +1251,7 @@ FAULTS = [
     Fault(
         "an-anti-join-keeps-matches",
         "An anti join keeps rows with a match.",
-        "engine/lookup_pass.py",
+        "lookup/lookup_pass.py",
         "selection = np.flatnonzero(absent | (places >= 0))",
         "selection = np.arange(count)",
         ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1259,7 +1259,7 @@ FAULTS = [
     Fault(
         "a-semi-join-repeats-rows",
         "A semi join gives a row for each match.",
-        "engine/lookup_pass.py",
+        "lookup/lookup_pass.py",
         "selection, first = np.unique(lookup_rows.keys, return_index=True)\n    return selection, first",
         "return lookup_rows.keys, None",
         ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1267,7 +1267,7 @@ FAULTS = [
     Fault(
         "a-row-is-in-two-parts",
         "Parts of a batch's results begin in the middle of a row.",
-        "engine/lookup_pass.py",
+        "lookup/lookup_pass.py",
         "            stop = int(np.searchsorted(rows, last))\n",
         "            stop = min(start + count, len(rows))\n",
         ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1275,7 +1275,7 @@ FAULTS = [
     Fault(
         "versions-of-a-batch-are-its-first",
         "All rows of a batch are answered from the version of the first.",
-        "engine/lookup_pass.py",
+        "lookup/lookup_pass.py",
         "        for start, stop in _runs(versions):\n",
         "        for start, stop in [(0, len(versions[0]))]:\n",
         ("tests/test_lookup_pass.py::test_versions_that_take_turns",),
@@ -1283,7 +1283,7 @@ FAULTS = [
     Fault(
         "a-token-is-of-another-table",
         "A pass reads each table in the version of the first.",
-        "engine/lookup_pass.py",
+        "lookup/lookup_pass.py",
         "tokens[column][place], executions[number]",
         "tokens[column][0], executions[number]",
         ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1291,7 +1291,7 @@ FAULTS = [
     Fault(
         "tokens-are-cut",
         "A token ends a byte early.",
-        "engine/lookup_join.py",
+        "lookup/lookup_join.py",
         "start, position = position + 2, position + 2 + int.from_bytes",
         "start, position = position + 2, position + 1 + int.from_bytes",
         ("tests/test_lookup_pass.py::test_tokens_come_back_as_they_were_joined",),
@@ -1332,7 +1332,7 @@ FAULTS = [
     Fault(
         "a-recreated-delta-table-is-the-old-one",
         "A Delta table that was created again at its path is taken for the one that was there.",
-        "table/delta/log.py",
+        "sources/delta/log.py",
         "return newer if self._ufs.get_meta(cached_log.last_file.url) == cached_log.last_file else None",
         "return newer if self._ufs.get_meta(cached_log.last_file.url) else None",
         ("tests/delta/test_damage.py::test_a_table_that_was_made_anew",),
@@ -1340,7 +1340,7 @@ FAULTS = [
     Fault(
         "a-gap-in-a-delta-log-is-skipped",
         "A commit that is missing from a Delta log is not missed.",
-        "table/delta/log.py",
+        "sources/delta/log.py",
         "            if version != number:\n",
         "            if version < number:\n",
         ("tests/delta/test_damage.py::test_harm_is_told",),
@@ -1348,7 +1348,7 @@ FAULTS = [
     Fault(
         "a-commit-is-removed-from-after-its-adds",
         "A commit that gives a file another deletion vector loses the file.",
-        "table/delta/actions.py",
+        "sources/delta/actions.py",
         "        for key in removed_keys:  # first: a file's vector may be replaced by another\n            self.files.pop(key, None)\n"
         "        self.files.update((add.key, add) for add in added_files)\n",
         "        self.files.update((add.key, add) for add in added_files)\n"
@@ -1359,7 +1359,7 @@ FAULTS = [
     Fault(
         "a-vector-is-of-any-checksum",
         "A damaged deletion vector is read.",
-        "table/roaring.py",
+        "columnar/roaring.py",
         "    if zlib.crc32(vector) != int.from_bytes",
         "    if False and zlib.crc32(vector) != int.from_bytes",
         ("tests/delta/test_damage.py::test_harm_is_told", "tests/delta/test_delta_fuzz.py::test_a_damaged_vector"),
@@ -1367,7 +1367,7 @@ FAULTS = [
     Fault(
         "a-vector-has-no-offset",
         "Of several deletion vectors in a file the first is read.",
-        "table/delta/vectors.py",
+        "sources/delta/vectors.py",
         "(self.offset, self.size + 8))",
         "(1, self.size + 8))",
         ("tests/delta/test_calls.py::test_vectors_that_share_a_file",),
@@ -1375,7 +1375,7 @@ FAULTS = [
     Fault(
         "an-unknown-feature-is-read",
         "A table that asks its readers for a feature which is not known here is read.",
-        "table/delta/actions.py",
+        "sources/delta/actions.py",
         '        if unknown:\n            raise NotSupportedError(f"it asks for the reader feature',
         '        if len(unknown) > 9:\n            raise NotSupportedError(f"it asks for the reader feature',
         ("tests/delta/test_damage.py::test_what_is_not_understood",),
@@ -1383,7 +1383,7 @@ FAULTS = [
     Fault(
         "an-instant-is-ruled-out-by-its-milliseconds",
         "A file's highest instant, which the log rounds down, rules it out.",
-        "table/delta/source.py",
+        "sources/delta/source.py",
         "return at + _MILLISECOND + inexact if high else",
         "return at + inexact if high else",
         ("tests/delta/test_pruning.py",),
@@ -1391,7 +1391,7 @@ FAULTS = [
     Fault(
         "an-empty-partition-value-is-text",
         "A partition value that is null in the log as an empty text is one.",
-        "table/delta/actions.py",
+        "sources/delta/actions.py",
         "None if value is None else as_text(value) or None",
         "None if value is None else as_text(value)",
         ("tests/delta/test_pruning.py::test_a_partition_value_that_is_an_empty_text",),
@@ -1399,7 +1399,7 @@ FAULTS = [
     Fault(
         "part-of-a-checkpoint-is-a-checkpoint",
         "A checkpoint of several files is used although one is missing.",
-        "table/delta/checkpoint.py",
+        "sources/delta/checkpoint.py",
         "if (len(part_files), min(part_files), max(part_files)) == (count, 1, count):",
         "if part_files:",
         ("tests/delta/test_damage.py::test_a_checkpoint_of_several_files",),
@@ -1407,7 +1407,7 @@ FAULTS = [
     Fault(
         "columns-are-by-name-where-ids-count",
         "Under a column mapping by id, columns are found by their names.",
-        "table/delta/schema.py",
+        "sources/delta/schema.py",
         'as_text(field["name"]), stored_name, number if mode == "id" else None,',
         'as_text(field["name"]), as_text(field["name"]), None,',
         ("tests/delta/test_tables_of_others.py",),
@@ -1415,7 +1415,7 @@ FAULTS = [
     Fault(
         "what-changed-is-a-compaction",
         "A commit that replaces rows is taken for one that changes none, so that answers from before it stay.",
-        "table/delta/actions.py",
+        "sources/delta/actions.py",
         "        if added_files and removed_keys and not changes_data and not checkpoint:\n",
         "        if added_files and removed_keys and not checkpoint:\n",
         ("tests/delta/test_histories.py",),
@@ -1431,7 +1431,7 @@ FAULTS = [
     Fault(
         "any-change-is-a-compaction",
         "A full cache answers from the snapshot before a change of rows.",
-        "table/model.py",
+        "versions/model.py",
         "    return names == names_of_rows(new)\n",
         "    return True\n",
         ("tests/delta/test_calls.py::test_what_is_new", "tests/delta/test_histories.py"),
@@ -1448,7 +1448,7 @@ FAULTS = [
     Fault(
         "equality-deletes-concern-their-own-rows",
         "An equality delete removes rows that were written with it.",
-        "table/iceberg/files.py",
+        "sources/iceberg/files.py",
         "_SequencedDeletes(entry.sequence - 1, files.equality_deletes(entry))",
         "_SequencedDeletes(entry.sequence, files.equality_deletes(entry))",
         ("tests/iceberg/test_histories.py",),
@@ -1456,7 +1456,7 @@ FAULTS = [
     Fault(
         "deletes-concern-later-files",
         "Deletes remove rows of files that came after them.",
-        "table/iceberg/files.py",
+        "sources/iceberg/files.py",
         "sequenced[bisect.bisect_left(sequenced, entry.sequence, key=lambda item: item.sequence) :]",
         "sequenced[bisect.bisect_left(sequenced, -1, key=lambda item: item.sequence) :]",
         ("tests/iceberg/test_histories.py",),
@@ -1464,7 +1464,7 @@ FAULTS = [
     Fault(
         "equality-deletes-concern-all-partitions",
         "An equality delete of a partition removes rows of others.",
-        "table/iceberg/files.py",
+        "sources/iceberg/files.py",
         'return all(field.transform == "void" for field in self._spec(spec_id))',
         "return True",
         ("tests/iceberg/test_catalogs.py",),
@@ -1512,7 +1512,7 @@ FAULTS = [
     Fault(
         "a-cut-manifest-is-a-short-one",
         "A manifest that was cut off has fewer files.",
-        "table/iceberg/manifests.py",
+        "sources/iceberg/manifests.py",
         '            raise ValueError("it is cut off") from None\n',
         "            raise EOFError from None\n",
         ("tests/iceberg/test_damage.py",),
@@ -1520,7 +1520,7 @@ FAULTS = [
     Fault(
         "a-table-made-anew-is-the-old-one-by-its-metadatas-name",
         "Of a table that was made anew the metadata of the old one is used, if both files have one name.",
-        "table/iceberg/source.py",
+        "sources/iceberg/source.py",
         "        if metadata is None or last_pointer != pointer:\n",
         "        if metadata is None or last_pointer.location != pointer.location:\n",
         ("tests/iceberg/test_catalogs.py",),
@@ -1528,7 +1528,7 @@ FAULTS = [
     Fault(
         "a-copy-is-the-original",
         "Versions of a table and of its copy are one on a host.",
-        "table/iceberg/metadata.py",
+        "sources/iceberg/metadata.py",
         'key_of("iceberg", self._place, self.table_id,',
         'key_of("iceberg", self.table_id,',
         ("tests/iceberg/test_catalogs.py", "tests/spark/test_iceberg.py"),
@@ -1536,7 +1536,7 @@ FAULTS = [
     Fault(
         "a-name-mapping-makes-no-version",
         "A change of the name mapping is not seen until the next snapshot.",
-        "table/iceberg/metadata.py",
+        "sources/iceberg/metadata.py",
         'json.dumps([schema["fields"], self.name_mapping], sort_keys=True)',
         'json.dumps([schema["fields"]], sort_keys=True)',
         ("tests/iceberg/test_histories.py", "tests/iceberg/test_catalogs.py"),
@@ -1544,7 +1544,7 @@ FAULTS = [
     Fault(
         "a-day-before-1970-is-exact",
         "Rows of days before 1970 are missed that old writers have put into the next day.",
-        "table/iceberg/partitions.py",
+        "sources/iceberg/partitions.py",
         "_start(transform, number - 1 if number <= 0 else number)",
         "_start(transform, number)",
         ("tests/iceberg/test_pruning.py",),
@@ -1560,7 +1560,7 @@ FAULTS = [
     Fault(
         "statistics-are-not-on-record",
         "A process that finds a version on record opens all its files.",
-        "table/model.py",
+        "versions/model.py",
         '            document["statistics"] = statistics_text\n',
         "            pass\n",
         ("tests/iceberg/test_pruning.py",),
@@ -1568,7 +1568,7 @@ FAULTS = [
     Fault(
         "compactions-are-not-told",
         "After a compaction of an Iceberg table caches begin anew.",
-        "table/iceberg/source.py",
+        "sources/iceberg/source.py",
         "at.operation == _REPLACE:",
         "at.operation == '':",
         ("tests/iceberg/test_calls.py",),
@@ -1576,7 +1576,7 @@ FAULTS = [
     Fault(
         "a-hint-is-believed-for-ever",
         "A version hint that has changed is not read again.",
-        "table/iceberg/pointer.py",
+        "sources/iceberg/pointer.py",
         "    if last_pointer is not None and last_pointer.matches_hint(hint):\n",
         "    if known is not None:\n",
         ("tests/iceberg/test_calls.py", "tests/iceberg/test_histories.py"),

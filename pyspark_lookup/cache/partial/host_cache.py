@@ -1,6 +1,6 @@
 """`SharedCache`: the rows that any process of a host has loaded, for all of them: by key, in mapped files.
 
-Every load is published as one segment (`io.disk.segments`), whole or not at all; now and then some segments are merged. A
+Every load is published as one segment (`storage.disk.segments`), whole or not at all; now and then some segments are merged. A
 segment is of one version of the table. It answers for another version, too, for keys whose rows cannot differ. Names begin
 with the time, so a sorted listing of the directory has the latest segment last. A merged segment names its members, which no
 longer count.

@@ -1,4 +1,4 @@
-"""Writing a managed table, without Spark: rows to files, files to commits."""
+"""Managed tables: their log and versions, and writing them without Spark: rows to files, files to commits."""
 
 from pyspark_lookup.sources.managed.compaction import Compactor
 from pyspark_lookup.sources.managed.data_files import DataFiles

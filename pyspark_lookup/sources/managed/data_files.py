@@ -84,7 +84,7 @@ class DataFiles:
             yield pa.Table.from_batches(pending, schema)
 
     def put_deletes(self, rows: pa.Table) -> DataFile:
-        """A file that names deleted rows of others (see `scan.deletes`)."""
+        """A file that names deleted rows of others (see `versions.deletes`)."""
         places = distinct_places(rows)
         return self._put_bytes(delete_file_bytes(places), f"{self._job.directory}/deletes", places.num_rows)
 

@@ -65,7 +65,7 @@ class Deletes(Protocol):
         """
 
     def to_json(self) -> list[Any]:
-        """The value as JSON can hold it; first the kind by which `table.deletes.DELETES` reads it back."""
+        """The value as JSON can hold it; first the kind by which `versions.deletes.DELETES` reads it back."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
