@@ -40,7 +40,7 @@ from benchmarks import lake
 from benchmarks.lake import FULL, KEYS, MODES, Change, calls_of, customers, drawn_keys, more_rows, opened
 from benchmarks.servers import s3
 from pyspark_lookup import LookupTable
-from tests.delta.common import append_commit, vectors_of
+from tests.support.delta_tables import append_commit, vectors_of
 
 PARTS = ("unchanged", "keys", "visible", "stream", "log")
 

@@ -36,10 +36,10 @@ from pyiceberg.table import StaticTable
 from benchmarks import lake
 from benchmarks.lake import FULL, KEYS, MODES, Act, Change, customers, drawn_keys, more_rows, opened
 from pyspark_lookup import LookupTable
-from tests.iceberg.definition import Publish, in_catalog
-from tests.iceberg.oracle import load
-from tests.iceberg.rest_catalog import RestCatalog
-from tests.iceberg.writing import IcebergTable
+from tests.support.iceberg_definition import Publish, in_catalog
+from tests.support.iceberg_oracle import load
+from tests.support.iceberg_writing import IcebergTable
+from tests.support.rest_catalog import RestCatalog
 
 PARTS = ("unchanged", "keys", "visible", "upserts", "stream")
 TABLE = "ns.customers"

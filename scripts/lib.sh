@@ -144,7 +144,7 @@ use_java() {
 
 # --- PostgreSQL ------------------------------------------------------------------------------------
 
-# Whether there is a server to start, where tests/postgres.py looks for it.
+# Whether there is a server to start, where tests/support/postgres.py looks for it.
 find_chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
 use_chromium() {

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.fuzzing import MORE
-from tests.preloaded import python_variables
+pytest.register_assert_rewrite("tests.support")  # before it is imported: its failures show values, too
+
+from tests.support.fuzzing import MORE  # noqa: E402
+from tests.support.preloaded import python_variables  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.s3server import S3Server
+    from tests.support.s3server import S3Server
 
 _names = itertools.count()
 _SLOW_COUNTS = 25  # tests that take as long as one that is marked slow and does not say how many it counts for
@@ -74,7 +76,7 @@ def cache_dir(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """An S3 server for the whole run."""
-    from tests.s3server import S3Server
+    from tests.support.s3server import S3Server
 
     server = S3Server()
     yield server

@@ -39,8 +39,8 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.storage.disk import records as records_module
 from pyspark_lookup.storage.disk.directory import Directory
-from tests.fakes import wait_until_settled
-from tests.test_writing import Site, site
+from tests.sources.managed.test_writer import Site, site
+from tests.support.fakes import wait_until_settled
 
 __all__ = ["site"]
 
@@ -598,7 +598,7 @@ def test_what_are_no_rows_and_no_keys(site: Site) -> None:
 @pytest.mark.slow
 def test_a_users_script_is_typed() -> None:
     """What a user writes passes `mypy --strict`, and what has no meaning does not."""
-    script = str(Path(__file__).with_name("typed_script.py"))
+    script = str(Path(__file__).parent / "support" / "typed_script.py")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

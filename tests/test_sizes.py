@@ -32,7 +32,7 @@ from pyspark_lookup.scan.formats import file_names, parquet
 from pyspark_lookup.sources.iceberg.manifests import read_manifest_list
 from pyspark_lookup.sources.iceberg.metadata import parse_metadata
 from pyspark_lookup.storage.stores import PART_OF_FILE, FileVersion
-from tests.fakes import make_host
+from tests.support.fakes import make_host
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ from pyspark_lookup.storage import ufs as ufs_module
 from pyspark_lookup.storage.stores import open_store
 from pyspark_lookup.storage.stores.s3 import S3Store
 from pyspark_lookup.versions import enclosing as enclosing_module
-from tests import fakes
 from tests.faults.direct import door, put
 from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows
 from tests.history.checker import Rows, State, states
-from tests.proxy import Fault, Mode, Proxy, Sent, backend, kind_of, objects_in
-from tests.s3server import Application, S3Server
+from tests.support import fakes
+from tests.support.proxy import Fault, Mode, Proxy, Sent, backend, kind_of, objects_in
+from tests.support.s3server import Application, S3Server
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on

@@ -13,7 +13,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from pyspark_lookup.storage.stores.s3 import S3Store
-from tests.proxy import Proxy, Sent, backend
+from tests.support.proxy import Proxy, Sent, backend
 
 _KINDS = {
     "head_object": "head",

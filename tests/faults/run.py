@@ -21,8 +21,8 @@ import pytest
 
 from tests.faults.cases import Bench, Case, check_ended, home, named_case
 from tests.faults.writes import KINDS, Kind
-from tests.proxy import Fault, Mode, faults_of
-from tests.s3server import S3Server
+from tests.support.proxy import Fault, Mode, faults_of
+from tests.support.s3server import S3Server
 
 SEED = 1
 

@@ -18,10 +18,10 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import PysparkLookupError, UfsUnavailableError, VersionGoneError
 from tests.faults.cases import BUCKET, Bench, Case, check_ended, home, named_case
 from tests.faults.writes import KINDS, SMALL, Kind, counted, rows
-from tests.fuzzing import BY_NIGHT, MORE, seeds
 from tests.history.checker import Rows
-from tests.proxy import Fault, Mode, Sent, faults_of
-from tests.s3server import S3Server
+from tests.support.fuzzing import BY_NIGHT, MORE, seeds
+from tests.support.proxy import Fault, Mode, Sent, faults_of
+from tests.support.s3server import S3Server
 
 TRIED = 2 if BY_NIGHT else 1  # cases of each kind, times `MORE`
 (APPEND,) = (kind for kind in KINDS if kind.name == "append")

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tests import nightly
-from tests.fakes import CACHES
 from tests.history.checker import check, states
-from tests.proxy import GRAVES, Proxy, objects_in
-from tests.s3server import S3Server
 from tests.soak.watch import check_directory
-from tests.workers import Workers, notes_in
+from tests.support import nightly
+from tests.support.fakes import CACHES
+from tests.support.proxy import GRAVES, Proxy, objects_in
+from tests.support.s3server import S3Server
+from tests.support.workers import Workers, notes_in
 
 FAILING = 0.08
 """Of the store's calls: lost before they arrive; on S3 as many are lost afterwards."""

@@ -14,7 +14,7 @@ import pytest
 
 from tests.history.checker import State, check, states
 from tests.history.run import ENOUGH, Place, S3Place, run
-from tests.s3server import S3Server
+from tests.support.s3server import S3Server
 
 SECONDS = 60.0
 SEED = 20261121

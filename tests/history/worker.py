@@ -26,8 +26,8 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import WriteSizes
 from pyspark_lookup.sources.managed.log import properties
 from tests.history.checker import Rows, own_rows
-from tests.test_changes import CHANGE_TYPE, Feed
-from tests.workers import Notes, fail_at_random
+from tests.sources.managed.test_change_feed import CHANGE_TYPE, Feed
+from tests.support.workers import Notes, fail_at_random
 
 KEYS = 200
 SLOW_S = 0.02

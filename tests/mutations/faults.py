@@ -45,7 +45,7 @@ FAULTS = [
         "storage/block_cache.py",
         "        if lock is None:\n            return False\n",
         "        if lock is None:\n            return True\n",
-        ("tests/test_blocks.py::test_one_loader_at_a_time",),
+        ("tests/storage/test_block_cache.py::test_one_loader_at_a_time",),
     ),
     Fault(
         "a-claim-has-no-lock",
@@ -53,7 +53,7 @@ FAULTS = [
         "storage/disk/claims.py",
         "            fcntl.flock(fd, fcntl.LOCK_EX)\n",
         "",
-        ("tests/test_claims.py::test_a_claim_is_seen_while_it_is_held",),
+        ("tests/storage/disk/test_claims.py::test_a_claim_is_seen_while_it_is_held",),
     ),
     Fault(
         "the-directory-is-not-locked",
@@ -61,7 +61,7 @@ FAULTS = [
         "storage/disk/directory.py",
         "            fcntl.flock(fd, kind | fcntl.LOCK_NB)\n            return True\n",
         "            return True\n",
-        ("tests/test_disk.py::test_a_lock_held_for_long_costs_a_moment",),
+        ("tests/storage/test_disk.py::test_a_lock_held_for_long_costs_a_moment",),
     ),
     Fault(
         "loads-of-a-snapshot-exclude-nobody",
@@ -69,7 +69,7 @@ FAULTS = [
         "cache/full/store.py",
         'self.disk.acquire("reload", self.key, min(left_s, _LOCK_WAIT_S))',
         'self.disk.acquire("reload", f"{self.key}{id(self)}", min(left_s, _LOCK_WAIT_S))',
-        ("tests/test_full_cache.py::test_one_process_of_the_host_loads_at_a_time",),
+        ("tests/cache/full/test_full_cache.py::test_one_process_of_the_host_loads_at_a_time",),
     ),
     Fault(
         "a-key-is-loaded-twice",
@@ -77,7 +77,7 @@ FAULTS = [
         "cache/partial/single_flight.py",
         "(hashes_elsewhere[places] == self.hashes) & self.to_load",
         "(hashes_elsewhere[places] != hashes_elsewhere[places]) & self.to_load",
-        ("tests/test_claims.py::test_nothing_is_claimed_by_who_loads_nothing",),
+        ("tests/storage/disk/test_claims.py::test_nothing_is_claimed_by_who_loads_nothing",),
     ),
     Fault(
         "a-fork-uses-its-parents-runtime",
@@ -85,7 +85,7 @@ FAULTS = [
         "lookup/runtime.py",
         "current.pid == os.getpid():\n        return current",
         "current.pid:\n        return current",
-        ("tests/providers/test_making.py::test_a_forked_child_opens_a_function_of_its_own",),
+        ("tests/sources/providers/test_made_provider.py::test_a_forked_child_opens_a_function_of_its_own",),
     ),
     # --- the cache directory
     Fault(
@@ -102,7 +102,7 @@ FAULTS = [
         "storage/disk/directory.py",
         " or name_digest != bytes.fromhex(key_of(name)):",
         ":",
-        ("tests/test_disk.py::test_a_block_in_anothers_place_is_a_miss",),
+        ("tests/storage/test_disk.py::test_a_block_in_anothers_place_is_a_miss",),
     ),
     Fault(
         "a-segment-is-not-checked",
@@ -110,7 +110,7 @@ FAULTS = [
         "storage/disk/segments.py",
         "        if actual_crc != crc:\n            return False\n",
         "",
-        ("tests/test_segments.py::test_a_damaged_segment_is_absent",),
+        ("tests/storage/disk/test_segments.py::test_a_damaged_segment_is_absent",),
     ),
     Fault(
         "the-end-of-a-segment-is-not-checked",
@@ -118,7 +118,7 @@ FAULTS = [
         "storage/disk/segments.py",
         "    if zlib.crc32(text) != crc:\n        return None\n",
         "",
-        ("tests/test_segments.py::test_a_damaged_segment_is_absent",),
+        ("tests/storage/disk/test_segments.py::test_a_damaged_segment_is_absent",),
     ),
     Fault(
         "counters-are-not-checked",
@@ -126,7 +126,7 @@ FAULTS = [
         "storage/disk/counters.py",
         "        if _checksum(data) != blob[length + numbers.size :]:\n            return None\n",
         "",
-        ("tests/test_counters.py::test_damaged_files",),
+        ("tests/storage/disk/test_counters.py::test_damaged_files",),
     ),
     Fault(
         "a-record-takes-the-place-of-the-first",
@@ -134,7 +134,7 @@ FAULTS = [
         "storage/disk/directory.py",
         "                    # Fails if it exists, unlike rename.\n",
         "                    path.unlink(missing_ok=True)\n",
-        ("tests/test_disk.py::test_the_first_record_stays",),
+        ("tests/storage/test_disk.py::test_the_first_record_stays",),
     ),
     Fault(
         "a-row-of-records-goes-back",
@@ -142,7 +142,7 @@ FAULTS = [
         "storage/disk/records.py",
         "        if max(numbers, default=0) != number + 1:\n            return False\n",
         "",
-        ("tests/test_disk.py::test_a_row_of_records_never_goes_back",),
+        ("tests/storage/test_disk.py::test_a_row_of_records_never_goes_back",),
     ),
     Fault(
         "a-file-is-written-in-place",
@@ -156,7 +156,7 @@ FAULTS = [
             "            with self._use(path, os.O_RDWR | os.O_CREAT) as fd, open(fd, 'wb', closefd=False) as file:\n"
             "                file.write(data)\n"
         ),
-        ("tests/test_disk.py::test_a_full_disk",),
+        ("tests/storage/test_disk.py::test_a_full_disk",),
     ),
     Fault(
         "the-budget-is-exceeded",
@@ -164,7 +164,10 @@ FAULTS = [
         "storage/disk/space.py",
         "        return self._max_bytes if self._max_bytes is not None",
         "        return 2 * self._max_bytes if self._max_bytes is not None",
-        ("tests/test_disk.py::test_the_budget_holds", "tests/test_budget.py::test_no_host_fills_its_disk"),
+        (
+            "tests/storage/test_disk.py::test_the_budget_holds",
+            "tests/storage/disk/test_space.py::test_no_host_fills_its_disk",
+        ),
     ),
     Fault(
         "what-is-built-is-not-counted",
@@ -172,7 +175,7 @@ FAULTS = [
         "storage/disk/space.py",
         '            self._space.take("segments", more)\n            self.reserved_bytes += more\n        os.ftruncate',
         "            self.reserved_bytes += more\n        os.ftruncate",
-        ("tests/test_budget.py::test_no_host_fills_its_disk",),
+        ("tests/storage/disk/test_space.py::test_no_host_fills_its_disk",),
     ),
     Fault(
         "blocks-go-after-tables",
@@ -184,7 +187,7 @@ FAULTS = [
         """        steps += [self._evict_tables] if kind != "blocks" else []
         steps += [self._evict_blocks]
 """,
-        ("tests/test_budget.py::test_what_goes_first",),
+        ("tests/storage/disk/test_space.py::test_what_goes_first",),
     ),
     Fault(
         "a-refused-build-is-tried-at-every-query",
@@ -192,7 +195,7 @@ FAULTS = [
         "cache/full/full_cache.py",
         "        return not recent and not self._has_given_up\n",
         "        return not self._has_given_up\n",
-        ("tests/test_budget.py::test_a_build_without_room",),
+        ("tests/storage/disk/test_space.py::test_a_build_without_room",),
     ),
     Fault(
         "the-newest-blocks-are-evicted",
@@ -200,7 +203,7 @@ FAULTS = [
         "storage/disk/blocks.py",
         "key=lambda block: block[0]):",
         "key=lambda block: -block[0]):",
-        ("tests/test_disk.py::test_an_eviction_takes_old_blocks_and_few",),
+        ("tests/storage/test_disk.py::test_an_eviction_takes_old_blocks_and_few",),
     ),
     Fault(
         "counters-are-not-published",
@@ -208,7 +211,7 @@ FAULTS = [
         "storage/host_metrics.py",
         "self._write(self._disk, self.metrics.pack())",
         "self.metrics.pack()",
-        ("tests/test_observing.py::test_prometheus_has_the_sums_of_all_processes",),
+        ("tests/cli/test_observing.py::test_prometheus_has_the_sums_of_all_processes",),
     ),
     # --- the store
     Fault(
@@ -217,7 +220,7 @@ FAULTS = [
         "storage/stores/s3.py",
         'match = {"IfMatch": f\'"{etag}"\'} if etag else {}',
         "match: dict[str, str] = {}",
-        ("tests/test_stores.py::test_head_and_list_give_one_token",),
+        ("tests/storage/test_stores.py::test_head_and_list_give_one_token",),
     ),
     Fault(
         "s3-bytes-of-another-version-are-taken",
@@ -233,7 +236,7 @@ FAULTS = [
         "storage/stores/s3.py",
         ', IfNoneMatch="*")',
         ")",
-        ("tests/test_ufs.py::test_first_come",),
+        ("tests/storage/test_ufs.py::test_first_come",),
     ),
     Fault(
         "a-file-is-not-checked-before-a-read",
@@ -241,7 +244,7 @@ FAULTS = [
         "storage/stores/local.py",
         "            self._check(descriptor, file)\n\n",
         "",
-        ("tests/test_stores.py::test_a_file_replaced_by_a_directory",),
+        ("tests/storage/test_stores.py::test_a_file_replaced_by_a_directory",),
     ),
     Fault(
         "a-file-is-not-checked-after-a-read",
@@ -249,7 +252,7 @@ FAULTS = [
         "storage/stores/local.py",
         "            yield read\n            self._check(descriptor, file)\n",
         "            yield read\n",
-        ("tests/test_stores.py::test_overwritten_between_two_ranges",),
+        ("tests/storage/test_stores.py::test_overwritten_between_two_ranges",),
     ),
     Fault(
         "a-store-without-pins-is-not-asked-again",
@@ -257,7 +260,7 @@ FAULTS = [
         "storage/ufs.py",
         "if self._store.pins or file.immutable:",
         "if self._store:",
-        ("tests/test_ufs.py::test_an_unpinned_store_is_asked_again_after_the_bytes",),
+        ("tests/storage/test_ufs.py::test_an_unpinned_store_is_asked_again_after_the_bytes",),
     ),
     Fault(
         "a-short-read-is-handed-out",
@@ -265,7 +268,7 @@ FAULTS = [
         "storage/ufs.py",
         "if len(data) != length:",
         "if not data:",
-        ("tests/test_ufs.py::test_a_short_read_is_tried_again_and_never_handed_out",),
+        ("tests/storage/test_ufs.py::test_a_short_read_is_tried_again_and_never_handed_out",),
     ),
     Fault(
         "one-retry-less-at-the-store",
@@ -273,7 +276,7 @@ FAULTS = [
         "storage/ufs.py",
         "tenacity.stop_after_attempt(max_retries + 1)",
         "tenacity.stop_after_attempt(max(max_retries, 1))",
-        ("tests/test_stores.py::test_a_busy_server_is_asked_again",),
+        ("tests/storage/test_stores.py::test_a_busy_server_is_asked_again",),
     ),
     Fault(
         "refusals-are-tried-again",
@@ -281,7 +284,7 @@ FAULTS = [
         "storage/ufs.py",
         "tenacity.retry_if_exception_type(_UNANSWERED)",
         "tenacity.retry_if_exception_type(UfsError)",
-        ("tests/test_ufs.py::test_attempts_end",),
+        ("tests/storage/test_ufs.py::test_attempts_end",),
     ),
     Fault(
         "an-unknown-put-is-called-failed",
@@ -289,7 +292,7 @@ FAULTS = [
         "storage/ufs.py",
         "            if unanswered:\n                raise_ours(PutUnknownError",
         "            if not data:\n                raise_ours(PutUnknownError",
-        ("tests/test_notifications.py::test_commits_of_which_nothing_is_known",),
+        ("tests/sources/managed/test_log.py::test_commits_of_which_nothing_is_known",),
     ),
     Fault(
         "what-a-lost-put-has-put-is-not-looked-for",
@@ -301,7 +304,7 @@ FAULTS = [
             "            if unanswered:"
         ),
         "            if unanswered:",
-        ("tests/test_ufs.py::test_first_come",),
+        ("tests/storage/test_ufs.py::test_first_come",),
     ),
     Fault(
         "files-that-are-too-new-are-kept",
@@ -309,7 +312,7 @@ FAULTS = [
         "storage/stores/file_version.py",
         "return bool(self.identity) and self.settled",
         "return bool(self.identity)",
-        ("tests/test_blocks.py::test_a_version_not_settled_is_read_and_not_kept",),
+        ("tests/storage/test_block_cache.py::test_a_version_not_settled_is_read_and_not_kept",),
     ),
     # --- building snapshots
     Fault(
@@ -318,7 +321,7 @@ FAULTS = [
         "cache/segments/builder.py",
         "keys.hashes(self._seed), by_position)",
         "keys.hashes(self._seed))",
-        ("tests/test_snapshot_build.py::test_a_segment_holds_the_rows_it_was_given",),
+        ("tests/cache/segments/test_builder.py::test_a_segment_holds_the_rows_it_was_given",),
     ),
     Fault(
         "rows-of-later-units-are-taken-for-those-of-the-first",
@@ -334,7 +337,7 @@ FAULTS = [
         "cache/segments/builder.py",
         "return array if codes is None or codes.entries is not None else codes.decode(array)",
         "return array",
-        ("tests/test_snapshot_build.py::test_a_segment_holds_the_rows_it_was_given",),
+        ("tests/cache/segments/test_builder.py::test_a_segment_holds_the_rows_it_was_given",),
     ),
     Fault(
         "bits-between-pieces-are-lost",
@@ -342,7 +345,7 @@ FAULTS = [
         "columnar/buffers.py",
         "self._pending_bits[stream] = bits[whole:].copy()",
         "self._pending_bits[stream] = bits[:0]",
-        ("tests/test_snapshot_build.py::test_a_segment_holds_the_rows_it_was_given",),
+        ("tests/cache/segments/test_builder.py::test_a_segment_holds_the_rows_it_was_given",),
     ),
     Fault(
         "the-first-keys-have-no-rows-once-one-has-several",
@@ -350,7 +353,7 @@ FAULTS = [
         "columnar/hash_index.py",
         "self._first[start:stop] = np.arange(start, stop)",
         "self._first[start:stop] = 0",
-        ("tests/test_index.py::test_the_first_key_with_several_rows_comes_late",),
+        ("tests/columnar/test_hash_index.py::test_the_first_key_with_several_rows_comes_late",),
     ),
     # --- keys, index, predicates
     Fault(
@@ -359,7 +362,7 @@ FAULTS = [
         "columnar/hash_index.py",
         "still_open = np.flatnonzero(~matching & (candidates < ends))",
         "still_open = np.flatnonzero(~matching & (candidates + 1 < ends))",
-        ("tests/test_index.py::test_probing",),
+        ("tests/columnar/test_hash_index.py::test_probing",),
     ),
     Fault(
         "the-index-misses-the-last-slot",
@@ -367,7 +370,7 @@ FAULTS = [
         "columnar/hash_index.py",
         "inside = at < np.uint64(len(self._slots))",
         "inside = at < np.uint64(len(self._slots) - 1)",
-        ("tests/test_index.py::test_probing",),
+        ("tests/columnar/test_hash_index.py::test_probing",),
     ),
     Fault(
         "a-null-in-one-key-column-is-a-key",
@@ -375,7 +378,7 @@ FAULTS = [
         "columnar/keys.py",
         "valid if self.valid is None else self.valid & valid",
         "valid if self.valid is None else self.valid | valid",
-        ("tests/test_keys.py::test_equal_keys_hash_alike",),
+        ("tests/columnar/test_keys.py::test_equal_keys_hash_alike",),
     ),
     Fault(
         "nan-is-no-key",
@@ -383,7 +386,7 @@ FAULTS = [
         "columnar/keys.py",
         "            is_equal |= np.isnan(values) & np.isnan(other_values)\n",
         "            is_equal &= ~np.isnan(values)\n",
-        ("tests/test_keys.py::test_equal_keys_hash_alike",),
+        ("tests/columnar/test_keys.py::test_equal_keys_hash_alike",),
     ),
     Fault(
         "two-zeros-are-two-keys",
@@ -391,7 +394,7 @@ FAULTS = [
         "columnar/keys.py",
         "self.values.astype(np.float64) + 0.0 ",
         "self.values.astype(np.float64) ",
-        ("tests/test_keys.py::test_equal_keys_hash_alike",),
+        ("tests/columnar/test_keys.py::test_equal_keys_hash_alike",),
     ),
     Fault(
         "large-keys-wrap-around",
@@ -399,7 +402,7 @@ FAULTS = [
         "columnar/keys.py",
         "return pc.if_else(inside, array, pa.scalar(None, array.type)).cast(kind)",
         "return pc.if_else(inside, array, array).cast(kind, safe=False)",
-        ("tests/test_keys.py::test_keys_in_another_type",),
+        ("tests/columnar/test_keys.py::test_keys_in_another_type",),
     ),
     Fault(
         "pruning-misses-the-lower-bound",
@@ -407,7 +410,7 @@ FAULTS = [
         "columnar/predicate.py",
         "return bool(low <= value)\n",
         "return bool(low < value)\n",
-        ("tests/test_predicate.py::test_evaluate_at_the_edges",),
+        ("tests/columnar/test_predicate.py::test_evaluate_at_the_edges",),
     ),
     Fault(
         "pruning-misses-nan",
@@ -415,7 +418,7 @@ FAULTS = [
         "columnar/predicate.py",
         "return isinstance(low, float) or bool(",
         "return bool(",
-        ("tests/test_predicate.py::test_evaluate_at_the_edges",),
+        ("tests/columnar/test_predicate.py::test_evaluate_at_the_edges",),
     ),
     Fault(
         "some-nulls-are-all-nulls",
@@ -423,7 +426,7 @@ FAULTS = [
         "columnar/predicate.py",
         "self.null_count >= self.rows",
         "self.null_count > 0",
-        ("tests/test_predicate.py::test_evaluate_at_the_edges",),
+        ("tests/columnar/test_predicate.py::test_evaluate_at_the_edges",),
     ),
     # --- versions
     Fault(
@@ -432,7 +435,7 @@ FAULTS = [
         "versions/model.py",
         "for part in (file.url, file.size, file.identity))",
         "for part in (file.url, file.identity))",
-        ("tests/test_table.py::test_digests_are_equal_if_and_only_if_the_files_are",),
+        ("tests/sources/files/test_listing.py::test_digests_are_equal_if_and_only_if_the_files_are",),
     ),
     Fault(
         "a-version-is-named-without-identities",
@@ -440,7 +443,7 @@ FAULTS = [
         "versions/model.py",
         "for part in (file.url, file.size, file.identity))",
         "for part in (file.url, file.size))",
-        ("tests/test_table.py::test_digests_are_equal_if_and_only_if_the_files_are",),
+        ("tests/sources/files/test_listing.py::test_digests_are_equal_if_and_only_if_the_files_are",),
     ),
     Fault(
         "a-version-is-named-without-deletes",
@@ -448,7 +451,7 @@ FAULTS = [
         "versions/model.py",
         "return key_of(self.table_id, *parts, *deletes)",
         "return key_of(self.table_id, *parts, *(() if deletes else ()))",
-        ("tests/test_table.py::test_deleted_rows_make_another_digest",),
+        ("tests/sources/files/test_listing.py::test_deleted_rows_make_another_digest",),
     ),
     Fault(
         "a-host-goes-back-in-the-log",
@@ -456,7 +459,7 @@ FAULTS = [
         "versions/host_versions.py",
         "return int(recorded_commit[1]) > commit[1]",
         "return int(recorded_commit[1]) < 0",
-        ("tests/test_managed.py::test_a_host_never_goes_back",),
+        ("tests/sources/managed/test_source.py::test_a_host_never_goes_back",),
     ),
     Fault(
         "a-slow-listing-takes-a-host-back",
@@ -464,7 +467,7 @@ FAULTS = [
         "versions/host_versions.py",
         'record["started_s"] > started_s)',
         'record["started_s"] < 0)',
-        ("tests/test_metadata.py::test_a_slow_listing_cannot_take_the_host_back",),
+        ("tests/versions/test_resolver.py::test_a_slow_listing_cannot_take_the_host_back",),
     ),
     Fault(
         "the-clock-of-another-boot-is-believed",
@@ -472,7 +475,7 @@ FAULTS = [
         "versions/host_versions.py",
         'return bool(record["boot"] == self._context.clock.boot and record',
         "return bool(record",
-        ("tests/test_metadata.py::test_another_boot_is_not_trusted_for_an_age",),
+        ("tests/versions/test_resolver.py::test_another_boot_is_not_trusted_for_an_age",),
     ),
     Fault(
         "own-commits-are-not-read",
@@ -480,7 +483,7 @@ FAULTS = [
         "versions/resolver.py",
         'if not self.host.reaches(record.get("log"), table.url, options):',
         "if not record:",
-        ("tests/test_writing.py::test_reads_see_the_hosts_writes",),
+        ("tests/sources/managed/test_writer.py::test_reads_see_the_hosts_writes",),
     ),
     Fault(
         "a-floor-is-not-raised",
@@ -488,7 +491,7 @@ FAULTS = [
         "versions/host_versions.py",
         "floor is None or floor[0] != table_id or floor[1] < position",
         "floor is None or floor[0] != table_id",
-        ("tests/test_writing.py::test_reads_see_the_hosts_writes",),
+        ("tests/sources/managed/test_writer.py::test_reads_see_the_hosts_writes",),
     ),
     Fault(
         "the-age-is-by-the-wall-clock",
@@ -496,7 +499,7 @@ FAULTS = [
         "versions/resolver.py",
         'age_s = self._context.clock.steady_s() - record["started_s"]',
         'age_s = self._context.clock.wall_s() - record["wall_s"]',
-        ("tests/test_metadata.py::test_cache_mode_makes_no_call_within_its_interval",),
+        ("tests/versions/test_resolver.py::test_cache_mode_makes_no_call_within_its_interval",),
     ),
     Fault(
         "the-age-is-by-another-boots-clock",
@@ -504,7 +507,7 @@ FAULTS = [
         "versions/resolver.py",
         'if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):',
         "if interval_s > 0 and age_s > interval_s:",
-        ("tests/test_metadata.py::test_another_boot_is_not_trusted_for_an_age",),
+        ("tests/versions/test_resolver.py::test_another_boot_is_not_trusted_for_an_age",),
     ),
     Fault(
         "each-task-decides-on-its-version",
@@ -512,7 +515,7 @@ FAULTS = [
         "versions/executions.py",
         'winner = self._disk.create_record("execution", key, [version.digest, at_s], _parse_decision).digest',
         "winner = _parse_decision([version.digest, at_s]).digest",
-        ("tests/test_metadata.py::test_one_execution_sees_one_version_and_asks_once",),
+        ("tests/versions/test_resolver.py::test_one_execution_sees_one_version_and_asks_once",),
     ),
     Fault(
         "the-last-task-decides-on-the-version",
@@ -520,7 +523,7 @@ FAULTS = [
         "versions/executions.py",
         'winner = self._disk.create_record("execution", key, [version.digest, at_s], _parse_decision).digest',
         ('self._disk.replace_record("execution", key, [version.digest, at_s])\n            winner = version.digest'),
-        ("tests/test_metadata.py::test_who_does_not_get_the_lock_takes_what_was_decided_first",),
+        ("tests/versions/test_resolver.py::test_who_does_not_get_the_lock_takes_what_was_decided_first",),
     ),
     Fault(
         "files-are-recorded-after-their-digest",
@@ -535,7 +538,7 @@ FAULTS = [
             "        self._remember_files(table, version)\n"
             "        return done\n"
         ),
-        ("tests/test_metadata.py::test_who_knows_a_version_knows_its_files",),
+        ("tests/versions/test_resolver.py::test_who_knows_a_version_knows_its_files",),
     ),
     Fault(
         "a-token-of-another-table-is-taken",
@@ -543,7 +546,7 @@ FAULTS = [
         "versions/host_versions.py",
         "if version is None or version.digest != digest:",
         "if version is None:",
-        ("tests/test_metadata.py::test_the_version_of_another_table_is_none_of_this_one",),
+        ("tests/versions/test_resolver.py::test_the_version_of_another_table_is_none_of_this_one",),
     ),
     Fault(
         "any-version-is-found-for-a-token",
@@ -551,7 +554,7 @@ FAULTS = [
         "versions/resolver.py",
         "(state for state in states if state.digest == digest), None)",
         "iter(states), None)",
-        ("tests/test_version_token.py::test_a_version_that_is_served_is_announced_without_a_call",),
+        ("tests/lookup/test_version_token.py::test_a_version_that_is_served_is_announced_without_a_call",),
     ),
     Fault(
         "types-of-the-chosen-partitions-only",
@@ -562,9 +565,7 @@ FAULTS = [
             "data, partitions = self.schema(table, version.of_files(select_partitions(table, version, options)))\n"
             "        everything"
         ),
-        tuple(
-            f"tests/differential/test_histories.py::test_what_was_found[W2 {cache}]" for cache in ("PARTIAL", "FULL")
-        ),
+        tuple(f"tests/models/test_histories.py::test_what_was_found[W2 {cache}]" for cache in ("PARTIAL", "FULL")),
     ),
     Fault(
         "a-table-is-read-while-a-job-writes-it",
@@ -572,7 +573,7 @@ FAULTS = [
         "sources/files/listing.py",
         "if directory not in dead]",
         "if directory in dead]",
-        ("tests/test_table.py::test_what_lies_beside_a_glob_is_none_of_its_business",),
+        ("tests/sources/files/test_listing.py::test_what_lies_beside_a_glob_is_none_of_its_business",),
     ),
     # --- the partial cache
     Fault(
@@ -581,7 +582,7 @@ FAULTS = [
         "cache/partial/carry_over.py",
         "pc.less_equal(key, high)",
         "pc.less(key, high)",
-        ("tests/partial/test_changes.py::test_what_cannot_differ_does_not",),
+        ("tests/cache/partial/test_carry_over.py::test_what_cannot_differ_does_not",),
     ),
     Fault(
         "carry-over-forgets-nan",
@@ -589,7 +590,7 @@ FAULTS = [
         "cache/partial/carry_over.py",
         "if pa.types.is_floating(key.type):  # NaN",
         "if pa.types.is_null(key.type):  # NaN",
-        ("tests/partial/test_changes.py::test_what_cannot_differ_does_not",),
+        ("tests/cache/partial/test_carry_over.py::test_what_cannot_differ_does_not",),
     ),
     Fault(
         "carry-over-ignores-deletes",
@@ -597,7 +598,7 @@ FAULTS = [
         "versions/model.py",
         "if deletes.keys is None]",
         "if deletes.keys is None and not file.deletes]",
-        ("tests/test_toy_source.py::test_reads_follow_its_versions",),
+        ("tests/sources/test_toy_source.py::test_reads_follow_its_versions",),
     ),
     Fault(
         "carry-over-ignores-files-of-deletes",
@@ -605,7 +606,7 @@ FAULTS = [
         "cache/partial/carry_over.py",
         "files = [*version.files, *keyed]",
         "files = [*version.files, *keyed[:0]]",
-        ("tests/test_compaction.py::test_writes_beside_a_compaction",),
+        ("tests/sources/managed/test_compaction.py::test_writes_beside_a_compaction",),
     ),
     Fault(
         "compactions-count-as-changes",
@@ -613,7 +614,7 @@ FAULTS = [
         "cache/partial/carry_over.py",
         "            old_names = (old_names - set(replaced)) | set(new_names)\n",
         "",
-        ("tests/test_compaction.py::test_partial_keeps_its_keys",),
+        ("tests/sources/managed/test_compaction.py::test_partial_keeps_its_keys",),
     ),
     Fault(
         "an-old-entry-of-the-host-does-not-expire",
@@ -621,7 +622,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s",
         "live &= part.loaded_s[rows] <= now_s",
-        ("tests/partial/test_histories.py::test_nothing_is_lost_before_its_time",),
+        ("tests/cache/partial/test_histories.py::test_nothing_is_lost_before_its_time",),
     ),
     Fault(
         "absences-do-not-expire",
@@ -629,7 +630,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s",
         "live &= ~part.has_row[rows] | (part.loaded_s[rows] > now_s - bounds.expire_after_write_s)",
-        ("tests/partial/test_histories.py::test_nothing_is_lost_before_its_time",),
+        ("tests/cache/partial/test_histories.py::test_nothing_is_lost_before_its_time",),
     ),
     Fault(
         "absences-are-kept-unasked",
@@ -637,7 +638,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "absent = np.full(count, self.bounds.missing_keys)",
         "absent = np.full(count, True)",
-        ("tests/providers/test_functions.py::test_a_default_cache_of_its_own",),
+        ("tests/sources/providers/test_functions.py::test_a_default_cache_of_its_own",),
     ),
     Fault(
         "ages-of-another-boot-are-believed",
@@ -645,7 +646,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "if not part.this_boot and (",
         "if part.this_boot is None and (",
-        ("tests/partial/test_merging.py::test_another_boot",),
+        ("tests/cache/partial/test_merging.py::test_another_boot",),
     ),
     Fault(
         "one-row-above-the-bound",
@@ -653,7 +654,7 @@ FAULTS = [
         "cache/memory/default_cache.py",
         "rows, size = entries.live_rows - self._max_rows, ",
         "rows, size = entries.live_rows - self._max_rows - 1, ",
-        ("tests/caching/test_same_as_a_dict.py::test_a_cache_is_an_ordered_dictionary",),
+        ("tests/cache/memory/test_same_as_a_dict.py::test_a_cache_is_an_ordered_dictionary",),
     ),
     Fault(
         "an-old-entry-of-a-process-does-not-expire",
@@ -661,7 +662,7 @@ FAULTS = [
         "cache/memory/default_cache.py",
         "expired |= entries.written_s(entry_numbers[hits]) <= now_s - self._write_s",
         "expired |= entries.written_s(entry_numbers[hits]) < 0",
-        ("tests/caching/test_same_as_a_dict.py::test_a_cache_is_an_ordered_dictionary",),
+        ("tests/cache/memory/test_same_as_a_dict.py::test_a_cache_is_an_ordered_dictionary",),
     ),
     Fault(
         "a-load-makes-its-rows-young",
@@ -669,7 +670,7 @@ FAULTS = [
         "cache/partial/read_through.py",
         "age_s = clock.steady_s() - started_s\n",
         "age_s = 0.0\n",
-        ("tests/partial/test_through.py::test_entries_are_as_old_as_the_moment_before_their_load",),
+        ("tests/cache/partial/test_read_through.py::test_entries_are_as_old_as_the_moment_before_their_load",),
     ),
     Fault(
         "a-key-is-loaded-once-more",
@@ -677,7 +678,7 @@ FAULTS = [
         "cache/partial/read_through.py",
         "                keys_to_load = self._find_shared(different, hashes, keys_to_load, query)\n",
         "",
-        ("tests/partial/test_through.py::test_many_callers_of_few_keys",),
+        ("tests/cache/partial/test_read_through.py::test_many_callers_of_few_keys",),
     ),
     Fault(
         "an-invalidated-entry-counts",
@@ -685,7 +686,7 @@ FAULTS = [
         "cache/partial/host_segment.py",
         "self.loaded_s[rows] <= limits_s",
         "self.loaded_s[rows] < 0",
-        ("tests/partial/test_through.py::test_keys_that_are_to_be_forgotten",),
+        ("tests/cache/partial/test_read_through.py::test_keys_that_are_to_be_forgotten",),
     ),
     Fault(
         "an-invalidation-is-taken-back",
@@ -693,7 +694,7 @@ FAULTS = [
         "cache/partial/invalidations.py",
         "    at_s = max([at_s, *_times(call_log)])\n",
         "",
-        ("tests/partial/test_through.py::test_a_later_call_is_not_taken_back",),
+        ("tests/cache/partial/test_read_through.py::test_a_later_call_is_not_taken_back",),
     ),
     Fault(
         "a-load-from-before-is-kept",
@@ -701,7 +702,7 @@ FAULTS = [
         "cache/partial/read_through.py",
         "if query.invalidated == self._invalidated:",
         "if query.invalidated >= 0:",
-        ("tests/partial/test_through.py::test_keys_that_are_to_be_forgotten",),
+        ("tests/cache/partial/test_read_through.py::test_keys_that_are_to_be_forgotten",),
     ),
     # --- deleted rows, the full cache
     Fault(
@@ -710,7 +711,7 @@ FAULTS = [
         "scan/deletes.py",
         "    if low == high:\n",
         "    if low + 1 >= high:\n",
-        ("tests/test_toy_source.py::test_reads_follow_its_versions",),
+        ("tests/sources/test_toy_source.py::test_reads_follow_its_versions",),
     ),
     Fault(
         "a-deleted-row-is-found-in-a-layer",
@@ -718,7 +719,7 @@ FAULTS = [
         "cache/full/snapshot.py",
         "if layer.deleted is not None and len(rows):",
         "if layer.deleted is not None and len(rows) > 1:",
-        ("tests/test_managed.py::test_a_full_cache_fetches_what_a_commit_added",),
+        ("tests/sources/managed/test_source.py::test_a_full_cache_fetches_what_a_commit_added",),
     ),
     Fault(
         "a-deleted-row-comes-back-by-a-reload",
@@ -726,7 +727,7 @@ FAULTS = [
         "cache/full/loader.py",
         "if (gone_files, marked) == (stored.gone, stored.marked):",
         "if gone_files == stored.gone:",
-        ("tests/test_toy_source.py::test_reads_follow_its_versions",),
+        ("tests/sources/test_toy_source.py::test_reads_follow_its_versions",),
     ),
     Fault(
         "a-row-that-was-deleted-later-is-lost",
@@ -734,7 +735,7 @@ FAULTS = [
         "cache/full/loader.py",
         "if set(segment.marks) <= set(marks):",
         "if set(marks) != {None}:",
-        ("tests/test_managed.py::test_a_snapshot_of_an_older_version_has_the_rows_deleted_since",),
+        ("tests/sources/managed/test_source.py::test_a_snapshot_of_an_older_version_has_the_rows_deleted_since",),
     ),
     Fault(
         "a-reload-is-not-made",
@@ -742,7 +743,7 @@ FAULTS = [
         "options/reload_trigger.py",
         "return min(last.finished_at_s, now_s) + self.interval_s",
         "return now_s + self.interval_s",
-        ("tests/test_reload.py::test_when_a_periodic_reload_is_due",),
+        ("tests/options/test_reload_trigger.py::test_when_a_periodic_reload_is_due",),
     ),
     Fault(
         "a-reload-that-nobody-was-there-for-is-not-made",
@@ -750,7 +751,7 @@ FAULTS = [
         "cache/full/overdue.py",
         "return self.due_s(state) <= self.context.clock.wall_s()",
         "return self.due_s(state) < 0",
-        ("tests/test_full_cache.py::test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it",),
+        ("tests/cache/full/test_full_cache.py::test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it",),
     ),
     Fault(
         "a-load-that-stands-still-is-in-time",
@@ -758,7 +759,7 @@ FAULTS = [
         "cache/full/overdue.py",
         " and 0 <= now_s - begun_s <= max(self.limit_s, 2 * last_s)",
         "",
-        ("tests/test_full_cache.py::test_a_load_that_another_process_does_not_end",),
+        ("tests/cache/full/test_full_cache.py::test_a_load_that_another_process_does_not_end",),
     ),
     Fault(
         "a-load-that-began-late-is-in-time",
@@ -766,7 +767,7 @@ FAULTS = [
         "cache/full/overdue.py",
         "begun_s - due_s <= _ON_TIME_S and ",
         "",
-        ("tests/test_full_cache.py::test_a_query_waits_for_the_late_load_of_another_process",),
+        ("tests/cache/full/test_full_cache.py::test_a_query_waits_for_the_late_load_of_another_process",),
     ),
     Fault(
         "what-is-due-is-loaded-twice",
@@ -774,7 +775,7 @@ FAULTS = [
         "cache/full/full_cache.py",
         "if state.finished_at_s == job.seen_s or self._overdue.is_due(state):",
         "if True:",
-        ("tests/test_full_cache.py::test_a_load_that_another_process_does_not_end",),
+        ("tests/cache/full/test_full_cache.py::test_a_load_that_another_process_does_not_end",),
     ),
     Fault(
         "a-held-record-is-never-read-again",
@@ -790,7 +791,7 @@ FAULTS = [
         "versions/host_versions.py",
         "if record and not renew and",
         "if record and renew and",
-        ("tests/test_metadata.py::test_a_version_that_does_not_change_is_recorded_now_and_then",),
+        ("tests/versions/test_resolver.py::test_a_version_that_does_not_change_is_recorded_now_and_then",),
     ),
     Fault(
         "a-blackout-is-ignored",
@@ -798,7 +799,7 @@ FAULTS = [
         "cache/full/schedule.py",
         "            if free_s > now_s:\n",
         "            if free_s < now_s:\n",
-        ("tests/test_full_cache.py::test_blackout_puts_a_reload_off",),
+        ("tests/cache/full/test_full_cache.py::test_blackout_puts_a_reload_off",),
     ),
     Fault(
         "a-blackout-begins-too-late",
@@ -806,7 +807,7 @@ FAULTS = [
         "options/reload_trigger.py",
         "if start_s <= at_s < end_s]",
         "if start_s < at_s < end_s]",
-        ("tests/test_reload.py::test_local_blackouts_follow_the_clocks",),
+        ("tests/options/test_reload_trigger.py::test_local_blackouts_follow_the_clocks",),
     ),
     Fault(
         "a-clock-that-was-set-back-is-not-noticed",
@@ -814,7 +815,7 @@ FAULTS = [
         "cache/full/schedule.py",
         "return self._wall_ahead_s < before - _POLL_S",
         "return self._wall_ahead_s < before - 1e12",
-        ("tests/test_clock_steps.py::test_timers_after_the_clock_was_set_back",),
+        ("tests/cache/test_clock_steps.py::test_timers_after_the_clock_was_set_back",),
     ),
     Fault(
         "a-failed-reload-is-not-told",
@@ -822,7 +823,7 @@ FAULTS = [
         "cache/full/full_cache.py",
         "is OnReloadFailure.FAIL and state.failures:",
         "is OnReloadFailure.FAIL and state.failures > 9:",
-        ("tests/test_full_cache.py::test_fail_refuses_after_a_failed_reload_until_one_succeeds",),
+        ("tests/cache/full/test_full_cache.py::test_fail_refuses_after_a_failed_reload_until_one_succeeds",),
     ),
     Fault(
         "segments-go-before-what-names-them",
@@ -850,7 +851,7 @@ FAULTS = [
             "        unremoved = tuple(name for name in names if not self.disk.remove_segment(self.key, name))\n"
             "        self.record(dataclasses.replace(state, left=unremoved))\n"
         ),
-        ("tests/test_full_cache.py::test_no_segment_goes_before_what_names_it",),
+        ("tests/cache/full/test_full_cache.py::test_no_segment_goes_before_what_names_it",),
     ),
     # --- managed tables
     Fault(
@@ -859,7 +860,7 @@ FAULTS = [
         "sources/managed/log/events.py",
         'if document["format"] <= FORMAT and not data',
         'if document["format"] < 0 and not data',
-        ("tests/test_notifications.py::test_events_round_trip",),
+        ("tests/sources/managed/test_log.py::test_events_round_trip",),
     ),
     Fault(
         "a-commit-of-unknown-end-is-made-again",
@@ -867,7 +868,7 @@ FAULTS = [
         "sources/managed/log/log.py",
         "        except PutUnknownError as problem:\n            raise_ours(self._unknown_error(event, problem), problem)\n",
         "        except PutUnknownError:\n            return None\n",
-        ("tests/test_notifications.py::test_commits_of_which_nothing_is_known",),
+        ("tests/sources/managed/test_log.py::test_commits_of_which_nothing_is_known",),
     ),
     Fault(
         "an-event-follows-another-table",
@@ -875,7 +876,7 @@ FAULTS = [
         "sources/managed/log/log.py",
         "elif self._has_followed(state, event):",
         "elif state is not None:",
-        ("tests/test_notifications.py::test_a_table_recreated_under_an_append",),
+        ("tests/sources/managed/test_log.py::test_a_table_recreated_under_an_append",),
     ),
     Fault(
         "a-table-that-was-made-anew-is-not-noticed",
@@ -883,7 +884,7 @@ FAULTS = [
         "sources/managed/log/log.py",
         "return file if event.nonce == state.nonce else None",
         "return file if event.nonce else None",
-        ("tests/test_notifications.py::test_a_table_that_was_recreated",),
+        ("tests/sources/managed/test_log.py::test_a_table_that_was_recreated",),
     ),
     Fault(
         "open-writes-are-valid",
@@ -891,7 +892,7 @@ FAULTS = [
         "sources/managed/log/state.py",
         "if write.ended_at is None or write.ended_at > at:",
         "if write.ended_at is not None and write.ended_at > at:",
-        ("tests/test_notifications.py::test_states_follow_the_model",),
+        ("tests/sources/managed/test_log.py::test_states_follow_the_model",),
     ),
     Fault(
         "aborted-writes-are-valid",
@@ -899,7 +900,7 @@ FAULTS = [
         "sources/managed/log/state.py",
         "return ValidWriteIdList(self.table_id, highest_id, open_ids, aborted_ids)",
         "return ValidWriteIdList(self.table_id, highest_id, open_ids, {*aborted_ids} & {0})",
-        ("tests/test_notifications.py::test_states_follow_the_model",),
+        ("tests/sources/managed/test_log.py::test_states_follow_the_model",),
     ),
     Fault(
         "writes-above-the-watermark-are-valid",
@@ -907,7 +908,7 @@ FAULTS = [
         "core/write_ids.py",
         "return self._check_number(id_) <= self.high_watermark and not",
         "return self._check_number(id_) > 0 and not",
-        ("tests/test_writeids.py::test_questions",),
+        ("tests/core/test_write_ids.py::test_questions",),
     ),
     Fault(
         "a-page-too-many-is-trimmed",
@@ -915,7 +916,7 @@ FAULTS = [
         "sources/managed/log/pages.py",
         "if end >= state.oldest or end > state.since:",
         "if end > state.oldest or end > state.since:",
-        ("tests/test_trimmed_logs.py::test_the_oldest_version_stays_readable",),
+        ("tests/sources/managed/test_trimmed_logs.py::test_the_oldest_version_stays_readable",),
     ),
     Fault(
         "pages-outlive-a-restored-table",
@@ -923,7 +924,7 @@ FAULTS = [
         "sources/managed/log/log.py",
         "self.pages.forget()",
         "pass",
-        ("tests/test_trimmed_logs.py::test_hosts_that_know_what_is_gone",),
+        ("tests/sources/managed/test_trimmed_logs.py::test_hosts_that_know_what_is_gone",),
     ),
     Fault(
         "a-stream-skips-what-was-vacuumed",
@@ -931,7 +932,7 @@ FAULTS = [
         "sources/managed/log/pages.py",
         "if write.vacuumed:",
         "if write.vacuumed and not write.committed:",
-        ("tests/test_trimmed_logs.py::test_a_stream_that_needs_what_was_vacuumed",),
+        ("tests/sources/managed/test_trimmed_logs.py::test_a_stream_that_needs_what_was_vacuumed",),
     ),
     Fault(
         "the-first-event-is-gone-on-from",
@@ -939,7 +940,7 @@ FAULTS = [
         "sources/managed/log/log.py",
         "or cached_log.state.position == 1",
         "or cached_log.state.position == 0",
-        ("tests/test_trimmed_logs.py::test_hosts_that_know_what_is_gone",),
+        ("tests/sources/managed/test_trimmed_logs.py::test_hosts_that_know_what_is_gone",),
     ),
     Fault(
         "no-vacuum-unasked",
@@ -947,7 +948,7 @@ FAULTS = [
         "sources/managed/vacuum.py",
         "abs(now_s - put_at_s) >= between_s",
         "abs(now_s - put_at_s) < 0",
-        ("tests/test_compaction.py::test_a_table_that_sees_to_itself",),
+        ("tests/sources/managed/test_compaction.py::test_a_table_that_sees_to_itself",),
     ),
     Fault(
         "a-version-by-its-writers-clock",
@@ -955,7 +956,7 @@ FAULTS = [
         "sources/managed/source.py",
         "    earliest_s = min(put_at_s.values(), default=None)\n",
         "    put_at_s, earliest_s = {}, None\n",
-        ("tests/delta/test_time_travel.py::test_one_host_has_a_wrong_clock",),
+        ("tests/sources/delta/test_time_travel.py::test_one_host_has_a_wrong_clock",),
     ),
     Fault(
         "a-compaction-beside-a-predicate",
@@ -963,7 +964,7 @@ FAULTS = [
         "sources/managed/conflicts.py",
         "if state.deleted_where_at > self._since.position:",
         "if False:",
-        ("tests/test_delete_where.py::test_a_compaction_that_is_under_way",),
+        ("tests/sources/managed/test_delete_where.py::test_a_compaction_that_is_under_way",),
     ),
     Fault(
         "a-predicate-is-forgotten-with-its-page",
@@ -971,7 +972,7 @@ FAULTS = [
         "sources/managed/log/state.py",
         "        state.deleted_where_at = self.deleted_where_at\n",
         "",
-        ("tests/test_delete_where.py::test_a_compaction_that_is_under_way_for_pages_of_the_log",),
+        ("tests/sources/managed/test_delete_where.py::test_a_compaction_that_is_under_way_for_pages_of_the_log",),
     ),
     Fault(
         "an-overwrite-beside-an-upsert",
@@ -979,7 +980,7 @@ FAULTS = [
         "sources/managed/log/state.py",
         "if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:",
         "if write.mode is WriteMode.OVERWRITE and self.keyed_by < 0:",
-        ("tests/test_by_key.py::test_an_append_beside_an_upsert_stays",),
+        ("tests/sources/managed/test_rows_by_key.py::test_an_append_beside_an_upsert_stays",),
     ),
     Fault(
         "an-append-that-an-overwrite-has-passed",
@@ -987,7 +988,7 @@ FAULTS = [
         "sources/managed/log/state.py",
         "if self.replaced_by > write_id and",
         "if self.replaced_by < 0 and",
-        ("tests/test_notifications.py::test_commits_that_cannot_be",),
+        ("tests/sources/managed/test_log.py::test_commits_that_cannot_be",),
     ),
     Fault(
         "a-compaction-beside-an-overwrite",
@@ -995,7 +996,7 @@ FAULTS = [
         "sources/managed/conflicts.py",
         "        if not is_unchanged:\n",
         "        if not state.table_id:\n",
-        ("tests/test_compaction.py::test_two_compactions_at_once",),
+        ("tests/sources/managed/test_compaction.py::test_two_compactions_at_once",),
     ),
     Fault(
         "an-upsert-beside-a-compaction",
@@ -1003,7 +1004,7 @@ FAULTS = [
         "sources/managed/conflicts.py",
         "return [write.id for write in ended_writes if write.deletes and write.id not in self._checked_ids]",
         "return [write.id for write in ended_writes if not write.id and write.id not in self._checked_ids]",
-        ("tests/test_compaction.py::test_writes_beside_a_compaction",),
+        ("tests/sources/managed/test_compaction.py::test_writes_beside_a_compaction",),
     ),
     Fault(
         "unique-keys-are-checked-once",
@@ -1011,7 +1012,7 @@ FAULTS = [
         "sources/managed/conflicts.py",
         "return self._keys is None or super().is_due(state)",
         "return self._keys is None",
-        ("tests/test_interleavings.py::test_a_key_that_is_committed_while_it_looks",),
+        ("tests/sources/managed/test_interleavings.py::test_a_key_that_is_committed_while_it_looks",),
     ),
     Fault(
         "what-others-commit-is-not-looked-at",
@@ -1019,7 +1020,7 @@ FAULTS = [
         "sources/managed/writer.py",
         "            if effect.is_due(state):\n                return None  # there are commits to look into first\n",
         "",
-        ("tests/test_interleavings.py::test_a_key_that_is_committed_while_it_looks",),
+        ("tests/sources/managed/test_interleavings.py::test_a_key_that_is_committed_while_it_looks",),
     ),
     Fault(
         "a-committed-write-is-aborted",
@@ -1027,7 +1028,7 @@ FAULTS = [
         "sources/managed/aborts.py",
         "if write is None or write.ended_at is not None:\n                    return None\n",
         "if write is None:\n                    return None\n",
-        ("tests/test_writing.py::test_a_commit_whose_answer_was_lost",),
+        ("tests/sources/managed/test_writer.py::test_a_commit_whose_answer_was_lost",),
     ),
     Fault(
         "files-of-a-committed-write-are-removed",
@@ -1035,7 +1036,7 @@ FAULTS = [
         "sources/managed/aborts.py",
         "if name not in named_paths and job.has_put(name):",
         "if file.url not in named_paths and job.has_put(name):",
-        ("tests/test_writing.py::test_files_of_other_attempts",),
+        ("tests/sources/managed/test_writer.py::test_files_of_other_attempts",),
     ),
     Fault(
         "a-batch-is-committed-twice",
@@ -1043,7 +1044,7 @@ FAULTS = [
         "sources/managed/log/state.py",
         "return self.batches.get(batch.query, -1) >= batch.id",
         "return self.batches.get(batch.query, -1) > batch.id",
-        ("tests/test_writing.py::test_a_batch_of_a_name_is_written_once",),
+        ("tests/sources/managed/test_writer.py::test_a_batch_of_a_name_is_written_once",),
     ),
     Fault(
         "vacuum-removes-what-is-needed",
@@ -1051,7 +1052,7 @@ FAULTS = [
         "sources/managed/vacuum.py",
         " and write.id not in needed_ids)",
         ")",
-        ("tests/test_compaction.py::test_vacuum_removes_what_no_version_needs",),
+        ("tests/sources/managed/test_compaction.py::test_vacuum_removes_what_no_version_needs",),
     ),
     Fault(
         "vacuum-removes-what-is-being-written",
@@ -1059,7 +1060,7 @@ FAULTS = [
         "sources/managed/vacuum.py",
         "path.startswith((*open_prefixes, *heartbeat_prefixes)) or ",
         "",
-        ("tests/test_compaction.py::test_vacuum_removes_orphans",),
+        ("tests/sources/managed/test_compaction.py::test_vacuum_removes_orphans",),
     ),
     Fault(
         "files-of-others-are-removed",
@@ -1067,7 +1068,7 @@ FAULTS = [
         "sources/managed/aborts.py",
         "if name not in named_paths and job.has_put(name):",
         "if name not in named_paths:",
-        ("tests/test_foreign_files.py::test_objects_of_others_below_a_write_stay",),
+        ("tests/sources/managed/test_foreign_files.py::test_objects_of_others_below_a_write_stay",),
     ),
     Fault(
         "links-are-followed",
@@ -1075,7 +1076,7 @@ FAULTS = [
         "storage/no_links.py",
         "os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=above)",
         "os.open(name, DIRECTORY, dir_fd=above)",
-        ("tests/test_foreign_files.py::test_foreign_files_stay",),
+        ("tests/sources/managed/test_foreign_files.py::test_foreign_files_stay",),
     ),
     Fault(
         "vacuum-removes-what-is-young",
@@ -1083,7 +1084,7 @@ FAULTS = [
         "sources/managed/vacuum.py",
         " or _put_at_s(file) > until_s:",
         ":",
-        ("tests/test_compaction.py::test_vacuum_removes_orphans",),
+        ("tests/sources/managed/test_compaction.py::test_vacuum_removes_orphans",),
     ),
     Fault(
         "a-living-writer-is-aborted",
@@ -1091,7 +1092,7 @@ FAULTS = [
         "sources/managed/heartbeat.py",
         "if now_s - since_s >= self._timeout_s]",
         "if now_s - since_s >= 0]",
-        ("tests/test_writing.py::test_a_dead_writer_is_aborted",),
+        ("tests/sources/managed/test_writer.py::test_a_dead_writer_is_aborted",),
     ),
     Fault(
         "signs-of-life-are-not-seen",
@@ -1099,7 +1100,7 @@ FAULTS = [
         "sources/managed/heartbeat.py",
         "ids[id_] = [signs, now_s if signs != count else since_s]",
         "ids[id_] = [signs, since_s]",
-        ("tests/test_writing.py::test_a_living_writer_is_not",),
+        ("tests/sources/managed/test_writer.py::test_a_living_writer_is_not",),
     ),
     Fault(
         "a-file-that-may-not-be-there-is-named",
@@ -1107,7 +1108,7 @@ FAULTS = [
         "sources/managed/data_files.py",
         'raise_ours(UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__}"), problem)',
         "return DataFile(name, len(data), rows)",
-        ("tests/test_writing.py::test_a_file_of_which_nothing_is_known_is_not_named",),
+        ("tests/sources/managed/test_writer.py::test_a_file_of_which_nothing_is_known_is_not_named",),
     ),
     # --- providers
     Fault(
@@ -1116,7 +1117,7 @@ FAULTS = [
         "sources/providers/provider.py",
         "tenacity.stop_after_attempt(self._options.max_retries + 1 if retried else 1)",
         "tenacity.stop_after_attempt(max(self._options.max_retries, 1) if retried else 1)",
-        ("tests/providers/test_functions.py::test_attempts",),
+        ("tests/sources/providers/test_functions.py::test_attempts",),
     ),
     Fault(
         "a-call-has-no-timeout-of-its-own",
@@ -1124,7 +1125,7 @@ FAULTS = [
         "sources/providers/provider.py",
         "await asyncio.wait_for(run_attempts(), self._options.async_timeout_s)",
         "await asyncio.wait_for(run_attempts(), None)",
-        ("tests/providers/test_functions.py::test_an_asynchronous_lookup_that_waits_for_ever",),
+        ("tests/sources/providers/test_functions.py::test_an_asynchronous_lookup_that_waits_for_ever",),
     ),
     Fault(
         "a-hanging-call-is-waited-for",
@@ -1132,7 +1133,7 @@ FAULTS = [
         "sources/providers/call_runner.py",
         "future.result(timeout_s)",
         "future.result()",
-        ("tests/providers/test_functions.py::test_a_lookup_that_hangs",),
+        ("tests/sources/providers/test_functions.py::test_a_lookup_that_hangs",),
     ),
     Fault(
         "a-version-is-asked-for-under-a-lock",
@@ -1140,7 +1141,7 @@ FAULTS = [
         "sources/providers/as_files.py",
         "one_asks = False",
         "one_asks = True",
-        ("tests/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
+        ("tests/sources/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
     ),
     Fault(
         "a-query-waits-for-a-reload",
@@ -1148,7 +1149,7 @@ FAULTS = [
         "cache/full/overdue.py",
         "future.result(timeout=self._left_s(state, self._awaited[1]))",
         "future.result()",
-        ("tests/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
+        ("tests/sources/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
     ),
     Fault(
         "own-caches-count-twice",
@@ -1156,7 +1157,7 @@ FAULTS = [
         "core/metrics.py",
         'if name not in ("hitCount", "missCount"):',
         "if name:",
-        ("tests/providers/test_functions.py::test_a_cache_of_its_own",),
+        ("tests/sources/providers/test_functions.py::test_a_cache_of_its_own",),
     ),
     Fault(
         "rows-of-other-keys-are-taken",
@@ -1164,7 +1165,7 @@ FAULTS = [
         "sources/providers/returned_rows.py",
         "if len(matches.rows) < rows.num_rows:",
         "if len(matches.rows) < 0:",
-        ("tests/providers/test_functions.py::test_a_bad_answer_is_an_error_and_nothing_else",),
+        ("tests/sources/providers/test_functions.py::test_a_bad_answer_is_an_error_and_nothing_else",),
     ),
     # --- options, errors, text files
     Fault(
@@ -1173,7 +1174,7 @@ FAULTS = [
         "core/credentials.py",
         '    return f"{scheme}{_HIDDEN}@"\n',
         "    return found[0]\n",
-        ("tests/test_options.py::test_messages_are_redacted",),
+        ("tests/options/test_options.py::test_messages_are_redacted",),
     ),
     Fault(
         "unknown-options-are-taken",
@@ -1181,7 +1182,7 @@ FAULTS = [
         "options/lookup_options.py",
         'raise OptionError(f"unknown option {key} = {redact(key, text)!r}: {hint}")',
         'return _FIELDS["lookup.keys"] if hint else field',
-        ("tests/test_options.py::test_an_unknown_key_is_refused_with_the_nearest",),
+        ("tests/options/test_options.py::test_an_unknown_key_is_refused_with_the_nearest",),
     ),
     Fault(
         "secrets-are-taken-from-a-read",
@@ -1189,7 +1190,7 @@ FAULTS = [
         "options/lookup_options.py",
         "if not allowed and key.startswith(STORAGE)",
         "if not key and key.startswith(STORAGE)",
-        ("tests/test_options.py::test_a_secret_is_refused_as_a_read_or_table_option",),
+        ("tests/options/test_options.py::test_a_secret_is_refused_as_a_read_or_table_option",),
     ),
     Fault(
         "the-header-of-a-csv-file-is-a-row",
@@ -1197,7 +1198,7 @@ FAULTS = [
         "scan/formats/csv_text.py",
         "skip_rows_after_names=1 if options.header else 0",
         "skip_rows_after_names=0",
-        ("tests/test_formats.py::test_a_late_value_decides_the_type",),
+        ("tests/scan/test_formats.py::test_a_late_value_decides_the_type",),
     ),
     Fault(
         "the-names-of-a-csv-file-are-lost",
@@ -1205,7 +1206,7 @@ FAULTS = [
         "scan/formats/csv_text.py",
         "    if header:\n",
         "    if not header:\n",
-        ("tests/test_formats.py::test_a_late_value_decides_the_type",),
+        ("tests/scan/test_formats.py::test_a_late_value_decides_the_type",),
     ),
     Fault(
         "integers-overflow",
@@ -1213,7 +1214,7 @@ FAULTS = [
         "scan/formats/inference.py",
         "fits64 = before[0] <= 18 or",
         "fits64 = before[0] <= 19 or",
-        ("tests/test_text_files.py::test_types",),
+        ("tests/scan/formats/test_text_files.py::test_types",),
     ),
     Fault(
         "instants-lose-their-zone",
@@ -1221,7 +1222,7 @@ FAULTS = [
         "scan/formats/inference.py",
         '_INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")',
         '_INSTANT, _LOCAL = pa.timestamp("us"), pa.timestamp("us")',
-        ("tests/test_text_files.py::test_types",),
+        ("tests/scan/formats/test_text_files.py::test_types",),
     ),
     # --- chains of lookups
     Fault(
@@ -1230,7 +1231,7 @@ FAULTS = [
         "lookup/lookup_pass.py",
         'how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how',
         'how = "inner" if stage.how == "left" else stage.how',
-        ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
+        ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
     ),
     Fault(
         "keys-are-those-of-the-batch",
@@ -1238,7 +1239,7 @@ FAULTS = [
         "lookup/lookup_pass.py",
         "column.take(as_indices(self.rows))",
         "column.slice(self.first, self.count)",
-        ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
+        ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
     ),
     Fault(
         "a-dependent-key-is-not-moved",
@@ -1246,7 +1247,7 @@ FAULTS = [
         "lookup/lookup_pass.py",
         "columns[number] if places is None else _take(columns[number], places)",
         "columns[number]",
-        ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
+        ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
     ),
     Fault(
         "an-anti-join-keeps-matches",
@@ -1254,7 +1255,7 @@ FAULTS = [
         "lookup/lookup_pass.py",
         "selection = np.flatnonzero(absent | (places >= 0))",
         "selection = np.arange(count)",
-        ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
+        ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
     ),
     Fault(
         "a-semi-join-repeats-rows",
@@ -1262,7 +1263,7 @@ FAULTS = [
         "lookup/lookup_pass.py",
         "selection, first = np.unique(lookup_rows.keys, return_index=True)\n    return selection, first",
         "return lookup_rows.keys, None",
-        ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
+        ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
     ),
     Fault(
         "a-row-is-in-two-parts",
@@ -1270,7 +1271,7 @@ FAULTS = [
         "lookup/lookup_pass.py",
         "            stop = int(np.searchsorted(rows, last))\n",
         "            stop = min(start + count, len(rows))\n",
-        ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
+        ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
     ),
     Fault(
         "versions-of-a-batch-are-its-first",
@@ -1278,7 +1279,7 @@ FAULTS = [
         "lookup/lookup_pass.py",
         "        for start, stop in _runs(versions):\n",
         "        for start, stop in [(0, len(versions[0]))]:\n",
-        ("tests/test_lookup_pass.py::test_versions_that_take_turns",),
+        ("tests/lookup/test_lookup_pass.py::test_versions_that_take_turns",),
     ),
     Fault(
         "a-token-is-of-another-table",
@@ -1286,7 +1287,7 @@ FAULTS = [
         "lookup/lookup_pass.py",
         "tokens[column][place], executions[number]",
         "tokens[column][0], executions[number]",
-        ("tests/test_lookup_pass.py::test_a_pass_is_its_joins",),
+        ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
     ),
     Fault(
         "tokens-are-cut",
@@ -1294,7 +1295,7 @@ FAULTS = [
         "lookup/lookup_join.py",
         "start, position = position + 2, position + 2 + int.from_bytes",
         "start, position = position + 2, position + 1 + int.from_bytes",
-        ("tests/test_lookup_pass.py::test_tokens_come_back_as_they_were_joined",),
+        ("tests/lookup/test_lookup_pass.py::test_tokens_come_back_as_they_were_joined",),
     ),
     Fault(
         "a-table-is-resolved-for-each-pass",
@@ -1302,7 +1303,7 @@ FAULTS = [
         "spark/lookup_pass.py",
         "        if shared:\n            plan = plan_text(df)\n",
         "        if False:\n            plan = plan_text(df)\n",
-        ("tests/spark/test_join_chains.py::test_calls_of_a_pass",),
+        ("tests/spark/test_lookup_pass.py::test_calls_of_a_pass",),
     ),
     Fault(
         "a-persisted-frame-is-extended",
@@ -1310,7 +1311,7 @@ FAULTS = [
         "spark/join.py",
         "return not in_flow_function(df.sparkSession) and df.storageLevel != StorageLevel.NONE",
         "return False",
-        ("tests/spark/test_join_chains.py::test_lookups_apart",),
+        ("tests/spark/test_lookup_pass.py::test_lookups_apart",),
     ),
     Fault(
         "a-key-is-of-the-wrong-lookup",
@@ -1318,7 +1319,7 @@ FAULTS = [
         "spark/lookup_pass.py",
         "if (field.name.lower(),) == folded:",
         "if (field.name.lower(), '') == folded:",
-        ("tests/spark/test_join_chains.py::test_generated_chains",),
+        ("tests/spark/test_lookup_pass.py::test_generated_chains",),
     ),
     Fault(
         "auto-ignores-the-batch",
@@ -1326,7 +1327,7 @@ FAULTS = [
         "spark/join.py",
         "expected is None or expected >= enough",
         "True",
-        ("tests/spark/test_joins.py::test_what_auto_makes_of_a_chain",),
+        ("tests/spark/test_join.py::test_what_auto_makes_of_a_chain",),
     ),
     # --- Delta tables
     Fault(
@@ -1335,7 +1336,7 @@ FAULTS = [
         "sources/delta/log.py",
         "return newer if self._ufs.get_meta(cached_log.last_file.url) == cached_log.last_file else None",
         "return newer if self._ufs.get_meta(cached_log.last_file.url) else None",
-        ("tests/delta/test_damage.py::test_a_table_that_was_made_anew",),
+        ("tests/sources/delta/test_damage.py::test_a_table_that_was_made_anew",),
     ),
     Fault(
         "a-gap-in-a-delta-log-is-skipped",
@@ -1343,7 +1344,7 @@ FAULTS = [
         "sources/delta/log.py",
         "            if version != number:\n",
         "            if version < number:\n",
-        ("tests/delta/test_damage.py::test_harm_is_told",),
+        ("tests/sources/delta/test_damage.py::test_harm_is_told",),
     ),
     Fault(
         "a-commit-is-removed-from-after-its-adds",
@@ -1354,7 +1355,7 @@ FAULTS = [
         "        self.files.update((add.key, add) for add in added_files)\n"
         "        for path, _ in removed_keys:\n            for key in [key for key in self.files if key[0] == path]:\n"
         "                self.files.pop(key)\n",
-        ("tests/delta/test_calls.py::test_vectors_and_rewritten_files",),
+        ("tests/sources/delta/test_calls.py::test_vectors_and_rewritten_files",),
     ),
     Fault(
         "a-vector-is-of-any-checksum",
@@ -1362,7 +1363,10 @@ FAULTS = [
         "columnar/roaring.py",
         "    if zlib.crc32(vector) != int.from_bytes",
         "    if False and zlib.crc32(vector) != int.from_bytes",
-        ("tests/delta/test_damage.py::test_harm_is_told", "tests/delta/test_delta_fuzz.py::test_a_damaged_vector"),
+        (
+            "tests/sources/delta/test_damage.py::test_harm_is_told",
+            "tests/sources/delta/test_fuzz.py::test_a_damaged_vector",
+        ),
     ),
     Fault(
         "a-vector-has-no-offset",
@@ -1370,7 +1374,7 @@ FAULTS = [
         "sources/delta/vectors.py",
         "(self.offset, self.size + 8))",
         "(1, self.size + 8))",
-        ("tests/delta/test_calls.py::test_vectors_that_share_a_file",),
+        ("tests/sources/delta/test_calls.py::test_vectors_that_share_a_file",),
     ),
     Fault(
         "an-unknown-feature-is-read",
@@ -1378,7 +1382,7 @@ FAULTS = [
         "sources/delta/actions.py",
         '        if unknown:\n            raise NotSupportedError(f"it asks for the reader feature',
         '        if len(unknown) > 9:\n            raise NotSupportedError(f"it asks for the reader feature',
-        ("tests/delta/test_damage.py::test_what_is_not_understood",),
+        ("tests/sources/delta/test_damage.py::test_what_is_not_understood",),
     ),
     Fault(
         "an-instant-is-ruled-out-by-its-milliseconds",
@@ -1386,7 +1390,7 @@ FAULTS = [
         "sources/delta/source.py",
         "return at + _MILLISECOND + inexact if high else",
         "return at + inexact if high else",
-        ("tests/delta/test_pruning.py",),
+        ("tests/sources/delta/test_pruning.py",),
     ),
     Fault(
         "an-empty-partition-value-is-text",
@@ -1394,7 +1398,7 @@ FAULTS = [
         "sources/delta/actions.py",
         "None if value is None else as_text(value) or None",
         "None if value is None else as_text(value)",
-        ("tests/delta/test_pruning.py::test_a_partition_value_that_is_an_empty_text",),
+        ("tests/sources/delta/test_pruning.py::test_a_partition_value_that_is_an_empty_text",),
     ),
     Fault(
         "part-of-a-checkpoint-is-a-checkpoint",
@@ -1402,7 +1406,7 @@ FAULTS = [
         "sources/delta/checkpoint.py",
         "if (len(part_files), min(part_files), max(part_files)) == (count, 1, count):",
         "if part_files:",
-        ("tests/delta/test_damage.py::test_a_checkpoint_of_several_files",),
+        ("tests/sources/delta/test_damage.py::test_a_checkpoint_of_several_files",),
     ),
     Fault(
         "columns-are-by-name-where-ids-count",
@@ -1410,7 +1414,7 @@ FAULTS = [
         "sources/delta/schema.py",
         'as_text(field["name"]), stored_name, number if mode == "id" else None,',
         'as_text(field["name"]), as_text(field["name"]), None,',
-        ("tests/delta/test_tables_of_others.py",),
+        ("tests/sources/delta/test_tables_of_others.py",),
     ),
     Fault(
         "what-changed-is-a-compaction",
@@ -1418,7 +1422,7 @@ FAULTS = [
         "sources/delta/actions.py",
         "        if added_files and removed_keys and not changes_data and not checkpoint:\n",
         "        if added_files and removed_keys and not checkpoint:\n",
-        ("tests/delta/test_histories.py",),
+        ("tests/sources/delta/test_histories.py",),
     ),
     Fault(
         "a-compaction-is-waited-for",
@@ -1426,7 +1430,7 @@ FAULTS = [
         "cache/full/full_cache.py",
         "        if equal_snapshot is not None:\n            return equal_snapshot\n",
         "",
-        ("tests/delta/test_calls.py::test_a_full_cache_goes_on_while_it_adopts_an_optimized_table",),
+        ("tests/sources/delta/test_calls.py::test_a_full_cache_goes_on_while_it_adopts_an_optimized_table",),
     ),
     Fault(
         "any-change-is-a-compaction",
@@ -1434,7 +1438,7 @@ FAULTS = [
         "versions/model.py",
         "    return names == names_of_rows(new)\n",
         "    return True\n",
-        ("tests/delta/test_calls.py::test_what_is_new", "tests/delta/test_histories.py"),
+        ("tests/sources/delta/test_calls.py::test_what_is_new", "tests/sources/delta/test_histories.py"),
     ),
     Fault(
         "the-last-bits-of-marks-are-lost",
@@ -1442,7 +1446,7 @@ FAULTS = [
         "cache/full/snapshot.py",
         "        bits = np.unpackbits(self.bits[start >> 3 : (stop + 7) >> 3]",
         "        bits = np.unpackbits(self.bits[start >> 3 : stop >> 3]",
-        ("tests/test_snapshot_build.py::test_layers_answer_as_one_table",),
+        ("tests/cache/segments/test_builder.py::test_layers_answer_as_one_table",),
     ),
     # --- Iceberg tables
     Fault(
@@ -1451,7 +1455,7 @@ FAULTS = [
         "sources/iceberg/files.py",
         "_SequencedDeletes(entry.sequence - 1, files.equality_deletes(entry))",
         "_SequencedDeletes(entry.sequence, files.equality_deletes(entry))",
-        ("tests/iceberg/test_histories.py",),
+        ("tests/sources/iceberg/test_histories.py",),
     ),
     Fault(
         "deletes-concern-later-files",
@@ -1459,7 +1463,7 @@ FAULTS = [
         "sources/iceberg/files.py",
         "sequenced[bisect.bisect_left(sequenced, entry.sequence, key=lambda item: item.sequence) :]",
         "sequenced[bisect.bisect_left(sequenced, -1, key=lambda item: item.sequence) :]",
-        ("tests/iceberg/test_histories.py",),
+        ("tests/sources/iceberg/test_histories.py",),
     ),
     Fault(
         "equality-deletes-concern-all-partitions",
@@ -1467,7 +1471,7 @@ FAULTS = [
         "sources/iceberg/files.py",
         'return all(field.transform == "void" for field in self._spec(spec_id))',
         "return True",
-        ("tests/iceberg/test_catalogs.py",),
+        ("tests/sources/iceberg/test_catalog.py",),
     ),
     Fault(
         "null-is-not-null",
@@ -1475,7 +1479,7 @@ FAULTS = [
         "scan/equality.py",
         "values += [pc.fill_null(column, _blank(column.type)), column.is_null()]",
         "values += [pc.fill_null(column, _blank(column.type))]",
-        ("tests/iceberg/test_histories.py",),
+        ("tests/sources/iceberg/test_histories.py",),
     ),
     Fault(
         "a-full-cache-forgets-what-was-deleted-by-value",
@@ -1483,7 +1487,7 @@ FAULTS = [
         "cache/full/equality.py",
         "            places = {file: place for file, place in places.items() if file not in fetched}\n",
         "",
-        ("tests/iceberg/test_catalogs.py",),
+        ("tests/sources/iceberg/test_catalog.py",),
     ),
     Fault(
         "deletes-by-value-read-data-files",
@@ -1491,7 +1495,7 @@ FAULTS = [
         "cache/full/equality.py",
         "        if delete_file.equality is not None and not fields.issuperset(delete_file.equality.schema)\n",
         "",
-        ("tests/iceberg/test_calls.py",),
+        ("tests/sources/iceberg/test_calls.py",),
     ),
     Fault(
         "other-values-are-compared",
@@ -1499,7 +1503,7 @@ FAULTS = [
         "cache/full/equality.py",
         "        if delete_file.equality is not None and not fields.issuperset(delete_file.equality.schema)\n",
         "        if False\n",
-        ("tests/iceberg/test_catalogs.py",),
+        ("tests/sources/iceberg/test_catalog.py",),
     ),
     Fault(
         "a-default-is-null",
@@ -1507,7 +1511,7 @@ FAULTS = [
         "scan/stored_columns.py",
         "    text = column.default\n    if text is None:\n        return None\n    if pa.types.is_struct(kind):",
         "    text = None\n    if text is None:\n        return None\n    if pa.types.is_struct(kind):",
-        ("tests/iceberg/test_catalogs.py", "tests/iceberg/test_histories.py"),
+        ("tests/sources/iceberg/test_catalog.py", "tests/sources/iceberg/test_histories.py"),
     ),
     Fault(
         "a-cut-manifest-is-a-short-one",
@@ -1515,7 +1519,7 @@ FAULTS = [
         "sources/iceberg/manifests.py",
         '            raise ValueError("it is cut off") from None\n',
         "            raise EOFError from None\n",
-        ("tests/iceberg/test_damage.py",),
+        ("tests/sources/iceberg/test_damage.py",),
     ),
     Fault(
         "a-table-made-anew-is-the-old-one-by-its-metadatas-name",
@@ -1523,7 +1527,7 @@ FAULTS = [
         "sources/iceberg/source.py",
         "        if metadata is None or last_pointer != pointer:\n",
         "        if metadata is None or last_pointer.location != pointer.location:\n",
-        ("tests/iceberg/test_catalogs.py",),
+        ("tests/sources/iceberg/test_catalog.py",),
     ),
     Fault(
         "a-copy-is-the-original",
@@ -1531,7 +1535,7 @@ FAULTS = [
         "sources/iceberg/metadata.py",
         'key_of("iceberg", self._place, self.table_id,',
         'key_of("iceberg", self.table_id,',
-        ("tests/iceberg/test_catalogs.py", "tests/spark/test_iceberg.py"),
+        ("tests/sources/iceberg/test_catalog.py", "tests/spark/test_iceberg.py"),
     ),
     Fault(
         "a-name-mapping-makes-no-version",
@@ -1539,7 +1543,7 @@ FAULTS = [
         "sources/iceberg/metadata.py",
         'json.dumps([schema["fields"], self.name_mapping], sort_keys=True)',
         'json.dumps([schema["fields"]], sort_keys=True)',
-        ("tests/iceberg/test_histories.py", "tests/iceberg/test_catalogs.py"),
+        ("tests/sources/iceberg/test_histories.py", "tests/sources/iceberg/test_catalog.py"),
     ),
     Fault(
         "a-day-before-1970-is-exact",
@@ -1547,7 +1551,7 @@ FAULTS = [
         "sources/iceberg/partitions.py",
         "_start(transform, number - 1 if number <= 0 else number)",
         "_start(transform, number)",
-        ("tests/iceberg/test_pruning.py",),
+        ("tests/sources/iceberg/test_pruning.py",),
     ),
     Fault(
         "a-bucket-has-another-hash",
@@ -1555,7 +1559,7 @@ FAULTS = [
         "columnar/bucket_hash.py",
         "np.uint32(0xE6546B64)",
         "np.uint32(0xE6546B65)",
-        ("tests/iceberg/test_pruning.py",),
+        ("tests/sources/iceberg/test_pruning.py",),
     ),
     Fault(
         "statistics-are-not-on-record",
@@ -1563,7 +1567,7 @@ FAULTS = [
         "versions/model.py",
         '            document["statistics"] = statistics_text\n',
         "            pass\n",
-        ("tests/iceberg/test_pruning.py",),
+        ("tests/sources/iceberg/test_pruning.py",),
     ),
     Fault(
         "compactions-are-not-told",
@@ -1571,7 +1575,7 @@ FAULTS = [
         "sources/iceberg/source.py",
         "at.operation == _REPLACE:",
         "at.operation == '':",
-        ("tests/iceberg/test_calls.py",),
+        ("tests/sources/iceberg/test_calls.py",),
     ),
     Fault(
         "a-hint-is-believed-for-ever",
@@ -1579,6 +1583,6 @@ FAULTS = [
         "sources/iceberg/pointer.py",
         "    if last_pointer is not None and last_pointer.matches_hint(hint):\n",
         "    if known is not None:\n",
-        ("tests/iceberg/test_calls.py", "tests/iceberg/test_histories.py"),
+        ("tests/sources/iceberg/test_calls.py", "tests/sources/iceberg/test_histories.py"),
     ),
 ]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from tests.workers import BOUND_S
+from tests.support.workers import BOUND_S
 
 OPTIONS = {
     "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "50"},

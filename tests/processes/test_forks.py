@@ -35,8 +35,8 @@ from pyspark_lookup.sources.providers.functions import (
 )
 from pyspark_lookup.spark.join import _explained_lock
 from pyspark_lookup.spark.lookup_pass import _versions_lock
-from tests.fakes import CACHES
-from tests.workers import in_fresh_process
+from tests.support.fakes import CACHES
+from tests.support.workers import in_fresh_process
 
 ANSWER_S = 30  # a child that has not answered by then hangs
 LOCKS = type(threading.Lock()), type(threading.RLock())

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from tests.fakes import CACHES
-from tests.workers import in_fresh_process
+from tests.support.fakes import CACHES
+from tests.support.workers import in_fresh_process
 
 IDS = 2000
 WARM, MEASURED = 250, 250  # upserts; after the first ones all that is kept is there

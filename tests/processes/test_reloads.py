@@ -19,8 +19,8 @@ import pytest
 from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.lookup_options import LookupOptions
-from tests.fakes import FakeClock, make_host
-from tests.workers import BOUND_S, in_fresh_process, must_end
+from tests.support.fakes import FakeClock, make_host
+from tests.support.workers import BOUND_S, in_fresh_process, must_end
 
 FILES, EACH, RELOADS = 3, 400, 1000
 IDS = [0, EACH, 2 * EACH, 10**9]  # one of each file, and one that none has

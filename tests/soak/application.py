@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StreamingQueryListener
 
 from pyspark_lookup import lookup_join
 from tests.soak import tables
-from tests.workers import Notes
+from tests.support.workers import Notes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -22,7 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import PysparkLookupError
 from tests.soak import tables
-from tests.workers import Notes
+from tests.support.workers import Notes
 
 SWEPT_EVERY = 15  # publishes, of which so many are kept
 T = TypeVar("T")

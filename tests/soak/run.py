@@ -23,16 +23,16 @@ from typing import Any
 from pyspark_lookup.errors import PysparkLookupError, VersionGoneError
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
-from tests import nightly
-from tests.cluster import Cluster, environment
 from tests.history.checker import check, states
 from tests.history.run import S3Place, start_worker
-from tests.s3server import S3Server
 from tests.soak import tables
 from tests.soak.chaos import FAULTS, Chaos, Clocks
 from tests.soak.checker import batches_of, check_batches
 from tests.soak.watch import Pulse, Watch, check_directory
-from tests.workers import Following, Notes, Workers, notes_in
+from tests.support import nightly
+from tests.support.cluster import Cluster, environment
+from tests.support.s3server import S3Server
+from tests.support.workers import Following, Notes, Workers, notes_in
 
 HANG_S = 180.0
 ROWS_PER_SECOND = 200

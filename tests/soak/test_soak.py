@@ -12,12 +12,12 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.history.checker import Rows, State
-from tests.proxy import AT_RANDOM, GRAVES, Proxy, objects_in
-from tests.s3server import S3Server
 from tests.soak import tables
 from tests.soak.checker import Batch, batches_of, check_batches
 from tests.soak.run import soak
 from tests.soak.watch import Pulse, growth, quarters
+from tests.support.proxy import AT_RANDOM, GRAVES, Proxy, objects_in
+from tests.support.s3server import S3Server
 
 SECONDS = 300.0
 SEED = 20261121

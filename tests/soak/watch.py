@@ -18,8 +18,8 @@ from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.disk.ownership import MARKER
 from pyspark_lookup.storage.host_metrics import read_table_counts
-from tests.cluster import Cluster
 from tests.soak import tables
+from tests.support.cluster import Cluster
 
 MIB = 1024 * 1024
 ALLOWED = {"resident": (1.15, 48 * MIB), "handles": (1.15, 16), "processes": (1.15, 3)}

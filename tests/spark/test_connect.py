@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from pyspark_lookup import LookupTable
-from tests.cluster import Cluster, environment
-from tests.fuzzing import seeds
-from tests.preloaded import python_variables
-from tests.spark.common import put, said_by, saved
-from tests.spark.test_join_chains import made_files
+from tests.spark.test_lookup_pass import made_files
+from tests.support.cluster import Cluster, environment
+from tests.support.fuzzing import seeds
+from tests.support.preloaded import python_variables
+from tests.support.spark_tables import put, said_by, saved
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -75,7 +75,7 @@ for number in range(2):
     print("DELTA", read, lookup_join(spark.range(5), delta, "id").filter("name IS NOT NULL").count())
 from pyspark.sql import functions as sf
 from pyspark_lookup import register_lookup
-from tests.spark.common import WAYS, load
+from tests.support.spark_tables import WAYS, load
 from tests.spark.test_iceberg import Dim
 
 @sf.udf("boolean")
@@ -306,7 +306,7 @@ print("BATCH", Path(path + "-seen").read_text())
 _CHAINS = """
 import json, random
 from pathlib import Path
-from tests.spark.test_join_chains import assert_same, by_joins, by_lookups, drawn
+from tests.spark.test_lookup_pass import assert_same, by_joins, by_lookups, drawn
 files = json.loads(path)
 for seed in json.loads(replacement):
     steps = drawn(random.Random(seed))
@@ -385,8 +385,8 @@ import threading
 from pathlib import Path
 import pyarrow as pa
 from deltalake import write_deltalake
-from tests.iceberg.common import sql_catalog
-from tests.spark.common import FULL, MODES, put
+from tests.support.iceberg_tables import sql_catalog
+from tests.support.spark_tables import FULL, MODES, put
 tables = {name: f"{home}/{name}" for name in ("one", "two", "three")}
 own = {"lookup.partition": "max_pt()"} if kind == ["files"] else {}
 if kind == ["iceberg"]:

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import lookup_join, register_lookup
-from tests.spark.common import Calls, catalog_options, events, load, read_in_all_ways, running, stream_of
+from tests.support.spark_tables import Calls, catalog_options, events, load, read_in_all_ways, running, stream_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

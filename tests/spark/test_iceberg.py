@@ -14,10 +14,10 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from pyspark_lookup import LookupTable, lookup_join, register_lookup
-from tests.fakes import wait_until_settled
-from tests.iceberg.common import sql_catalog
-from tests.iceberg.writing import IcebergTable
-from tests.spark.common import Calls, catalog_options, events, load, read_in_all_ways, running, stream_of
+from tests.support.fakes import wait_until_settled
+from tests.support.iceberg_tables import sql_catalog
+from tests.support.iceberg_writing import IcebergTable
+from tests.support.spark_tables import Calls, catalog_options, events, load, read_in_all_ways, running, stream_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

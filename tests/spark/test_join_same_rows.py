@@ -25,9 +25,9 @@ from pyspark.sql.types import LongType, StringType
 
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import OptionError, SchemaError
-from tests.fuzzing import MORE, by_day
-from tests.spark.common import FULL, WAYS, Calls, catalog_options, saved
 from tests.spark.test_same_rows import FOREIGN, NESTED, PRIMITIVES, SEED, Column, arrow_table, drawn
+from tests.support.fuzzing import MORE, by_day
+from tests.support.spark_tables import FULL, WAYS, Calls, catalog_options, saved
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,14 +17,24 @@ from pyspark.sql import functions as sf
 from pyspark_lookup import LookupTable, OptionError, lookup_join, register_lookup
 from pyspark_lookup.spark.source import DefaultSource
 from pyspark_lookup.spark.types import SPARK
-from tests.fuzzing import share
-from tests.spark.common import MODES, NO_OPTIONS, batches_of, catalog_options, each_batch, events, load, put, stream_of
+from tests.support.fuzzing import share
+from tests.support.spark_tables import (
+    MODES,
+    NO_OPTIONS,
+    batches_of,
+    catalog_options,
+    each_batch,
+    events,
+    load,
+    put,
+    stream_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter
 
-    from tests.s3server import S3Server
+    from tests.support.s3server import S3Server
 
 pytestmark = pytest.mark.spark
 

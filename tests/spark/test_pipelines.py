@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pyspark
 import pytest
 
-from tests.spark.common import saved
+from tests.support.spark_tables import saved
 
 pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 

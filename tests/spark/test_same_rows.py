@@ -31,8 +31,8 @@ from pyspark_lookup.columnar.predicate import StartsWith
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.spark.planning import to_predicate
 from pyspark_lookup.spark.types import struct_type
-from tests.fuzzing import BY_NIGHT, MORE, by_day
-from tests.spark.common import FULL, Calls, conf, load
+from tests.support.fuzzing import BY_NIGHT, MORE, by_day
+from tests.support.spark_tables import FULL, Calls, conf, load
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

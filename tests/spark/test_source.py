@@ -23,13 +23,13 @@ from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.registry import SOURCES
 from pyspark_lookup.spark.session import RECOMMENDED
-from tests.fakes import FakeClock, make_host
-from tests.spark.common import MODES, Calls, catalog_options, conf, load, put, saved
+from tests.support.fakes import FakeClock, make_host
+from tests.support.spark_tables import MODES, Calls, catalog_options, conf, load, put, saved
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.s3server import Request, S3Server
+    from tests.support.s3server import Request, S3Server
 
 pytestmark = pytest.mark.spark
 

@@ -18,8 +18,8 @@ from pyspark.sql import functions as sf
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.spark.types import SPARK
-from tests.fuzzing import by_day
-from tests.spark.common import batches_of, catalog_options, load
+from tests.support.fuzzing import by_day
+from tests.support.spark_tables import batches_of, catalog_options, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from tests.fuzzing import by_day
+from tests.support.fuzzing import by_day
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,8 +27,9 @@ from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lo
 from pyspark_lookup.spark import join, lookup_pass
 from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.versions.executions import Build
-from tests.fuzzing import BY_NIGHT, by_day
-from tests.spark.common import (
+from tests.sources.test_toy_source import people
+from tests.support.fuzzing import BY_NIGHT, by_day
+from tests.support.spark_tables import (
     WAYS,
     batches_of,
     conf,
@@ -40,8 +41,7 @@ from tests.spark.common import (
     running,
     stream_of,
 )
-from tests.test_toy_source import people
-from tests.toy_source import commit
+from tests.support.toy_source import commit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -133,7 +133,7 @@ def test_aggregates_with_a_watermark(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_a_kind_of_table_that_only_tests_know(spark: SparkSession, tmp_path: Path) -> None:
-    """(Workers know it from `tests.preloaded`.) Its columns, its rows without deleted ones, the version that is asked for; and joined to a
+    """(Workers know it from `tests.support.preloaded`.) Its columns, its rows without deleted ones, the version that is asked for; and joined to a
     stream in each mode at once, the version that is current at a micro-batch's start."""
     table = tmp_path / "dim"
     commit(table, {("a.parquet", "eu"): people(0, 100, 0), ("b.parquet", "us"): people(100, 100, 0)}, {})

@@ -1,0 +1,866 @@
+"""The full cache: which snapshot answers in UFS and in CACHE mode, what a load fetches, what stays on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.cache.full import loader
+from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.columnar.keys import Keys
+from pyspark_lookup.core import progress
+from pyspark_lookup.errors import (
+    NotSupportedError,
+    PysparkLookupError,
+    ReloadFailedError,
+    SchemaError,
+    UfsUnavailableError,
+)
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.lookup import get_many
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.storage.disk import Disk, SegmentWriter
+from pyspark_lookup.versions.executions import Execution
+from tests.sources.managed.test_writer import Site, site
+from tests.support.fakes import FakeClock, Host, Later, make_host, wait_until_settled
+
+__all__ = ["site"]
+
+EACH = 500
+FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}
+# What runs beside a query runs when the test says: no use to wait for it.
+WAIT = "lookup.full-cache.build-wait"
+HOST = {**FULL, "lookup.metadata.source": "CACHE", WAIT: "0 s"}
+CACHE = {**HOST, "lookup.full-cache.periodic-reload.interval": "1 min"}
+TIMED = {**HOST, "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15Z"}
+DAY_S, HOUR_S = 86400.0, 3600.0
+STRATEGY = "lookup.full-cache.reload-strategy"
+TIMED_RELOAD = "lookup.full-cache.timed-reload."
+
+
+def publish(
+    path: Path, number: int, version: int, rows: int = EACH, columns: Mapping[str, object] | None = None
+) -> Path:
+    """File `number` of a table in place by rename: ids from number * EACH, every row says its version."""
+    path.mkdir(parents=True, exist_ok=True)
+    first = number * EACH
+    made = {
+        "id": range(first, first + rows),
+        "version": pa.array([version] * rows, pa.int32()),
+        "text": [f"{version}-{'x' * (i % 7)}" for i in range(rows)],
+    }
+    table = pa.table({**made, **(columns or {})})
+    temporary = path / f".{number}.new"
+    pq.write_table(table, temporary, row_group_size=100)
+    os.replace(temporary, path / f"{number}.parquet")
+    return path
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A table of ten files in version 1."""
+    for number in range(10):
+        publish(tmp_path / "dim", number, 1)
+    return tmp_path / "dim"
+
+
+class Table:
+    """One reference to a table on a host of its own, whose loads run when the test says."""
+
+    def __init__(
+        self,
+        path: Path,
+        cache_dir: Path | None,
+        options: Mapping[str, str],
+        clock: FakeClock | None = None,
+        **more: object,
+    ) -> None:
+        self.later = Later()
+        self.host: Host = make_host(str(path), cache_dir, clock, start=self.later, **more)  # type: ignore[arg-type]
+        self.options = LookupOptions.parse({"path": str(path), **options})
+        self.table, _ = self.host.resolver.discover(self.options)
+
+    @property
+    def full(self) -> FullCache:
+        found = self.host.reader.fulls.get_cache(self.table, self.options)
+        assert found is not None
+        return found
+
+    def _planned(self) -> tuple[ReadPlan, pa.Schema]:
+        found = planner.find(self.host.reader, self.options, self.table)
+        shown = planner.table_columns(found, self.options)
+        return planner.plan_read(found, self.options, shown, self.host.clock.host()), shown
+
+    def get(self, *ids: int | None, execution: Execution | None = None) -> list[dict[str, object]]:
+        """The rows of these keys, through the reader as a worker does it."""
+        plan, _ = self._planned()
+        keys = pa.table({"id": pa.array(ids, pa.int64())})
+        rows: list[dict[str, object]] = get_many(self.host.reader, plan, keys, ["id"], execution).to_pylist()
+        return rows
+
+    def versions(self, *ids: int) -> list[object]:
+        return [row["version"] for row in self.get(*ids)]
+
+    def scan(self, execution: Execution | None = None) -> pa.Table:
+        plan, shown = self._planned()
+        batches = list(self.host.reader.read(plan, ReadTask(0, 1), execution))
+        return pa.Table.from_batches(batches, shown).sort_by("id").combine_chunks()
+
+    def warm(self) -> None:
+        self.full.reload()
+        self.later.loads()
+
+    def calls(self, run: Callable[[], object]) -> list[str]:
+        """The store calls that `run` makes."""
+        before = len(self.host.store.calls)
+        run()
+        return self.host.store.kinds()[before:]
+
+    def end(self) -> None:
+        """What the end of a worker is to the others: its schedule is free."""
+        self.full.close()
+        for name, run in self.later.waiting:
+            if "-schedule-" in name:
+                run()
+        self.later.waiting.clear()
+
+    def fetched(self) -> set[str]:
+        """Names of the files of which data was read so far; forgotten by asking."""
+        names = {str(s[0]).rsplit("/", 1)[-1] for kind, s in self.host.store.calls if kind == "get"}  # type: ignore[index]
+        self.host.store.calls.clear()
+        return names
+
+    def segments(self) -> list[str]:
+        assert self.host.disk is not None
+        return self.host.disk.segments(self.full.key)
+
+    def metric(self, name: str) -> int:
+        return self.host.metrics.snapshot()[name]
+
+    def metrics(self, *names: str) -> list[int]:
+        return [self.metric(name) for name in names]
+
+    def down(self, what: str = "") -> None:
+        """From now on the store does not answer, or not for files of this name."""
+
+        def fail(kind: str, subject: object) -> None:
+            if what in str(subject):
+                raise UfsUnavailableError("no answer")
+
+        self.host.store.before = fail
+
+    def up(self) -> None:
+        self.host.store.before = lambda kind, subject: None
+
+    def due_after(self, seconds: float = 61) -> int:
+        """Let time pass and what is due then happen; how many loads that were."""
+        self.host.clock.tick(seconds)
+        self.full.schedule.run_due()
+        return self.later.loads()
+
+
+# --- UFS ----------------------------------------------------------------------------------------------
+
+
+def test_queries_and_builds(directory: Path, cache_dir: Path) -> None:
+    """Once a process has built a version's snapshot no lookup reads data; a query waits for it during build-wait, then reads files."""
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
+    table.warm()
+    for process in (table, Table(directory, cache_dir, FULL)):
+        assert process.calls(lambda process=process: process.versions(3, 4999, 7000)) == ["list"] * 2  # type: ignore[misc]
+        assert process.metrics("hitCount", "missCount", "numCachedRecords") == [3, 0, 5000]
+        assert process.metric("numCachedBytes") > 0
+    publish(directory, 0, 2)
+    assert table.versions(3, 700) == [2, 1]
+    assert table.metrics("snapshotReadThroughCount", "missCount") == [1, 2]
+    assert len(table.later.waiting) == 1  # the build goes on beside the query
+    table.later.loads()
+    assert table.calls(lambda: table.versions(3)) == ["list"] * 2
+    assert table.metric("snapshotReadThroughCount") == 1
+    publish(directory, 0, 3)
+    waiting = Table(directory, cache_dir, FULL)
+    waiting.host = make_host(str(directory), cache_dir)  # one with threads
+    assert waiting.versions(3, 700) == [3, 1]
+    assert waiting.metrics("hitCount", "snapshotReadThroughCount") == [2, 0]
+
+
+def test_values_that_are_one_key(tmp_path: Path, cache_dir: Path) -> None:
+    """Values of an IN that are one key of the index, as NaN and NaN, or two texts of one float32, find its rows once."""
+    path, ids = str(tmp_path / "a.parquet"), pa.array([0.1, float("nan"), 0.2], pa.float32())
+    pq.write_table(pa.table({"id": ids, "n": [1, 2, 3]}), path)
+    wait_until_settled(Path(path))
+    with LookupTable(path, {**FULL, "lookup.cache.dir": str(cache_dir)}) as table:
+        for values, found in (
+            ("CAST('nan' AS FLOAT), CAST('nan' AS DOUBLE)", [2]),
+            ("0.2, 0.20000000298023224, 0.10000000149011612", [1, 3]),
+        ):
+            assert sorted(table.scan(predicate=f"id IN ({values})").column("n").to_pylist()) == found
+
+
+@pytest.mark.parametrize("options", [{**FULL, "lookup.full-cache.build-wait": "0 s"}, CACHE], ids=["UFS", "CACHE"])
+def test_a_failing_build_does_not_fail_the_query(directory: Path, cache_dir: Path, options: dict[str, str]) -> None:
+    """When a snapshot cannot be written the query reads the files, and the failure is counted."""
+    table = Table(directory, cache_dir, options)
+    snapshots = cache_dir / "v1" / "snapshots"
+    snapshots.rmdir()
+    snapshots.symlink_to("nowhere")
+    with pytest.raises(OSError):
+        table.full.reload()
+    assert table.metric("numLoadFailures") == 1
+    assert table.versions(3) == [1]
+    assert table.metric("cacheFailureCount") > 0 or options is not CACHE
+
+
+def test_files_too_new_to_tell_apart_are_read_through(directory: Path, cache_dir: Path) -> None:
+    """A version whose identity may yet stand for other bytes is read, and not kept as a snapshot."""
+    clock = FakeClock(wall_s=(directory / "0.parquet").stat().st_mtime)
+    table = Table(directory, cache_dir, FULL, clock)
+    assert table.versions(3) == [1]
+    assert table.segments() == []
+    clock.tick(10)
+    table.options = LookupOptions.parse({"path": str(directory), **FULL, "lookup.full-cache.build-wait": "0 s"})
+    assert table.versions(3) == [1]
+    table.later.loads()
+    assert len(table.segments()) == 1
+
+
+# --- what a load fetches ------------------------------------------------------------------------------
+
+
+def test_a_reload_fetches_only_changed_files(directory: Path, cache_dir: Path) -> None:
+    """Of ten files only changed and new ones are read; old rows are null in a new column, and removed files vanish."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    table.fetched()
+    publish(directory, 3, 2)
+    publish(directory, 4, 2, columns={"version": [2**40] * EACH, "more": ["new"] * EACH})
+    publish(directory, 10, 2)
+    (directory / "7.parquet").unlink()
+    table.warm()
+    assert table.fetched() == {"3.parquet", "4.parquet", "10.parquet"}
+    assert table.versions(1500, 5001, 3500, 0) == [2, 2, 1]
+    assert [(row["version"], row["more"]) for row in table.get(2000, 1)] == [(2**40, "new"), (1, None)]
+    table.fetched()
+    table.warm()
+    assert table.fetched() == set()
+
+
+def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> None:
+    """Up to three overlays lie over the base; a later one takes the place of one that it hides, the fourth makes one of them all. Once
+    a quarter of the base is hidden or lies over it, one base takes their place, beside the queries; nothing is fetched twice."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    table.fetched()
+    changes = [(0, EACH - n, 2) for n in range(5)] + [(1, EACH, 3), (2, EACH, 4), (3, EACH, 2)]
+    for version, (number, rows, layers) in enumerate(changes, 2):
+        publish(directory, number, version, rows=rows)
+        snapshot = table.full.reload()
+        assert len(snapshot.layers) == layers
+        assert table.versions(number * EACH, 4999) == [version, 1]
+        assert snapshot.rows == (5000 - EACH + rows if number == 0 else 5000 - 4)
+        assert table.fetched() == {f"{number}.parquet"}
+    table.later.loads()
+    assert table.fetched() == set()
+    assert table.metric("snapshotCompactionCount") == 1
+    assert [layer.segment.rows for layer in table.full.reload().layers] == [5000 - 4]
+    assert table.versions(0, 500, 1000, 1500, 2000) == [6, 7, 8, 9, 1]
+    before = table.segments()
+    for number in (0, 1):
+        publish(directory, number, 10)
+    table.down("1.parquet")
+    with pytest.raises(UfsUnavailableError):  # what fails half-way leaves all as it was
+        table.full.reload()
+    assert table.segments() == before
+    assert list((cache_dir / "v1" / "tmp").iterdir()) == []
+    table.up()
+    table.warm()
+    assert table.versions(0, 500) == [10, 10]
+
+
+# --- CACHE --------------------------------------------------------------------------------------------
+
+
+def test_one_process_of_the_host_loads_at_a_time(directory: Path, cache_dir: Path) -> None:
+    """While one loads, another asks the store for nothing: it waits, and then finds all but the changes there."""
+    one, other = Table(directory, cache_dir, CACHE), Table(directory, cache_dir, CACHE)
+    beside = threading.Thread(target=other.full.reload)
+    meanwhile: list[list[str]] = []
+
+    def begin_beside(kind: str, subject: object) -> None:
+        if not meanwhile:
+            before = len(other.host.store.calls)
+            beside.start()
+            beside.join(0.2)
+            meanwhile.append(other.host.store.kinds()[before:])
+
+    one.host.store.before = begin_beside
+    one.full.reload()
+    beside.join(30)
+    assert not beside.is_alive()
+    assert meanwhile == [[]]
+    assert "get" not in other.host.store.kinds()
+
+
+def test_loads_that_fail(directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the first load queries fail with its error. KEEP: afterwards they do not; failures are counted, logged once, and the next
+    reload brings the table up to date once it is complete."""
+    table = Table(directory, cache_dir, CACHE)
+    table.down()
+    for load in (lambda: table.get(0), table.full.current) * 2:
+        with pytest.raises(UfsUnavailableError, match="no answer"):
+            load()
+    assert table.metrics("numLoadFailures", "loadCount", "latestLoadTime") == [2, 0, -1]
+    table.up()
+    assert table.versions(0) == [1]
+    assert table.metrics("hitCount", "missCount", "loadCount") == [1, 0, 1]
+    assert table.metric("latestLoadTime") >= 0
+    publish(directory, 0, 2)
+    table.down()
+    caplog.clear()
+    for failures in (3, 4, 5):
+        table.due_after()
+        assert table.versions(0) == [1]
+        assert table.metric("numLoadFailures") == failures
+    assert len([r for r in caplog.records if "failed" in r.message and r.levelname == "WARNING"]) == 1
+    table.up()
+    table.host.clock.tick(61)
+    table.full.schedule.run_due()
+    assert table.versions(0) == [1]
+    table.later.loads()
+    assert table.versions(0) == [2]
+    assert table.metric("loadCount") == 2
+
+
+def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, cache_dir: Path) -> None:
+    """FAIL: after a failed reload lookups raise its error, in every process, and serve again after the next."""
+    options = {**CACHE, "lookup.full-cache.on-reload-failure": "FAIL"}
+    table = Table(directory, cache_dir, options)
+    table.get(0)
+    table.down()
+    table.due_after()
+    other = Table(directory, cache_dir, options)
+    for process in (table, other):
+        with pytest.raises(ReloadFailedError, match="no answer"):
+            process.get(0)
+    table.up()
+    table.due_after()
+    assert table.versions(0) == other.versions(0) == [1]
+
+
+@pytest.mark.parametrize("options", [CACHE, TIMED], ids=["PERIODIC", "TIMED"])
+def test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it(
+    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """A new worker does not reload a fresh snapshot. The first query that comes late waits for a reload, where no worker lived when it
+    was due, and where one does that stands still; afterwards there is no second one. A store that fails is asked once in an interval."""
+    first = Table(directory, cache_dir, options)
+    clock = first.host.clock
+    first.get(0)
+    first.end()
+    publish(directory, 0, 2)
+    fresh = Table(directory, cache_dir, options, clock)
+    fresh.full.schedule.run_due()
+    assert fresh.later.loads() == 0
+    assert fresh.versions(0) == [1]
+    fresh.end()
+    clock.tick(DAY_S)
+    late = Table(directory, cache_dir, options, clock)
+    late.later.at_once = True
+    assert late.versions(0) == [2]
+    late.full.schedule.run_due()
+    assert late.metrics("loadCount", "staleServedCount") == [1, 0]
+    publish(directory, 0, 3)
+    clock.tick(DAY_S)
+    other = Table(directory, cache_dir, options, clock)
+    other.later.at_once = True
+    assert other.versions(0) == [3]  # `late` holds the schedule, and does nothing
+    for process in (late, other):
+        process.full.schedule.run_due()
+    assert [process.metric("loadCount") for process in (late, other)] == [1, 1]
+    late.end()
+    other.due_after(DAY_S)
+    assert other.metric("loadCount") == 2
+    other.end()
+    clock.tick(DAY_S)
+    for failures in (1, 0):  # processes that live for one query
+        broken = Table(directory, cache_dir, options, clock)
+        broken.later.at_once = True
+        broken.down()
+        assert broken.versions(0) == [3]
+        assert broken.metrics("numLoadFailures", "staleServedCount") == [failures, 1]
+        broken.end()
+    clock.tick(DAY_S)
+    stuck = Table(directory, cache_dir, options, clock)
+    stuck.later.at_once = True
+    # A table whose lock cannot be taken ends no query.
+    monkeypatch.setattr(stuck.full._stored, "lock", mock.Mock(side_effect=PermissionError("no lock")))
+    assert stuck.versions(0) == [3]
+    assert stuck.metric("cacheFailureCount") > 0
+    assert stuck.metric("staleServedCount") == 1
+
+
+@pytest.mark.parametrize("failing", ["KEEP", "FAIL"])
+def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Path, failing: str) -> None:
+    """One that began when it was due holds up no query: the old rows are as old as was promised. Once it has taken build-wait they are
+    counted as stale, or refused."""
+    options = {**CACHE, WAIT: "5 s", "lookup.full-cache.on-reload-failure": failing}
+    slow = Table(directory, cache_dir, options)
+    clock = slow.host.clock
+    slow.get(0)
+    publish(directory, 0, 2)
+    table = Table(directory, cache_dir, options, clock)
+    found: list[object] = []
+
+    def ask(kind: str, subject: object) -> None:
+        if kind != "list":
+            return
+        for seconds in (1, 3, 3):
+            clock.tick(seconds)
+            try:
+                found.append((table.versions(0), table.metric("staleServedCount")))
+            except ReloadFailedError as problem:
+                found.append(str(problem)[-44:])
+
+    slow.host.store.before = ask
+    assert slow.due_after(60) == 1
+    error = "not ended after lookup.full-cache.build-wait = 5 s"[-44:]
+    assert found == [([1], 0), ([1], 0), ([1], 1) if failing == "KEEP" else error]
+    assert table.versions(0) == [2]
+    assert table.later.loads() == 1  # which finds that it was made
+    assert table.metric("loadCount") == 0
+
+
+def test_a_load_of_another_process_that_never_ends(directory: Path, cache_dir: Path) -> None:
+    """A query waits for it for build-wait: then it reads the files where there is no snapshot yet, or one of another kind of table, and
+    fails where none may be used that is so old."""
+    limited = {**CACHE, "lookup.full-cache.max-staleness": "10 min"}
+    stopped, table = Table(directory, cache_dir, limited), Table(directory, cache_dir, limited)
+    with stopped.full._stored.lock():
+        assert table.versions(0, 501) == [1, 1]
+        publish(directory, 0, 2)
+        table.host.clock.tick(1)
+        assert table.versions(0, 501) == [2, 1]  # and is not waited for again
+        assert table.metrics("hitCount", "numLoadFailures") == [0, 0]
+    assert stopped.versions(0) == table.versions(0) == [2]
+    clock = table.host.clock
+    clock.tick(601)
+    stopped.host.clock.tick(601)
+    with stopped.full._stored.lock(), pytest.raises(ReloadFailedError, match=r"not ended after .*build-wait = 0 s"):
+        table.versions(0)
+    clock.tick(61)
+    assert table.versions(0) == [2]
+    state = table.full._stored.state()
+    table.full._stored.record(dataclasses.replace(state, gone=True))
+    with stopped.full._stored.lock():
+        assert table.versions(0) == [2]
+    assert table.versions(0) == [2]
+    assert not table.full._stored.state().gone
+
+
+def test_a_reload_of_which_nothing_can_be_recorded(
+    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: the queries that find the reload overdue do not all try it. They answer from the old rows, which is counted."""
+    table = Table(directory, cache_dir, {**CACHE, WAIT: "30 s"})
+    table.later.at_once = True
+    table.get(0)
+    publish(directory, 0, 2)
+    table.host.clock.tick(DAY_S)
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))
+    with monkeypatch.context() as patch:
+        for of, name in ((SegmentWriter, "finish"), (Disk, "_publish"), (Disk, "_put_new")):
+            patch.setattr(of, name, full)
+        assert [table.versions(0) for _ in range(5)] == [[1]] * 5
+        assert table.metrics("numLoadFailures", "staleServedCount") == [1, 5]
+    table.host.clock.tick(61)
+    assert table.versions(0) == [2]
+
+
+def test_a_query_waits_for_the_late_load_of_another_process(directory: Path, cache_dir: Path) -> None:
+    """It answers from what that loads, and loads nothing itself."""
+    options = {**CACHE, WAIT: "30 s"}
+    slow, table = Table(directory, cache_dir, options), Table(directory, cache_dir, options)
+    slow.get(0)
+    publish(directory, 0, 2)
+    for each in (slow, table):
+        each.host.clock.tick(DAY_S)
+        each.later.at_once = True
+    found: list[object] = []
+    beside = threading.Thread(target=lambda: found.append(table.versions(0)))
+
+    def begin_beside(kind: str, subject: object) -> None:
+        if kind == "list":
+            beside.start()
+            beside.join(0.2)
+            assert found == []
+
+    slow.host.store.before = begin_beside
+    slow.full.reload()
+    beside.join(30)
+    assert found == [[2]]
+    assert table.metrics("loadCount", "staleServedCount") == [0, 0]
+
+
+def test_reloads_at_a_time_of_day(directory: Path, cache_dir: Path) -> None:
+    """TIMED by its options: loaded at once, then at that time on every second day, also in a process that begins in between; what was
+    missed while there was none is made up for once."""
+    day_s = 86_400
+    clock = FakeClock(4_000_000_000 // day_s * day_s + 9 * 3600.0)
+    timed = {STRATEGY: "TIMED", f"{TIMED_RELOAD}iso-time": "10:15Z", f"{TIMED_RELOAD}interval-in-days": "2"}
+    options = {**FULL, "lookup.metadata.source": "CACHE", **timed}
+    table = Table(directory, cache_dir, options, clock)
+    assert table.versions(0) == [1]
+    for version, (seconds, loads) in enumerate([(4499, 0), (1, 1), (day_s, 0), (day_s - 1, 0), (1, 1), (day_s, 0)], 2):
+        publish(directory, 0, version)
+        before = table.versions(0)
+        assert table.due_after(seconds) == loads
+        assert table.versions(0) == ([version] if loads else before)
+        table.end()
+        table = Table(directory, cache_dir, options, clock)
+    clock.tick(5 * day_s)
+    table.later.at_once = True
+    assert table.versions(0) == [7]
+    assert table.due_after(1) == 0
+
+
+@pytest.mark.parametrize("kind", ["files", "snapshot"])
+@pytest.mark.parametrize("damage", ["lost", "of another release"])
+def test_a_lost_record_of_a_version(directory: Path, cache_dir: Path, kind: str, damage: str) -> None:
+    """A snapshot goes on serving without the store when one of the two records of its version is gone, which is made anew."""
+    first = Table(directory, cache_dir, CACHE)
+    first.warm()
+    digest = first.full.reload().version.digest
+    first.end()
+    disk = first.host.disk
+    assert disk is not None
+    place = {"files": digest, "snapshot": f"{first.full.key}-{digest}"}[kind]
+    if damage == "lost":
+        disk.remove_record(kind, place)
+    else:
+        disk.replace_record(kind, place, [["of", "old"]])
+    late = Table(directory, cache_dir, CACHE, first.host.clock)
+    late.down()
+    assert late.versions(5) == [1]
+    assert kind == "files" or isinstance(disk.get_record(kind, place), dict)
+
+
+@pytest.mark.parametrize("kind", ["file", "managed", "files of other columns"])
+def test_a_path_changes_before_the_first_load(directory: Path, cache_dir: Path, kind: str) -> None:
+    """Without a snapshot, a query in CACHE mode answers from what the path is now, where this host knew other columns or another kind."""
+    host = {"lookup.cache.dir": str(cache_dir)}
+    known = {**host, "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
+    LookupTable(str(directory), known).scan()
+    shutil.rmtree(directory)
+    options = {**host, **CACHE}
+    if kind == "managed":
+        LookupTable(str(directory), host).write(pa.table({"id": [7]}))
+    else:
+        pq.write_table(pa.table({"id": [7]}), directory if kind == "file" else publish(directory, 0, 1) / "0.parquet")
+        options["lookup.format"] = "parquet"
+    with LookupTable(str(directory), options) as full:
+        assert full.scan().to_pylist() == [{"id": 7}]
+
+
+def test_blackout_puts_a_reload_off(directory: Path, cache_dir: Path) -> None:
+    """A reload that comes due in a blackout begins when that ends; the first load does not wait."""
+    clock = FakeClock(wall_s=4_000_000_800.0)  # 2096-10-02T07:20:00Z
+    table = Table(directory, cache_dir, {**CACHE, "lookup.full-cache.blackout": "07:00-08:00Z"}, clock)
+    assert table.versions(0) == [1]
+    publish(directory, 0, 2)
+    assert [table.due_after(seconds) for seconds in (0, 1200, 1199, 1)] == [0, 0, 0, 1]
+    assert table.versions(0) == [2]
+
+
+def test_an_execution_keeps_its_version_over_a_swap(directory: Path, cache_dir: Path) -> None:
+    """A second lookup of one query answers from the snapshot of the first, though a newer one serves by now."""
+    table = Table(directory, cache_dir, CACHE)
+    query, later = Execution("app", "1"), Execution("app", "2")
+    assert [row["version"] for row in table.get(0, execution=query)] == [1]
+    publish(directory, 0, 2)
+    table.warm()
+    assert [row["version"] for row in table.get(0, execution=query)] == [1]
+    assert table.scan(query).column("version").unique().to_pylist() == [1]
+    assert [row["version"] for row in table.get(0, execution=later)] == [2]
+
+
+def test_a_long_load_beside_the_queries_tells_the_log(
+    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's load that takes its time says how far it is."""
+    monkeypatch.setattr(loader, "_FETCHED_AT_ONCE", 7_000)  # file by file
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0)
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
+    table.get(0)
+    caplog.set_level("INFO")
+    table.later.loads()
+    told = [r.message for r in caplog.records if "% of" in r.message]
+    assert str(directory) in told[0]
+    shares = [int(text.partition(" % of")[0].rpartition(" ")[2]) for text in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == 100
+    assert sum(share < 50 for share in shares) >= 9
+
+
+class EveryCall(CacheReloadTrigger):
+    """A trigger of a user's: reloads when told, and keeps what became of it."""
+
+    made: ClassVar[list[EveryCall]] = []
+
+    def __init__(self, options: LookupOptions) -> None:
+        self.keys = options.keys
+        self.outcomes: list[BaseException | None] = []
+        self.closed = False
+        EveryCall.made.append(self)
+
+    def open(self, context: CacheReloadTrigger.Context) -> None:
+        self.context = context
+        context.schedule(context.current_processing_time() + 10, self.fire)
+
+    def fire(self) -> None:
+        self.context.trigger_reload().add_done_callback(lambda done: self.outcomes.append(done.exception()))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def with_trigger(directory: Path, cache_dir: Path) -> Table:
+    options = {**FULL, "lookup.metadata.source": "CACHE", STRATEGY: f"{__name__}:EveryCall"}
+    return Table(directory, cache_dir, options)
+
+
+def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_dir: Path) -> None:
+    """A trigger from module:factory gets the options and a context; its future has the failure of its reload."""
+    table = with_trigger(directory, cache_dir)
+    table.get(0)
+    table.full.schedule.run_due()
+    trigger = EveryCall.made[-1]
+    assert trigger.keys == ("id",)
+    last = trigger.context.last_reload()
+    assert last is not None
+    assert last.started_at_s == table.host.clock.wall_s
+    with pytest.raises(NotSupportedError, match=r"no watermark in a Spark worker: use current_processing_time\(\)"):
+        trigger.context.current_watermark()
+    publish(directory, 0, 2)
+    table.due_after(10)
+    assert table.versions(0) == [2]
+    table.down()
+    trigger.fire()
+    table.later.loads()
+    assert [type(outcome) for outcome in trigger.outcomes] == [type(None), UfsUnavailableError]
+    table.end()
+    assert trigger.closed
+
+
+def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
+    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A custom trigger that raises when it is opened does not harm queries; its error is logged once. A process in which it works
+    reloads."""
+    with monkeypatch.context() as patch:
+        patch.setattr(EveryCall, "open", None)
+        table = with_trigger(directory, cache_dir)
+        for _ in range(3):
+            assert table.versions(0) == [1]
+            table.full.schedule.run_due()
+    assert len([r for r in caplog.records if "cannot be opened" in r.message]) == 1
+    other = with_trigger(directory, cache_dir)
+    other.full.schedule.run_due()
+    assert other.due_after(10) == 1
+    monkeypatch.setattr(EveryCall, "close", None)
+    other.end()
+    assert len([r for r in caplog.records if "cannot be closed" in r.message]) == 1
+
+
+def test_loads_go_on(directory: Path, cache_dir: Path) -> None:
+    """Who gives up a load takes it from nobody else. Where no thread can be started a query is answered, and the next one starts it."""
+    table = with_trigger(directory, cache_dir)
+    table.get(0)
+    table.full.schedule.run_due()
+    for _ in range(2):
+        asked = EveryCall.made[-1].context.trigger_reload()
+        assert not asked.cancel()
+        assert table.later.loads() == 1
+        assert asked.result(0) is None
+    starts = iter([RuntimeError("can't start new thread"), RuntimeError("can't start new thread"), None, None])
+
+    def start(name: str, run: Callable[[], None]) -> None:
+        if (problem := next(starts)) is not None:
+            raise problem
+        if "-load-" in name:
+            run()
+
+    full = dataclasses.replace(
+        table.full,
+        options=LookupOptions.parse({"path": str(directory), **CACHE}),
+        context=dataclasses.replace(table.full.context, start=start),
+    )
+    publish(directory, 0, 2)
+    table.host.clock.tick(DAY_S)
+    for version, stale in ((1, 1), (2, 1)):
+        found = full.current()
+        assert found is not None
+        assert found[1].get(["version"], Keys([pa.array([0])])).columns[0].to_pylist() == [version]
+        assert table.metric("staleServedCount") == stale
+
+
+def test_each_schedule_is_kept(directory: Path, cache_dir: Path) -> None:
+    """Two references share a snapshot: the process that keeps the schedule of one does not keep that of the other from its reloads."""
+    clock = FakeClock()
+    slow, fast = (
+        Table(directory, cache_dir, {**CACHE, "lookup.full-cache.periodic-reload.interval": interval}, clock)
+        for interval in ("1 h", "1 min")
+    )
+    for table in (slow, fast):
+        table.get(0)
+        table.full.schedule.run_due()
+    publish(directory, 0, 2)
+    assert (slow.due_after(), fast.due_after(0)) == (0, 1)
+    assert slow.versions(0) == [2]
+    assert slow.due_after(HOUR_S) == 1
+    assert fast.due_after(0) == 0  # it was made
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        *(({STRATEGY: f"{__name__}:{name}"}, PysparkLookupError, "cannot be made") for name in ("publish", "no_such")),
+        ({STRATEGY: "builtins:repr"}, PysparkLookupError, "return a CacheReloadTrigger"),
+        ({"lookup.keys": "tags"}, SchemaError, "'tags'"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_at_planning(
+    directory: Path, cache_dir: Path, options: dict[str, str], error: type[Exception], words: str
+) -> None:
+    """A factory that cannot be found, raises or returns no trigger; a list as a key."""
+    publish(directory, 0, 1, columns={"tags": [[1]] * EACH})
+    table = Table(directory, cache_dir, {**FULL, **options})
+    with pytest.raises(error, match=words):
+        planner.table_columns(planner.find(table.host.reader, table.options), table.options)
+
+
+def test_a_schedule_also_keeps_snapshots_ready_in_ufs_mode(directory: Path, cache_dir: Path) -> None:
+    """With a trigger, a version is built before the first query asks for it; queries check the version all the same."""
+    options = {**FULL, "lookup.full-cache.periodic-reload.interval": "1 min", "lookup.full-cache.build-wait": "0 s"}
+    table = Table(directory, cache_dir, options)
+    table.get(0)
+    table.later.loads()
+    table.full.schedule.run_due()
+    publish(directory, 0, 2)
+    assert table.due_after() == 1
+    before = table.metric("snapshotReadThroughCount")
+    assert table.versions(0) == [2]
+    assert table.metric("snapshotReadThroughCount") == before
+
+
+# --- what stays on disk -------------------------------------------------------------------------------
+
+
+def publish_all(directory: Path) -> None:
+    """Version 2 of all files."""
+    for number in range(10):
+        publish(directory, number, 2)
+
+
+def test_superseded_snapshots_go_after_their_time(directory: Path, cache_dir: Path) -> None:
+    """A superseded version can be asked for during `retain`; then its segments go, once no version needs them and nobody reads them."""
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "5 min"})
+    snapshot = table.full.reload()
+    batches = snapshot.batches(["version"])
+    _, first = table.host.resolver.discover(table.options)
+    publish_all(directory)
+    table.full.reload()
+    assert len(table.segments()) == 2
+    table.host.clock.tick(299)
+    assert table.full.find(first) is not None
+    for seconds in (2, 10):
+        table.host.clock.tick(seconds)
+        table.full.find(first)
+        table.later.loads()
+        assert table.full.find(first) is None
+        assert len(table.segments()) == (2 if seconds == 2 else 1)
+        if seconds == 2:
+            assert {value for _, (column,) in batches for value in column.to_pylist()} == {1}
+            del snapshot, batches
+    assert table.versions(0) == [2]
+
+
+def test_no_segment_goes_before_what_names_it(
+    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever dies as it gives up a superseded version leaves no record that names segments which are gone."""
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "0 s"})
+    table.full.reload()
+    publish_all(directory)
+    table.full.reload()
+    assert table.host.disk is not None
+    replace = table.host.disk.replace_record
+    lacking: list[set[str]] = []
+
+    def look_and_replace(kind: str, key: str, value: object) -> None:
+        state = table.full._stored.state()
+        named = {layer.name for version in state.versions for layer in version.layers}
+        lacking.append(named - set(table.segments()))
+        replace(kind, key, value)
+
+    monkeypatch.setattr(table.host.disk, "replace_record", look_and_replace)
+    table.host.clock.tick(1)
+    table.full.reload()
+    assert len(table.segments()) == 1
+    assert lacking
+    assert not any(lacking)
+
+
+@pytest.mark.parametrize("gets_on_s", [0, 1500])
+def test_a_process_that_stands_still_in_a_load(site: Site, monkeypatch: pytest.MonkeyPatch, gets_on_s: int) -> None:
+    """A reload waits for that of another process as long as it makes progress; then it fails with an error that names the lock, and
+    queries read the snapshot as before."""
+    site.created().write([{"id": 1}])
+    table = site.table(FULL)
+    assert table.get(1) == [{"id": 1, "name": None}]
+    full, began_s = table._full(), site.clock.steady_s
+    lock = full.disk.acquire("reload", full.key, 0)
+    assert lock is not None
+    path = full.disk.lock_path("reload", full.key)
+
+    def acquire(kind: str, name: str, timeout_s: float) -> None:
+        site.clock.tick(max(timeout_s, 0.1))
+        if site.clock.steady_s < began_s + gets_on_s:
+            os.utime(path, (site.clock.steady_s,) * 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(full.disk), "acquire", lambda disk, *args: acquire(*args))
+        with pytest.raises(ReloadFailedError, match=f"holds {path} and has made no progress for 10 minutes"):
+            table.reload()
+    assert gets_on_s + 590 <= site.clock.steady_s - began_s <= gets_on_s + 610
+    assert table.get(1) == [{"id": 1, "name": None}]
+    lock.release()
+    before = path.stat().st_mtime_ns
+    site.clock.tick(60)
+    table.reload()
+    assert path.stat().st_mtime_ns > before
+
+
+def test_a_unit_that_takes_long_makes_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a load sees that it gets on with each batch: a provider's rows, or a large file of ORC, are one unit."""
+    (tmp_path / "t").mkdir()
+    orc.write_table(pa.table({"id": range(20 * BATCH_ROWS)}), tmp_path / "t" / "a.orc")
+    full, seen = LookupTable(str(tmp_path / "t"), {**FULL, "lookup.cache.dir": str(tmp_path / "cache")})._full(), []
+    monkeypatch.setattr(type(full._stored), "show_progress", lambda stored: seen.append(1))
+    full.reload()
+    assert len(seen) > 20

@@ -1,0 +1,390 @@
+"""The cache in memory: its contract beyond what an ordered dictionary does, and what once was wrong."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import random
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.cache.memory import KEY_INDEX, default_cache, growing
+from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.core.metrics import UNSET
+from pyspark_lookup.errors import SchemaError
+from tests.columnar.test_buffers import kinds, pieces_of
+from tests.columnar.test_keys import examples
+from tests.support.fakes import FakeClock
+from tests.support.memory_cache import UNBOUNDED, Row, cache_of, counts, found_in, held, keys_of, opened, rows_of, small
+
+
+def over(numbers: Numbers) -> pa.Array:
+    """An array over the memory of `numbers`."""
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def test_what_was_passed_in_may_change() -> None:
+    """Keys, rows, ages and what was answered are the caller's: changing them changes nothing in the cache."""
+    clock = FakeClock()
+    cache = cache_of(clock, expire_after_write_s=10, max_rows=100)
+    for count in (1, 3, 5):
+        keys, values, ages = np.arange(count), np.arange(count) + 100, np.zeros(count)
+        places = np.arange(count)
+        cache.put_many(pa.table({"k": over(keys)}), pa.table({"v": over(values), KEY_INDEX: over(places)}), ages)
+        for passed in (keys, values, places, ages):
+            passed.fill(-7)
+        asked = np.arange(count)
+        found = cache.get_many(pa.table({"k": over(asked)}))
+        asked.fill(-7)
+        found.present.fill(False)
+        assert found_in(cache.get_many(keys_of(*range(count)))) == [[100 + n] for n in range(count)]
+    clock.tick(9)
+    assert held(cache, list(range(5))) == list(range(5))
+    rows = [{"v": 1}, {"v": 2}]
+    key = {"k": 1}
+    cache.put(key, rows)
+    rows[0]["v"] = 9
+    rows.pop()
+    answer = cache.get_if_present(key)
+    assert answer == [{"v": 1}, {"v": 2}]
+    answer.clear()
+    assert cache.get_if_present({"k": 1}) == [{"v": 1}, {"v": 2}]
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"max_rows": 30}, {"max_rows": UNBOUNDED}, {"max_bytes": 2000, "expire_after_access_s": 60}]
+)
+def test_many_threads(bounds: dict[str, int], switching: None) -> None:
+    """From any number of threads no key gets rows of another, and hits and misses add up."""
+    cache, metrics = opened(cache_of(**bounds))
+    asked = [0] * 6
+
+    def rows_for(keys: list[int]) -> list[Row]:
+        return [
+            {"v": 100 * key + n, "t": "x" * key, KEY_INDEX: at} for at, key in enumerate(keys) for n in range(key % 4)
+        ]
+
+    schema = pa.schema([("v", pa.int64()), ("t", pa.string()), (KEY_INDEX, pa.int64())])
+
+    def work(thread: int) -> None:
+        draw = random.Random(thread)
+        for turn in range(150):
+            keys = [draw.randrange(25) for _ in range(draw.randrange(1, 8))]
+            if turn % 3 == 0:
+                cache.put_many(keys_of(*keys), pa.Table.from_pylist(rows_for(keys), schema))
+            elif turn % 20 == 7:
+                cache.invalidate_many(keys_of(*keys))
+                cache.open(metrics)
+            else:
+                found = cache.get_many(keys_of(*keys))
+                asked[thread] += len(keys)
+                if found.rows is None:
+                    assert not found.present.any()
+                    continue
+                expected = [row for row in rows_for(keys) if found.present[row[KEY_INDEX]]]
+                assert found.rows.to_pylist() == expected
+                assert cache.size() >= 0 <= cache.bytes()
+
+    with small(), concurrent.futures.ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    assert sum(counts(metrics)) == sum(asked)
+    assert counts(metrics)[0] > 0
+    assert cache.size() <= bounds.get("max_rows", UNBOUNDED)
+    assert cache.bytes() <= bounds.get("max_bytes", UNBOUNDED)
+
+
+def test_a_user_more_begins_to_count_for_itself() -> None:
+    """Opening a cache again keeps what it holds; with another group, that group counts from then on."""
+    cache, first = opened(cache_of())
+    cache.put({"k": 1}, [{"v": 1}])
+    cache.open(first)
+    cache.get_if_present({"k": 1})
+    assert counts(first) == (1, 0)
+    _, second = opened(cache)
+    assert second.snapshot()["numCachedRecords"] == 1
+    cache.get_many(keys_of(1, 2, 1))
+    assert (counts(first), counts(second)) == ((1, 0), (2, 1))
+
+
+def test_keys_in_another_form() -> None:
+    """Keys mean the same in another order and spelling of columns, narrower, as codes and in chunks, to all operations."""
+    cache, other = cache_of(), cache_of()
+    a, b = pa.array([1, 2, -3], pa.int64()), pa.array(["x", "y", ""])
+    known = pa.table({"a": a, "b": b})
+    keys = pa.table({"more": a, "B": pa.chunked_array([b[:2], b[2:]]).dictionary_encode(), "a": a.cast(pa.int8())})
+    cache.put_many(known, rows_of(1, [2, 3], []))
+    assert found_in(cache.get_many(keys)) == [[1], [2, 3], []]
+    cache.put_many(keys, rows_of([4, 5], 6, 7))
+    assert found_in(cache.get_many(known)) == [[4, 5], [6], [7]]
+    assert cache.size() == 4
+    cache.invalidate_many(keys.slice(1, 1))
+    assert found_in(cache.peek_many(keys)) == [[4, 5], None, [7]]
+    other.put_many(keys.select(["B", "a"]), rows_of(1, [2, 3], []))
+    assert found_in(other.get_many(keys.select(["B", "a"]))) == [[1], [2, 3], []]
+
+
+def test_rows_in_other_forms() -> None:
+    """Rows may have columns in another order, as codes, narrower, in chunks, and an index of any integer type."""
+    cache = cache_of()
+    cache.put_many(keys_of(0), pa.table({"v": pa.array([0], pa.int64()), "t": ["z"], KEY_INDEX: [0]}))
+    texts, places = pa.array(["b", "a", "b", None]).dictionary_encode(), pa.array([1, 0, 1, 1], pa.uint8())
+    index = pa.chunked_array([places[:2], places[2:]])
+    cache.put_many(keys_of(1, 2), pa.table({KEY_INDEX: index, "t": texts, "v": pa.array([1, 2, 3, 4], pa.int16())}))
+    found = cache.get_many(keys_of(2, 1, 2))
+    assert found.rows is not None
+    assert found.rows.schema == pa.schema([("v", pa.int64()), ("t", pa.string()), (KEY_INDEX, pa.int64())])
+    twice = [(1, "b"), (3, "b"), (4, None)]
+    expected = [(*row, 0) for row in twice] + [(2, "a", 1)] + [(*row, 2) for row in twice]
+    assert list(zip(*(column.to_pylist() for column in found.rows.columns), strict=True)) == expected
+
+
+@pytest.mark.parametrize("bound", ["expire_after_access_s", "expire_after_write_s"])
+def test_a_put_gives_up_what_has_expired(bound: str) -> None:
+    """What has expired takes no memory for ever, though nobody asks for it or for the size."""
+    clock = FakeClock()
+    cache, metrics = opened(cache_of(clock, **{bound: 8}))
+    for number in range(5):
+        cache.put_many(keys_of(2 * number, 2 * number + 1), rows_of(1, []))
+        assert metrics.snapshot()["numCachedRecords"] == 2
+        clock.tick(9)
+
+
+def test_time_does_not_go_back() -> None:
+    """A clock that is set back makes no entry younger and none older."""
+    clock = FakeClock()
+    cache = cache_of(clock, expire_after_access_s=10, expire_after_write_s=10)
+    cache.put({"k": 1}, [{"v": 1}])
+    clock.tick(9)
+    assert held(cache, [1]) == [1]
+    clock.steady_s -= 500
+    cache.put({"k": 2}, [{"v": 2}])
+    clock.steady_s += 501
+    assert held(cache, [1, 2]) == [2]
+    clock.tick(9)
+    assert held(cache, [1, 2]) == []
+
+
+def test_the_first_row_may_come_while_a_key_without_rows_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A get that runs while the cache learns the columns of its rows is answered."""
+    cache = cache_of()
+    cache.put({"k": 1}, [])
+    take = default_cache.as_indices
+
+    def taken(rows: Numbers) -> pa.Array:
+        monkeypatch.setattr(default_cache, "as_indices", take)
+        other = threading.Thread(target=cache.put, args=({"k": 2}, [{"v": 2}]))
+        other.start()
+        other.join(5)
+        return take(rows)
+
+    monkeypatch.setattr(default_cache, "as_indices", taken)
+    assert cache.get_many(keys_of(1, 3)).present.tolist() == [True, False]
+
+
+def test_reading_takes_no_memory_for_ever() -> None:
+    """However often a cache is read, the moments of it are not kept where nothing expires by them."""
+    clock = FakeClock()
+    with small():
+        cache = cache_of(clock, max_rows=10)
+        cache.put({"k": 1}, [{"v": 1}])
+        asked = keys_of(1)
+        tracemalloc.start()
+        try:
+            for _ in range(8_000):
+                clock.tick(1)
+                cache.get_many(asked)
+            # A number for each time would be more; other threads of the process may have something, too.
+            assert tracemalloc.get_traced_memory()[0] < 240_000
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("bounds", [{"max_bytes": 2**20}, {"max_rows": 10}])
+def test_the_dead_take_little_more_than_the_living(bounds: dict[str, int]) -> None:
+    """Memory in use is a small multiple of what is held, also where entries are few and large."""
+    cache = cache_of(**bounds)
+    text = "x" * 100_000
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            cache.put_many(keys_of(number), pa.table({"t": [text], KEY_INDEX: [0]}))
+        assert cache.bytes() <= 11 * 100_000
+        assert tracemalloc.get_traced_memory()[0] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_column_that_is_full_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a put that did not fit, what is held is as before, and less can still be put."""
+    monkeypatch.setattr(growing, "_INT32_AT_MOST", 10)
+    cache = cache_of()
+
+    def put(key: int, elements: int) -> None:
+        cache.put_many(keys_of(key), pa.table({"v": pa.array([[key] * elements]), KEY_INDEX: [0]}))
+
+    put(1, 4)
+    with pytest.raises(OverflowError):
+        put(2, 8)
+    put(3, 1)
+    assert found_in(cache.get_many(keys_of(1, 2, 3))) == [[[1] * 4], None, [[3]]]
+
+
+ONE_KEY, TWO_COLUMNS = keys_of(2), {"v": [1], "w": [1]}
+REFUSED: dict[str, tuple[pa.Table, pa.Table, type[Exception]]] = {
+    "a text as a number": (pa.table({"k": ["1"]}), rows_of(1), SchemaError),
+    "a fraction as a number": (pa.table({"k": [1.0]}), rows_of(1), SchemaError),
+    "another number of key columns": (pa.table({"x": [1], "y": [2]}), rows_of(1), SchemaError),
+    "a number too large for the key": (keys_of(2**32 + 1), rows_of(1), ValueError),
+    "a key of nulls": (pa.table({"k": [None]}), rows_of(1), ValueError),
+    "a null among keys": (pa.table({"k": pa.array([2, None], pa.int32())}), rows_of(1), ValueError),
+    "a list as a key": (pa.table({"k": [[1]]}), rows_of(1), SchemaError),
+    "rows without a column": (ONE_KEY, pa.table({"v": [1], KEY_INDEX: [0]}), SchemaError),
+    "rows without an index": (ONE_KEY, pa.table(TWO_COLUMNS), SchemaError),
+    "a column more": (ONE_KEY, pa.table({**TWO_COLUMNS, "x": [1], KEY_INDEX: [0]}), SchemaError),
+    "another column": (ONE_KEY, pa.table({"w": [1], "x": [1], KEY_INDEX: [0]}), SchemaError),
+    "text": (ONE_KEY, pa.table({"v": ["no number"], "w": [1], KEY_INDEX: [0]}), SchemaError),
+    "a fraction": (ONE_KEY, pa.table({"v": [1.5], "w": [1], KEY_INDEX: [0]}), SchemaError),
+    **{
+        f"rows of {places}": (keys_of(2, 3), pa.table({"v": [1, 2], "w": [1, 2], KEY_INDEX: places}), ValueError)
+        for places in ([0, 2], [-1, 0], [2**40, 1], [0, None], [-(2**63), 2**63 - 1])
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_leaves_no_trace(name: str) -> None:
+    """Keys and rows that are none of the cache's are an error; it holds what it held, and if that is nothing, the next put decides."""
+    keys, rows, error = REFUSED[name]
+    cache, metrics = opened(cache_of())
+    cache.put_many(pa.table({"k": pa.array([1], pa.int32())}), pa.table({**TWO_COLUMNS, KEY_INDEX: [0]}))
+    operations: list[Callable[[], object]] = [lambda: cache.put_many(keys, rows)]
+    if error is SchemaError and keys is not ONE_KEY:
+        operations += [lambda: cache.get_many(keys), lambda: cache.peek_many(keys), lambda: cache.invalidate_many(keys)]
+    for operation in operations:
+        with pytest.raises(error):
+            operation()
+    assert counts(metrics) == (0, 0)
+    assert cache.get_if_present({"k": 1}) == [{"v": 1, "w": 1}]
+    assert held(cache, [1, 2, 3, 2**32 + 1]) == [1]
+    assert cache.size() == 1
+    empty = cache_of()
+    with contextlib.suppress(SchemaError, ValueError):  # some of it would do for the first put
+        empty.put_many(keys, rows)
+        return
+    empty.put_many(keys_of(1), rows_of(1))
+    assert found_in(empty.get_many(keys_of(1))) == [[1]]
+
+
+def test_one_key_at_a_time() -> None:
+    """`put` replaces the rows of a key and returns those before; columns are those of the first row ever given, until the cache is
+    closed, which is safe at any time."""
+    cache = cache_of()
+    cache.close()
+    cache, metrics = opened(cache)
+    assert cache.put({"k": 1}, []) is None
+    assert cache.get_many(keys_of(1, 2)).rows is None
+    assert cache.put({"k": 1}, [{"v": 1}, {"v": 1}]) == []
+    assert cache.put({"k": 1}, [{"v": 3}]) == [{"v": 1}, {"v": 1}]
+    with pytest.raises(ValueError, match="null value"):
+        cache.put({"k": 1}, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="null key"):
+        cache.put({"k": None}, [])
+    assert cache.get_if_present({"k": 1}) == [{"v": 3}]
+    assert metrics.snapshot()["latestLoadTime"] == UNSET  # what only a load knows
+    for _ in range(2):
+        cache.close()
+    assert (cache.size(), cache.bytes()) == (0, 0)
+    assert [metrics.snapshot()[name] for name in ("numCachedRecords", "numCachedBytes")] == [0, 0]
+    cache.put_many(keys_of(1), pa.table({KEY_INDEX: [0]}))
+    with pytest.raises(SchemaError):
+        cache.put_many(keys_of(2), rows_of(2))
+    cache.close()
+    cache.put({"name": "one"}, [{"w": None}])
+    with contextlib.suppress(SchemaError):  # an error would do: a value comes back as it was put, or not at all
+        cache.put({"name": "two"}, [{"w": 5}])
+        assert cache.get_if_present({"name": "two"}) == [{"w": 5}]
+
+
+@examples(100)
+@given(data=st.data())
+def test_rows_of_every_type(data: st.DataObject) -> None:
+    """Rows of all types, put in pieces, come back equal and in their type, while others are replaced and forgotten."""
+    kind = data.draw(kinds(2), label="kind")
+    pieces = pieces_of(data.draw, kind)
+    draw = random.Random(len(pieces))
+    whole = pa.concat_arrays(pieces) if pieces else pa.array([], kind)
+    numbers = list(range(len(whole)))
+    with small():
+        cache = cache_of()
+        row = 0
+        for piece in pieces:
+            # Each row is first put for a key that is replaced by the next piece.
+            keys = [-1, *range(row, row + len(piece))]
+            places = pa.array([*range(1, len(piece) + 1), *([0] if len(piece) else [])], pa.int64())
+            rows = pa.concat_arrays([piece, piece.slice(0, 1)])
+            cache.put_many(keys_of(*keys), pa.table({"c": rows, KEY_INDEX: places}))
+            row += len(piece)
+        early = cache.peek_many(keys_of(*numbers))
+        gone = draw.sample(numbers, len(numbers) // 2)
+        cache.invalidate_many(keys_of(-1, *gone))
+        asked = draw.choices(numbers, k=len(numbers))
+        left = [number for number in asked if number not in gone]
+        found = cache.get_many(keys_of(*asked))
+        assert found.present.tolist() == [number not in gone for number in asked]
+        if not pieces:
+            assert found.rows is None
+            return
+        for result, expected in ((found, left), (early, numbers)):
+            assert result.rows is not None
+            assert result.rows.schema == pa.schema([("c", kind), (KEY_INDEX, pa.int64())])
+            result.rows.validate(full=True)
+            column = result.rows["c"].combine_chunks()
+            assert column.equals(pc.take(whole, pa.array(expected, pa.int64())))
+
+
+TEXT = "text of some length"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.string(), TEXT),
+        (pa.binary(), TEXT.encode()),
+        (pa.list_(pa.field("element", pa.string())), [TEXT]),
+        (pa.struct([("s", pa.string()), ("n", pa.int64())]), {"s": TEXT, "n": 1}),
+        (pa.map_(pa.string(), pa.binary()), [(TEXT, TEXT.encode())]),
+    ],
+    ids=str,
+)
+def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text whose offsets need 64 bits comes back in the type that was put, from then on and after dead rows went."""
+    monkeypatch.setattr(growing, "_INT32_AT_MOST", 100)
+    with small():
+        cache = cache_of(max_rows=30)
+        for number in range(50):
+            keys = pa.table({"k": [f"key number {number}"]})
+            cache.put_many(keys, pa.table({"c": pa.array([value], kind), KEY_INDEX: [0]}))
+            found = cache.get_many(pa.table({"k": [f"key number {n}" for n in (number, max(0, number - 5))]}))
+            assert found.present.all()
+            assert found.rows is not None
+            assert found.rows.schema.field("c").type == kind
+            assert found.rows["c"].to_pylist() == [value] * 2
+        assert cache.size() == 30

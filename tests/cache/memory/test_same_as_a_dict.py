@@ -1,0 +1,343 @@
+"""The cache in memory answers as an ordered dictionary would that knows the same bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows
+from pyspark_lookup.columnar.keys import Keys, Seed
+from tests.columnar.test_keys import KINDS, examples, plain, values_of
+from tests.support.fakes import FakeClock
+from tests.support.memory_cache import ROWS, UNBOUNDED, Dictionary, Row, cache_of, counts, opened, row_of, small
+
+WEAK = Seed(1, 1)  # leaves small numbers where they are: all at the first slot
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """What a cache is made with."""
+
+    expire_after_access_s: int | None
+    expire_after_write_s: int | None
+    max_rows: int | None
+    max_bytes: int | None
+    cache_missing_key: bool
+
+    @property
+    def by_age_and_size(self) -> bool:
+        return self.expire_after_write_s is not None and (self.max_rows, self.max_bytes) != (None, None)
+
+
+@dataclasses.dataclass
+class Entry:
+    rows: list[Row]
+    bytes: int
+    used_s: float
+    written_s: float
+
+    @property
+    def weight(self) -> int:
+        return max(len(self.rows), 1)
+
+
+class Model:
+    """The cache as a few lines of Python have it: an ordered dictionary, the least recently used first."""
+
+    def __init__(self, bounds: Bounds, bytes_of: Callable[[Any, list[Row]], int]) -> None:
+        self.bounds = bounds
+        self.held: OrderedDict[Any, Entry] = OrderedDict()
+        self.hits = self.misses = 0
+        self._bytes_of = bytes_of
+
+    def purge(self, now_s: float) -> None:
+        for key, entry in list(self.held.items()):
+            access_s, write_s = self.bounds.expire_after_access_s, self.bounds.expire_after_write_s
+            idle = access_s is not None and now_s - entry.used_s >= access_s
+            if idle or (write_s is not None and now_s - entry.written_s >= write_s):
+                del self.held[key]
+
+    def get(self, keys: list[Any], now_s: float, access: bool = True) -> list[list[Row] | None]:
+        self.purge(now_s)
+        found: list[list[Row] | None] = []
+        for key in keys:
+            entry = self.held.get(key)
+            found.append(None if entry is None else entry.rows)
+            if not access or None in key:
+                continue
+            if entry is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+                entry.used_s = now_s
+                self.held.move_to_end(key)
+        return found
+
+    def put(self, batch: list[tuple[Any, list[Row], int]], now_s: float) -> None:
+        last: dict[Any, tuple[list[Row], int]] = {}
+        for key, rows, age in batch:
+            if rows or self.bounds.cache_missing_key:
+                last.pop(key, None)
+                last[key] = rows, age
+        for key in last:
+            self.held.pop(key, None)
+        most_rows = UNBOUNDED if self.bounds.max_rows is None else self.bounds.max_rows
+        most_bytes = UNBOUNDED if self.bounds.max_bytes is None else self.bounds.max_bytes
+        for key, (rows, age) in last.items():
+            entry = Entry(rows, self._bytes_of(key, rows), now_s, now_s - age)
+            if entry.weight <= most_rows and entry.bytes <= most_bytes:
+                self.held[key] = entry
+        self.purge(now_s)
+        while self.size() > most_rows or self.bytes() > most_bytes:
+            self.held.popitem(last=False)
+
+    def invalidate(self, keys: list[Any]) -> None:
+        for key in keys:
+            self.held.pop(key, None)
+
+    def size(self) -> int:
+        return sum(entry.weight for entry in self.held.values())
+
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self.held.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Let `tick` seconds pass, then do `name` with keys of the pool, below zero for one with a null.
+
+    Each key comes with how many rows it is given and how old they are. `mixed`: how the rows of several
+    keys lie among each other.
+    """
+
+    name: str
+    keys: list[tuple[int, int, int]]
+    tick: int
+    mixed: int
+
+
+STEPS = st.builds(
+    Step,
+    st.sampled_from(["put", "put", "put", "get", "get", "peek", "invalidate", "wait", "close"]),
+    st.lists(st.tuples(st.integers(-2, 11) | st.integers(-2, 59), st.integers(0, 3), st.integers(0, 3)), max_size=8),
+    st.integers(0, 2),
+    st.integers(1, 3),
+)
+
+
+@contextlib.contextmanager
+def hashing(hashes: str) -> Iterator[None]:
+    """All is small; the hashes are those of the seed, or all alike."""
+    with small(), pytest.MonkeyPatch.context() as patch:
+        if hashes == "alike":
+            patch.setattr(Keys, "hashes", lambda keys, seed: np.zeros(keys.rows, np.uint64))
+        yield
+
+
+@st.composite
+def bounds_of(draw: st.DrawFn) -> Bounds:
+    seconds = st.sampled_from([None, None, 1, 3, 6, 0])
+    access_s, write_s = draw(seconds), draw(seconds)
+    rows = draw(st.none() | st.integers(1, 12) | st.sampled_from([UNBOUNDED, 0]))
+    size = draw(st.none() | st.none() | st.integers(0, 1500))
+    if access_s is write_s is rows is size is None:
+        rows = 6
+    return Bounds(access_s, write_s, rows, size, draw(st.booleans()))
+
+
+class Pair:
+    """A cache and its model, which are told the same and compared after each step."""
+
+    def __init__(self, kinds: Sequence[pa.DataType], pool: list[tuple[Any, ...]], bounds: Bounds, hashes: str) -> None:
+        self.clock = FakeClock()
+        self.bounds = bounds
+        self.kinds = kinds
+        self.pool = pool
+        self.cache, self.metrics = opened(cache_of(self.clock, **dataclasses.asdict(bounds)))
+        if hashes == "weak":
+            self.cache._seed = WEAK
+        self.model = Model(bounds, self.bytes_of)
+        self._raw = dict(zip(self.table(pool)[1], pool, strict=True))
+        self.results: list[tuple[CachedRows, list[list[Row] | None]]] = []
+        self._serial = 0
+        self._alone: dict[tuple[Any, ...], int] = {}
+
+    def table(self, keys: Sequence[tuple[Any, ...]]) -> tuple[pa.Table, list[tuple[Any, ...]]]:
+        """Keys as a table, and as the model knows them."""
+        columns = [pa.array([key[n] for key in keys], kind) for n, kind in enumerate(self.kinds)]
+        table = pa.table(dict(zip("abc", columns, strict=False)))
+        return table, list(zip(*map(plain, columns), strict=True))
+
+    def asked(self, step: Step) -> tuple[pa.Table, list[tuple[Any, ...]]]:
+        keys = []
+        for number, _, _ in step.keys:
+            key = list(self.pool[number % len(self.pool)])
+            if number < 0:
+                key[number % len(key)] = None
+            keys.append(tuple(key))
+        return self.table(keys)
+
+    def bytes_of(self, key: Any, rows: list[Row]) -> int:
+        """Bytes of an entry, which are those that a cache with nothing else holds."""
+        known = (key, *(row["v"] for row in rows))
+        if known not in self._alone:
+            alone = cache_of()
+            table, _ = self.table([self._raw[key]])
+            alone.put_many(table, pa.Table.from_pylist([{**row, KEY_INDEX: 0} for row in rows], ROWS))
+            self._alone[known] = alone.bytes()
+        return self._alone[known]
+
+    def do(self, step: Step, watched: bool) -> None:
+        self.clock.tick(step.tick)
+        now_s = self.clock.steady_s
+        if watched:
+            self.compare_size()
+        if step.name == "put":
+            self.put(dataclasses.replace(step, keys=[(max(number, 0), *more) for number, *more in step.keys]))
+        elif step.name in ("get", "peek"):
+            keys, known = self.asked(step)
+            found = self.cache.get_many(keys) if step.name == "get" else self.cache.peek_many(keys)
+            self.check(found, self.model.get(known, now_s, step.name == "get"))
+        elif step.name == "invalidate":
+            keys, known = self.asked(step)
+            self.cache.invalidate_many(keys)
+            self.model.invalidate(known)
+        elif step.name == "close" and step.mixed == 1:
+            self.cache.close()
+            self.model.held.clear()
+        keys, known = self.table(self.pool)
+        self.check(self.cache.peek_many(keys), self.model.get(known, now_s, access=False))
+        assert counts(self.metrics) == (self.model.hits, self.model.misses)
+        assert self.bounds.max_bytes is None or self.cache.bytes() <= self.bounds.max_bytes
+        if watched:
+            self.compare_size()
+
+    def put(self, step: Step) -> None:
+        keys, known = self.asked(step)
+        rows: list[list[Row]] = []
+        for _, count, _ in step.keys:
+            rows.append([row_of(self._serial + n) for n in range(count)])
+            self._serial += count
+        flat = [{**row, KEY_INDEX: place} for place, some in enumerate(rows) for row in some]
+        flat.sort(key=lambda row: row["v"] % step.mixed)
+        together = [
+            [{name: row[name] for name in "vtb"} for row in flat if row[KEY_INDEX] == n] for n in range(len(known))
+        ]
+        ages = [age for _, _, age in step.keys] if step.tick else [0] * len(known)
+        if self.bounds.by_age_and_size and self.bounds.expire_after_write_s:
+            ages = [min(age, self.bounds.expire_after_write_s - 1) for age in ages]
+        self.cache.put_many(keys, pa.Table.from_pylist(flat, ROWS), np.array(ages, np.float64) if step.tick else None)
+        self.model.put(list(zip(known, together, ages, strict=True)), self.clock.steady_s)
+
+    def compare_size(self) -> None:
+        self.model.purge(self.clock.steady_s)
+        assert self.cache.size() == self.model.size()
+        assert self.cache.bytes() == self.model.bytes()
+        seen = self.metrics.snapshot()
+        if self.model.held:
+            assert (seen["numCachedRecords"], seen["numCachedBytes"]) == (self.model.size(), self.model.bytes())
+
+    def check(self, found: CachedRows, expected: list[list[Row] | None]) -> None:
+        self.compare(found, expected)
+        self.results.append((found, expected))
+
+    def compare_results(self) -> None:
+        """What was answered on the way is the same at the end."""
+        for found, expected in self.results:
+            self.compare(found, expected)
+
+    def compare(self, found: CachedRows, expected: list[list[Row] | None]) -> None:
+        assert found.present.dtype == np.bool_
+        assert found.present.tolist() == [rows is not None for rows in expected]
+        together = [{**row, KEY_INDEX: place} for place, rows in enumerate(expected) for row in rows or ()]
+        if found.rows is None:
+            assert not together
+        else:
+            assert found.rows.schema == ROWS
+            assert found.rows.to_pylist() == together
+
+
+COMPOSITE = (pa.int32(), pa.string()), (pa.string(), pa.float64(), pa.bool_())
+KEY_KINDS: list[tuple[pa.DataType, ...]] = [*((kind,) for kind in KINDS), *COMPOSITE]
+
+
+@pytest.mark.parametrize("kinds", KEY_KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
+@examples(12)
+@given(data=st.data())
+def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
+    """Whatever is put, read and forgotten, with hashes that collide or do not: rows, order, size, bytes and counts are the model's."""
+    size = data.draw(st.sampled_from([(1, 12), (1, 12), (40, 60)]), label="size")
+    pool = data.draw(st.lists(st.tuples(*map(values_of, kinds)), min_size=size[0], max_size=size[1]), label="pool")
+    bounds = data.draw(bounds_of(), label="bounds")
+    hashes = data.draw(st.sampled_from(["good", "weak", "alike"]), label="hashes")
+    # By age an entry is taken away from time to time only, unless somebody asks for the size.
+    watched = bounds.by_age_and_size or data.draw(st.booleans(), label="watched")
+    with hashing(hashes):
+        pair = Pair(kinds, pool, bounds, hashes)
+        for step in data.draw(st.lists(STEPS, max_size=25) | st.lists(STEPS, min_size=20, max_size=40), label="steps"):
+            pair.do(step, watched)
+        pair.compare_results()
+
+
+@pytest.mark.parametrize("kinds", KEY_KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
+@examples(3)
+@given(data=st.data())
+def test_a_cache_of_one_key_at_a_time(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
+    """What takes one key at a time answers tables of keys as the cache in memory does: keys of every type, absences, nulls."""
+    values = [st.integers(-700_000, 700_000) if pa.types.is_temporal(kind) else values_of(kind) for kind in kinds]
+    pool = data.draw(st.lists(st.tuples(*values), min_size=1, max_size=8))  # Python has not all times
+    keys = data.draw(st.lists(st.tuples(*(some | st.none() for some in values)), max_size=8))
+    one, many = Dictionary(), cache_of()
+    columns = [[pa.array([key[n] for key in some], kind) for n, kind in enumerate(kinds)] for some in (pool, keys)]
+    there, asked = (pa.table(dict(zip("abc", some, strict=False))) for some in columns)
+    asked = pa.concat_tables([asked, there])
+    counts = data.draw(st.lists(st.integers(0, 2), min_size=len(pool), max_size=len(pool)))
+    rows = [{**row_of(n), KEY_INDEX: place} for place, n in enumerate(counts) for n in range(n)]
+    gone = there.slice(data.draw(st.integers(0, len(pool))))
+    assert one.get_many(there).rows is None
+    for cache in (one, many):
+        cache.put_many(there, pa.Table.from_pylist(rows, ROWS))
+        cache.invalidate_many(gone)
+    for found, expected in ((one.get_many(asked), many.get_many(asked)), (one.peek_many(asked), many.peek_many(asked))):
+        assert found.present.tolist() == expected.present.tolist()
+        assert expected.rows is not None
+        assert found.rows == expected.rows
+    with pytest.raises(ValueError, match="has a null"):
+        one.put_many(pa.table({name: pa.nulls(1) for name in asked.column_names}), pa.Table.from_pylist([], ROWS))
+
+
+@pytest.mark.parametrize("bounds", [{"max_rows": 300_000}, {"max_rows": 300_000, "expire_after_access_s": 1e9}])
+def test_no_entry_is_lost_below_the_bound(bounds: dict[str, Any]) -> None:
+    """As many keys as there is room for are all there; one more, and exactly the oldest is gone."""
+    cache, metrics = opened(cache_of(**bounds))
+    numbers = np.random.default_rng(3).permutation(600_001)
+    for start in range(0, 300_000, 10_000):
+        batch = numbers[start : start + 10_000]
+        cache.put_many(pa.table({"k": batch}), pa.table({"v": batch * 3, KEY_INDEX: np.arange(10_000)}))
+    assert cache.size() == 300_000
+    kept = pa.table({"k": numbers[:300_000]})
+    found = cache.get_many(kept)
+    assert found.present.all()
+    assert found.rows is not None
+    assert (found.rows["v"].to_numpy() == numbers[:300_000] * 3).all()
+    assert not cache.peek_many(pa.table({"k": numbers[300_000:]})).present.any()
+    cache.put({"k": int(numbers[300_000])}, [{"v": 0}])
+    assert np.flatnonzero(~cache.peek_many(kept).present).tolist() == [0]
+    assert cache.size() == metrics.snapshot()["numCachedRecords"] == 300_000
+    # And all of them go for as many others, whose numbers follow once those of the dead are given up.
+    for start in range(300_001, 600_001, 10_000):
+        batch = numbers[start : start + 10_000]
+        cache.put_many(pa.table({"k": batch}), pa.table({"v": batch * 3, KEY_INDEX: np.arange(10_000)}))
+    found = cache.get_many(pa.table({"k": numbers}))
+    assert (found.present == (np.arange(600_001) > 300_000)).all()
+    assert found.rows is not None
+    assert (found.rows["v"].to_numpy() == numbers[300_001:] * 3).all()

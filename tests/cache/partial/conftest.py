@@ -1,0 +1,38 @@
+"""The partial cache: what one process loaded answers for all of the host, for as long as it is right: the fixtures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyspark_lookup.cache.partial import host_cache
+from tests.storage.test_disk import Opened
+from tests.support.fakes import FakeClock
+from tests.support.partial_cache import Process, Source
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def process(cache_dir: Path, clock: FakeClock) -> Process:
+    return Process(cache_dir, clock)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than two segments are many."""
+    monkeypatch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
+
+
+@pytest.fixture
+def opened(cache_dir: Path) -> Opened:
+    return Opened(cache_dir)
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()

@@ -1,0 +1,392 @@
+"""The partial cache: lookups through the caches, alone and several at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.cache.partial import invalidations
+from pyspark_lookup.cache.partial.host_segment import Freshness
+from pyspark_lookup.columnar.keys import Keys
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import UfsUnavailableError
+from tests.storage.disk.test_claims import run_all
+from tests.storage.test_disk import Opened
+from tests.support.fakes import FakeClock
+from tests.support.partial_cache import BOUND_S, NONE, ROWS, SEED, SPACE, Source, Worker, differing
+
+HERE = pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
+SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alone"])
+
+
+def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> None:
+    """Also where it is no error of ours, and the keys are free for others."""
+    worker = Worker(cache_dir, source)
+    source.before = mock.Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        worker.lookup(1)
+    assert worker.told() == (0, 1, 0, 1)
+    assert list((cache_dir / "v1" / "claims").glob("*/*")) == []
+
+
+@SHARED
+def test_entries_are_as_old_as_the_moment_before_their_load(
+    cache_dir: Path, clock: FakeClock, source: Source, is_shared: bool
+) -> None:
+    """What took three seconds to load is three seconds old when it comes, here and for the host; so long the load took."""
+    bounds = dataclasses.replace(NONE, expire_after_write_s=10.0)
+    root = cache_dir if is_shared else None
+    worker = Worker(root, source, clock, bounds)
+    source.before = lambda keys: clock.tick(3)
+    worker.lookup(1, 2)
+    assert worker.count("latestLoadTime") == 3000
+    source.before = lambda keys: None
+    clock.tick(6.875)
+    worker.lookup(1)
+    if is_shared:
+        other = Worker(root, source, clock, bounds)
+        assert other.lookup(1) == [[10]]
+        assert source.loaded() == [1, 2]
+        clock.tick(0.125)
+        other.lookup(1)
+        assert source.loaded() == [1]
+    else:
+        clock.tick(0.125)
+        worker.lookup(1, 2)
+        assert source.loaded() == [1, 1, 2, 2]
+        assert worker.count("latestLoadTime") == 0
+
+
+def in_use(worker: Worker) -> list[float]:
+    """When each shared key was last used, in seconds since the clock began; 0: not since its load, or no key."""
+    assert worker.process is not None
+    found: list[float] = []
+    for path in worker.process.directory.glob("*.used"):
+        found += [max(used / 1000 - 1000, 0) for used in np.frombuffer(path.read_bytes(), np.int64).tolist()]
+    return sorted(found)
+
+
+def test_the_host_is_told_what_is_in_use(cache_dir: Path, clock: FakeClock, source: Source) -> None:
+    """While a process answers all by itself it says once a second at most what it uses, or others would give that up."""
+    worker = Worker(cache_dir, source, clock)
+    worker.lookup(1, 2)
+    assert in_use(worker) == [0, 0, 0]
+    for seconds, expected in ((0.5, [0, 0, 0]), (0.5, [0, 0, 1]), (0.75, [0, 0, 1]), (0.25, [0, 0, 2])):
+        clock.tick(seconds)
+        worker.lookup(2, 2, None)
+        assert in_use(worker) == expected
+    clock.tick(3)
+    worker.lookup(1, 2)
+    assert in_use(worker) == [0, 5, 5]
+    Worker(cache_dir, source, clock).lookup(1)
+    assert worker.told() == (2 + 4 * 2, 2, 2, 0)
+
+
+@SHARED
+@pytest.mark.parametrize("before", [1, 0])
+def test_keys_that_are_to_be_forgotten(
+    cache_dir: Path, clock: FakeClock, source: Source, is_shared: bool, before: int
+) -> None:
+    """They are loaded again once, absences too, and no others are: by whoever held them, by who comes later, after a merge as before
+    it; a load under way answers its caller and is not kept."""
+    root = cache_dir if is_shared else None
+    worker = Worker(root, source, clock)
+    other = Worker(root, source, clock) if is_shared else worker
+    for one in (worker, other):
+        one.lookup(1, 2, 3, 4)
+    assert source.loaded() == [1, 2, 3, 4]
+    if before:  # the caller has seen one already
+        worker.invalidate(77)
+        worker.lookup(4)
+    worker.invalidate(1, 3)
+    worker.invalidate(3)
+    source.versions["v1"] = {1: [11], 2: [21], 3: [31], 4: [41]}
+    assert other.lookup(1, 2, 3) == [[11], [20, 21], [31]]
+    assert worker.lookup(1, 2, 3, 4) == [[11], [20, 21], [31], [40]]
+    assert source.loaded() == [1, 3]
+
+    def meanwhile(keys: list[int]) -> None:
+        source.before = lambda keys: None
+        other.invalidate(5)
+        other.lookup(4)
+
+    source.versions["v1"][5] = [50]
+    source.before = meanwhile
+    assert worker.lookup(5) == [[50]]
+    source.versions["v1"][5] = [51]
+    assert [one.lookup(5, 5) for one in (other, worker)] == [[[51], [51]]] * 2
+    assert source.loaded() == [5, 5]
+    if worker.process is not None:
+        worker.process.shared._merge(Freshness("v1", ROWS, lambda version, keys: None))
+        assert Worker(root, source, clock).lookup(1, 2, 3, 5) == [[11], [20, 21], [31], [51]]
+        assert (source.loaded(), len(worker.process.names())) == ([], 1)
+
+
+@pytest.mark.parametrize("what", ["one key", "folded", "other types", "damage"])
+def test_a_later_call_is_not_taken_back(
+    cache_dir: Path, clock: FakeClock, source: Source, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that stalls between its look at the clock and its record lets nothing count that was loaded before a later call."""
+    stalled: list[Callable[[], None]] = []
+
+    def steady_s() -> float:
+        now_s = clock.steady_s
+        while stalled:
+            stalled.pop()()
+        return now_s
+
+    caller = Worker(cache_dir, source, clock, host=dataclasses.replace(clock.host(), steady_s=steady_s))
+    other = Worker(cache_dir, source, clock)
+    source.versions["v1"] = {1: [15], 2: [25]}
+    if what == "folded":
+        monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 23)  # one key's
+
+    def meanwhile() -> None:
+        clock.tick(1)
+        assert Worker(cache_dir, source, clock).lookup(1, 2) == [[15], [25]]
+        source.versions["v1"] = {1: [16], 2: [26]}
+        clock.tick(1)
+        other.invalidate(2, 1)
+        if what == "damage":
+            (record,) = (cache_dir / "v1" / "records").glob("invalidated~*/*")
+            record.write_bytes(b"noise")
+
+    stalled.append(meanwhile)
+    caller.invalidations.add(pa.table({"k": ["1"] if what == "other types" else [1]}))
+    assert Worker(cache_dir, source, clock).lookup(1) == [[16]]
+    assert other.lookup(1, 2) == [[16], [26]]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_calls_are_counted_anew_where_the_directory_was_removed(
+    cache_dir: Path, clock: FakeClock, source: Source, before: bool
+) -> None:
+    """What a process holds is forgotten, whatever number a call has among those since."""
+    holder, other = Worker(cache_dir, source, clock), Worker(cache_dir, source, clock)
+    source.versions["v1"] = {1: [15]}
+    if before:
+        other.invalidate(77)
+    assert holder.lookup(1) == [[15]]
+    shutil.rmtree(cache_dir / "v1" / "records")
+    source.versions["v1"] = {1: [16]}
+    other.invalidate(1)
+    assert holder.lookup(1) == [[16]]
+
+
+AGAIN = {"many keys": [1, 2], "damage": [1, 1, 2, 2], "lost": [1, 2], "a reboot": [1]}
+
+
+@pytest.mark.parametrize("what", AGAIN)
+def test_what_is_known_of_forgotten_keys_has_an_end(
+    cache_dir: Path, clock: FakeClock, source: Source, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is not known any more which keys they were, all that was loaded before is loaded again; after a reboot it is known."""
+    worker = Worker(cache_dir, source, clock)
+    worker.lookup(1, 2)
+    monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 47 if what == "many keys" else 48)
+    worker.invalidate(1)
+    worker.invalidate(8)
+    (*_, record) = sorted((cache_dir / "v1" / "records").glob("invalidated~*/*"))
+    if what == "damage":
+        record.write_bytes(b"noise")
+    elif what == "lost":  # with what the host shares
+        worker.lookup(8)
+        shutil.rmtree(record.parent)
+        Opened(cache_dir).disk.clear()
+    source.loaded()
+    now_s = clock.host("boot-2").steady_s
+    rebooted = dataclasses.replace(clock.host("boot-2"), steady_s=lambda: now_s() - 1000)
+    later = Worker(cache_dir, source, clock, host=rebooted if what == "a reboot" else None)
+    for one in (later,) if what == "a reboot" else (later, worker):
+        for _ in range(2):
+            assert one.lookup(1, 2) == [[10], [20, 21]]
+    assert source.loaded() == AGAIN[what]
+
+
+VERSIONS = {
+    "v1": {1: [10], 2: [20, 21], 3: []},
+    "v2": {1: [11], 2: [20, 21], 3: []},
+}
+
+
+@SHARED
+@pytest.mark.parametrize("one_cache", [True, False])
+def test_who_still_answers_from_an_older_version(
+    cache_dir: Path, clock: FakeClock, is_shared: bool, one_cache: bool
+) -> None:
+    """A load that began before the version changed answers its caller, and comes into no cache of the new version."""
+    source = Source(**VERSIONS)
+    cache = DefaultLookupCache(max_rows=100, clock=clock.host().steady_s, rng=random.Random(7))
+    worker = Worker(cache_dir if is_shared else None, source, clock, make=(lambda: cache) if one_cache else None)
+    seen: list[Any] = []
+
+    def switch(keys: list[int]) -> None:
+        source.before = lambda keys: None
+        seen.append(worker.lookup(2, version="v2", may_differ=differing(1)))
+
+    source.before = switch
+    assert worker.lookup(1, 2) == [[10], [20, 21]]
+    assert seen == [[[20, 21]]]
+    assert worker.lookup(1, 2, version="v2", may_differ=differing(1)) == [[11], [20, 21]]
+    source.loaded()
+    # And a lookup that begins later finds what is there of its own version only.
+    assert worker.lookup(1, 2, may_differ=differing(1)) == [[10], [20, 21]]
+    assert source.loaded() == ([] if is_shared else [1, 2])
+    assert worker.lookup(1, version="v2", may_differ=differing(1)) == [[11]]
+
+
+def two_workers(cache_dir: Path, source: Source, where: str) -> tuple[Worker, Worker]:
+    """Two callers at once: threads of one process, that shares or does not, or processes."""
+    root = None if where == "no directory" else cache_dir
+    one = Worker(root, source, host=HostClock())
+    return one, one if where != "two processes" else Worker(root, source, host=HostClock())
+
+
+def loading_until_waited_for(source: Source, waiting: Worker, problem: Exception | None = None) -> threading.Event:
+    """The first load goes on when somebody waits for it, and may fail then; the event says that it has begun."""
+    loading = threading.Event()
+
+    def meet(keys: list[int]) -> None:
+        if not loading.is_set():
+            loading.set()
+            assert waiting.metrics.waits.wait(BOUND_S)
+            if problem is not None:
+                raise problem
+
+    source.before = meet
+    return loading
+
+
+@HERE
+@pytest.mark.parametrize("hashes", ["good", "alike"])
+def test_keys_that_two_lack_are_loaded_once(
+    cache_dir: Path, source: Source, where: str, hashes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes while keys are being loaded waits, and has hits; each key is loaded once, also where all have one hash."""
+    if hashes == "alike":
+        monkeypatch.setattr(Keys, "hashes", lambda self, seed: np.zeros(self.rows, np.uint64))
+    one, other = two_workers(cache_dir, source, where)
+    loading = loading_until_waited_for(source, other)
+    answers: dict[str, Any] = {}
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        answers["other"] = other.lookup(2, 4, 1, 2)
+
+    run_all(lambda: answers.update(one=one.lookup(1, 2, 3)), second)
+    assert answers == {"one": [[10], [20, 21], []], "other": [[20, 21], [40], [10], [20, 21]]}
+    assert source.loaded() == [1, 2, 3, 4]
+    assert one.lookup(1, 4, 7, 2) == [[10], [40], [70], [20, 21]]
+    if hashes == "alike":
+        return
+    assert other.count("loadWaitCount") == 2
+    if where == "two processes":
+        assert one.told() == (3, 4, 4, 0)
+        assert other.told() == (3, 1, 1, 0)
+    else:
+        assert one.told() == (6, 5, 5, 0)
+
+
+@HERE
+def test_when_a_load_fails_the_others_try(cache_dir: Path, source: Source, where: str) -> None:
+    """Who waited for a load that failed loads for itself; the error is for the one whose load it was."""
+    one, other = two_workers(cache_dir, source, where)
+    loading = loading_until_waited_for(source, other, UfsUnavailableError("injected"))
+
+    def first() -> None:
+        with pytest.raises(UfsUnavailableError):
+            one.lookup(1, 2)
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        assert other.lookup(2, 1) == [[20, 21], [10]]
+
+    run_all(first, second)
+    assert [sorted(keys) for keys in source.loads] == [[1, 2], [1, 2]]
+    assert tuple(map(sum, zip(*{id(w): w.told() for w in (one, other)}.values(), strict=True))) == (0, 4, 2, 2)
+
+
+def test_a_loader_that_does_not_end_is_waited_for_once(cache_dir: Path, clock: FakeClock, source: Source) -> None:
+    """After the time one waits for another its keys are loaded all the same, and from then on at once."""
+    worker = Worker(cache_dir, source, clock, wait_s=20.0)
+    arrays = [pa.array([1, 2, 5], pa.int64())]
+    stuck = Opened(cache_dir).disk.create_claim(SPACE, "v1", np.sort(Keys(arrays).hashes(SEED)).tobytes())
+    assert worker.lookup(1, 3) == [[10], []]
+    assert 20 <= sum(clock.slept) <= 20.1
+    clock.slept.clear()
+    assert worker.lookup(2, 5, 1) == [[20, 21], [50, 51], [10]]
+    assert clock.slept == []
+    assert source.loaded() == [1, 2, 3, 5]
+    stuck.release()
+
+
+def test_a_thread_that_does_not_end_is_waited_for_once(source: Source) -> None:
+    """So in one process: who has waited for another thread as long as was said loads for itself."""
+    worker = Worker(None, source, wait_s=0.01)
+    loading, end = threading.Event(), threading.Event()
+
+    def hang(keys: list[int]) -> None:
+        if not loading.is_set():
+            loading.set()
+            assert end.wait(BOUND_S)
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        assert worker.lookup(2) == [[20, 21]]
+        end.set()
+
+    source.before = hang
+    run_all(lambda: worker.lookup(1, 2), second)
+
+
+@pytest.mark.parametrize("broken", ["claims", "locks", "snapshots", "tmp", "all"])
+def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, broken: str) -> None:
+    """Whatever of the directory cannot be written: a process answers by itself, and counts the failures; it shares once that is there again."""
+    worker = Worker(cache_dir, source)
+    root = cache_dir / "v1"
+    for name in [broken] if broken != "all" else ["claims", "locks", "snapshots", "tmp"]:
+        shutil.rmtree(root / name)
+        (root / name).symlink_to("nowhere")
+    for _ in range(2):
+        assert worker.lookup(1, 2, 3) == [[10], [20, 21], []]
+    assert source.loaded() == [1, 2, 3]
+    assert worker.told() == (3, 3, 3, 0)
+    assert worker.count("cacheFailureCount") > 0
+    worker.clock.tick(2)
+    assert worker.lookup(1) == [[10]]
+    if broken != "all":
+        (root / broken).unlink()
+        (root / broken).mkdir()
+        worker.lookup(5)
+        assert Worker(cache_dir, source).lookup(5) == [[50, 51]]
+        assert source.loaded() == [5]
+    shutil.rmtree(cache_dir)
+    assert worker.lookup(1, 4) == [[10], [40]]
+
+
+@HERE
+def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
+    """However many ask at once, in any sets: each key is loaded once, and every answer is right."""
+    source = Source(v1={n: [n, n + 1000] for n in range(30)})
+    workers = two_workers(cache_dir, source, where)
+
+    def work(number: int) -> None:
+        rng = random.Random(number)
+        for _ in range(15):
+            keys = [rng.randrange(30) for _ in range(rng.randrange(1, 8))]
+            assert workers[number % 2].lookup(*keys) == [[key, key + 1000] for key in keys]
+
+    run_all(*(lambda number=number: work(number) for number in range(5)))  # type: ignore[misc]
+    loaded = source.loaded()
+    assert len(loaded) == len(set(loaded))

@@ -1,0 +1,709 @@
+"""Segments and layers: every row that was given is there once, knows where it came from, and is found by its key."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import itertools
+import os
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.cache.full import snapshot as snapshots
+from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, deleted_rows
+from pyspark_lookup.cache.segments import builder as builders
+from pyspark_lookup.cache.segments import chunks
+from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
+from pyspark_lookup.cache.segments.chunks import CODES
+from pyspark_lookup.cache.segments.segment import Segment, SegmentFile
+from pyspark_lookup.columnar import buffers as columns
+from pyspark_lookup.columnar.buffers import ColumnWriter
+from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
+from pyspark_lookup.columnar.types import spark_type
+from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter, space
+from pyspark_lookup.storage.disk.directory import is_unlocked
+from tests.columnar.test_keys import KINDS, SEED, examples, plain, values_of
+from tests.storage.disk.test_segments import files_at_most
+from tests.storage.test_disk import Opened, handles_below
+from tests.support.fuzzing import by_day
+
+PLENTY = 2**40
+BOUND_S = 20.0  # nothing takes this long unless it hangs
+ALWAYS = 0
+NESTED = spark_type(pa.list_(pa.struct([("x", pa.int64()), ("y", pa.string())])))
+# What a cut takes of a file: (file, its rows in any order).
+Cut = tuple[int, Sequence[int]]
+Unit = tuple[int, int]
+
+
+@contextlib.contextmanager
+def limits(deal: int = PLENTY, partition: int = PLENTY) -> Iterator[None]:
+    """Rows are dealt to partitions once there are `deal` bytes of them, of about `partition` bytes each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builders, "_DEAL_ABOVE_BYTES", deal)
+        patch.setattr(builders, "_PARTITION_BYTES", partition)
+        yield
+
+
+def positions_of(cut: Cut) -> Numbers:
+    """Where the rows of a cut come from, as a builder is told."""
+    file, rows = cut
+    return np.array(rows, np.uint64) | np.uint64(file) << ROW_BITS
+
+
+class Workshop:
+    """A cache directory with segments made in it; counts temporary files and partitions of the latest one."""
+
+    def __init__(self, root: Path) -> None:
+        self.opened = Opened(root)
+        self.disk = self.opened.disk
+        self.tmp = self.opened.root / "tmp"
+        self.names = map(str, itertools.count())
+        self.spills = self.parts = 0
+
+    def spill(self, size: int) -> ReservedFile:
+        self.spills += 1
+        return self.disk.reserve(size)
+
+    def builder(
+        self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY, threads: int = 0
+    ) -> SegmentBuilder:
+        self.spills = self.parts = 0
+        return SegmentBuilder(schema, keys, seed, self.spill, memory, threads)
+
+    def ordered(self, *args: Any) -> Order:
+        self.parts += 1
+        return order_rows(*args)
+
+    def published(self, builder: SegmentBuilder, files: Sequence[SegmentFile], strict: bool = True) -> OpenSegment:
+        """The segment that a builder makes of what it was given, opened; nothing else is left of it."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(builders, "order_rows", self.ordered)
+            try:
+                writer = builder.finish(self.disk.create_segment, [file.rows for file in files], strict)
+            finally:
+                builder.close()
+        name = next(self.names)
+        writer.finish({**builder.meta, "files": [dataclasses.astuple(file) for file in files]})
+        self.disk.publish_segment("t", name, writer)
+        writer.close()
+        assert os.listdir(self.tmp) == []
+        found = self.disk.open_segment("t", name)
+        assert found is not None
+        return found
+
+    def made(
+        self,
+        files: Sequence[pa.RecordBatch],
+        keys: Sequence[str],
+        cuts: Sequence[Cut] | None = None,
+        *,
+        seed: Seed = SEED,
+        memory: int = PLENTY,
+        strict: bool = True,
+        threads: int = 0,
+    ) -> OpenSegment:
+        """A segment of these files, given to the builder in cuts by some threads; without any, file by file."""
+        if cuts is None:
+            cuts = cut_up(files, PLENTY)
+        builder = self.builder(files[0].schema, keys, seed, memory, threads)
+        total = sum(file.num_rows for file in files)
+
+        def add(cut: Cut) -> None:
+            batch = files[cut[0]].take(pa.array(cut[1], pa.int64()))
+            builder.add([(batch, positions_of(cut), len(cut[1]) / max(total, 1))])
+
+        collections.deque(run_in_order(add, cuts, threads), 0)
+        assert builder.rows == total
+        described = [
+            SegmentFile(f"f{n}", 100 + n, f"v{n}", f.num_rows, ((50, f.num_rows),)) for n, f in enumerate(files)
+        ]
+        return self.published(builder, described, strict)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("snapshots") / "cache")
+
+
+def same(found: pa.Array, expected: pa.Array) -> bool:
+    """Whether two columns hold equal values, a NaN being one. What has too much text comes as large text."""
+    if found.type in (pa.large_string(), pa.large_binary()):
+        found = found.cast(expected.type)
+    return found.equals(expected) or (found.type == expected.type and plain(found) == plain(expected))
+
+
+def check(opened: OpenSegment, files: Sequence[pa.RecordBatch], keys: Sequence[str]) -> Segment:
+    """The segment, after checking that it holds exactly the rows of these files, in the order it promises."""
+    segment = Segment(opened)
+    rows = pa.Table.from_batches(files).combine_chunks()
+    names = rows.column_names
+    assert (segment.rows, segment.bytes, segment.keys) == (rows.num_rows, opened.bytes, tuple(keys))
+    assert segment.schema == rows.schema
+    assert [(file.url, file.rows) for file in segment.files] == [(f"f{n}", f.num_rows) for n, f in enumerate(files)]
+    assert segment.file_starts.tolist() == [0, *itertools.accumulate(file.num_rows for file in files)]
+    ordinals = segment.ordinals.tolist()
+    assert sorted(ordinals) == list(range(rows.num_rows))
+    expected = [rows[name].combine_chunks().take(pa.array(ordinals, pa.int64())) for name in names]
+    for found, column in zip(segment.slice(names, 0, segment.rows), expected, strict=True):
+        found.validate(full=True)
+        assert same(found, column)
+    start, stop = segment.rows // 3, segment.rows * 2 // 3
+    for found, column in zip(segment.slice(names[::-1], start, stop), expected[::-1], strict=True):
+        assert same(found, column.slice(start, stop - start))
+    some = np.arange(segment.rows)[::-2]
+    for found, column in zip(segment.take(names, some), expected, strict=True):
+        assert same(found, column.take(pa.array(some)))
+    if keys:
+        check_keys(segment, [rows[name].combine_chunks() for name in keys])
+    return segment
+
+
+def check_keys(segment: Segment, held: Sequence[pa.Array]) -> None:
+    """Rows lie key by key and in each in their own order, those without a key behind; probing finds them."""
+    given_keys = list(zip(*map(plain, held), strict=True))
+    ordered = [given_keys[ordinal] for ordinal in segment.ordinals.tolist()]
+    valid = [None not in key for key in ordered]
+    assert valid == sorted(valid, reverse=True)
+    groups = [(key, [*rows]) for key, rows in itertools.groupby(range(sum(valid)), key=ordered.__getitem__)]
+    assert len({key for key, _ in groups}) == len(groups)
+    by_key = {key: segment.ordinals[rows].tolist() for key, rows in groups}
+    assert all(ordinals == sorted(ordinals) for ordinals in by_key.values())
+    asked = [pa.concat_arrays([column, pa.nulls(1, column.type), column.slice(0, 3)]) for column in held]
+    keys = Keys(asked)
+    matches = segment.probe(keys, keys.hashes(segment.seed))
+    found = list(zip(matches.keys.tolist(), segment.ordinals[matches.rows].tolist(), strict=True))
+    probed = enumerate(zip(*map(plain, asked), strict=True))
+    assert found == [(number, ordinal) for number, key in probed for ordinal in by_key.get(key, ())]
+
+
+# --- building --------------------------------------------------------------------------------------------
+
+
+@st.composite
+def cut_files(draw: st.DrawFn) -> tuple[list[pa.RecordBatch], list[str], list[Cut]]:
+    """Files of every kind of column, the names of the keys, and batches that come in any order."""
+    kinds = draw(st.lists(st.sampled_from(KINDS), max_size=2))
+    pools = [draw(st.lists(st.none() | values_of(kind), min_size=1, max_size=8)) for kind in kinds]
+    rng = draw(st.randoms(use_true_random=False))
+    schema = pa.schema([
+        *((f"k{n}", kind) for n, kind in enumerate(kinds)),
+        ("few", pa.string()), ("text", pa.string()), ("flag", pa.bool_()), ("nested", NESTED), ("number", pa.decimal128(20, 2)),
+    ])  # fmt: skip
+    files, cuts = [], list[Cut]()
+    for file, count in enumerate(draw(st.lists(st.integers(0, 40) | st.just(100), min_size=1, max_size=4))):
+        rows = range(count)
+        filled: list[list[Any]] = [[rng.choice(pool) for _ in rows] for pool in pools]
+        filled.append([rng.choice(["a", "bb", "", None]) for _ in rows])
+        filled.append([None if rng.random() < 0.1 else f"{file} {row} " * rng.randrange(4) for row in rows])
+        filled.append([rng.choice([True, False, None]) for _ in rows])
+        lists = [[None, [], [None], [{"x": row, "y": str(row)}, {"x": None, "y": None}]] for row in rows]
+        filled.append([rng.choice(some) for some in lists])
+        filled.append([None if row % 7 == 3 else row for row in rows])
+        arrays = [pa.array(values, field.type) for values, field in zip(filled, schema, strict=True)]
+        files.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        edges = sorted({0, count, *draw(st.lists(st.integers(0, count), max_size=3))})
+        # Out of order, and overlapping, as in a fold.
+        order = rng.sample(rows, count) if draw(st.booleans()) else list(rows)
+        cuts += [(file, order[a:b]) for a, b in itertools.pairwise(edges)]
+    if draw(st.booleans()):
+        cuts = draw(st.permutations(cuts))
+    return files, [f"k{n}" for n in range(len(kinds))], cuts
+
+
+SIZES = st.sampled_from([ALWAYS, 10, 300, 1000, PLENTY])
+
+
+@examples(40)
+@given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES, threads=st.sampled_from([0, 1, 3]))
+def test_a_segment_holds_the_rows_it_was_given(
+    workshop: Workshop, drawn: Any, deal: int, partition: int, memory: int, threads: int
+) -> None:
+    """Of any columns, keys, batches, limits and threads a segment holds exactly the rows that came, and says where each came from."""
+    files, keys, cuts = drawn
+    with limits(deal, partition):
+        segment = check(workshop.made(files, keys, cuts, memory=memory, threads=threads), files, keys)
+    came = [(file, row) for file, rows in cuts for row in rows]
+    if not keys and came == sorted(came):
+        assert segment.ordinals.tolist() == list(range(segment.rows))
+    schema = files[0].schema
+    empty = Segment(workshop.published(workshop.builder(schema, keys), []))  # of a version without files
+    assert (empty.rows, list(empty.files)) == (0, [])
+    assert [len(column) for column in empty.slice(schema.names, 0, 0)] == [0] * len(schema)
+
+
+def numbered(rows: Sequence[int], **more: Sequence[Any]) -> pa.RecordBatch:
+    """A file whose rows have these keys."""
+    return pa.RecordBatch.from_pydict(
+        {"k": pa.array(rows, pa.int64()), "row": pa.array(range(len(rows)), pa.int64()), **more}
+    )
+
+
+def cut_up(files: Sequence[pa.RecordBatch], rows: int) -> list[Cut]:
+    """All files in order, in cuts of so many rows."""
+    return [
+        (n, range(start, min(start + rows, file.num_rows)))
+        for n, file in enumerate(files)
+        for start in range(0, file.num_rows, rows)
+    ]
+
+
+# (bytes before dealing, of a partition, in memory) -> whether there are several partitions, and temporary files.
+WAYS = {
+    "in memory": (PLENTY, PLENTY, PLENTY, False, False),
+    "dealt to one partition": (1000, PLENTY, PLENTY, False, False),
+    "dealt to many": (1000, 2000, PLENTY, True, False),
+    "spilled": (1000, PLENTY, 1000, True, True),
+    "dealt and spilled": (1000, 2000, 4000, True, True),
+    "spilled at every batch": (ALWAYS, 100, ALWAYS, True, True),
+}
+in_every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def test_partitions_are_as_many_as_wanted(workshop: Workshop) -> None:
+    """The rows that came, and the share of all that they are, decide how many partitions there will be; 1024 at most."""
+    rows = 20_000
+    file = numbered([n * 1_000_003 for n in range(rows)])
+    for share, partition, expected in ((1.0, 80_000, 4), (0.5, 80_000, 8), (1.0, 10, 1024), (0.0, 80_000, 1024)):
+        with limits(ALWAYS, partition):
+            builder = workshop.builder(file.schema, ["k"])
+            builder.add([(file, positions_of((0, range(rows))), share)])
+            opened = workshop.published(builder, [SegmentFile("f0", 100, "v0", rows, ())])
+        assert workshop.parts == expected
+        check(opened, [file], ["k"])
+
+
+INDEXED: list[tuple[list[str], set[str]]] = [
+    (["dense"], {"slots", "first"}), (["sparse"], {"starts"}), (["text"], {"starts", "hashes", "first"}),
+    (["raw"], {"starts", "hashes", "first"}), (["dense", "sparse"], {"starts", "hashes"}), (["number"], {"starts", "first"}),
+    (["at"], {"slots", "first"}), (["few"], {"starts", "hashes", "first"}), ([], set()),
+]  # fmt: skip
+
+
+@in_every_way
+@pytest.mark.parametrize(("keys", "regions"), INDEXED, ids=lambda part: " ".join(sorted(map(str, part))))
+def test_the_index_suits_the_keys(workshop: Workshop, way: str, keys: list[str], regions: set[str]) -> None:
+    """Dense whole numbers have slots wherever they begin, nulls or not; wide keys have hashes; only duplicates have `first`. A column
+    of few texts is kept as codes, unless it is a key. However a segment is built, from batches in or out of order, it holds the same
+    rows in the same order."""
+    dense = [10**12 + n % 150 if n % 10 else None for n in range(400)]
+    few = ["", "one", None, "é" * 100, "one\0"]
+    columns = {
+        "dense": pa.array(dense, pa.int64()),
+        "at": pa.array(dense, pa.timestamp("us")),
+        "sparse": range(0, 4 * 10**8, 10**6),
+        "text": [f"text {n % 90}" * (n % 4) if n % 11 else None for n in range(400)],
+        "raw": pa.array([b"raw %d" % (n % 9) for n in range(400)]),
+        "number": pa.array([n % 90 for n in range(400)], pa.decimal128(9, 2)),
+        "few": [few[n % 5] for n in range(400)],
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    files = [batch.slice(0, 250), batch.slice(0, 0), batch.slice(250)]
+    plainly = Segment(workshop.made(files, keys))
+    deal, partition, memory, several, spilled = WAYS[way]
+    cuts = cut_up(files, 50)
+    for some in (cuts, random.Random(5).sample(cuts, len(cuts))):
+        with limits(deal, partition):
+            opened = workshop.made(files, keys, some, memory=memory)
+        assert not keys or (workshop.parts > 1) is several
+        assert (workshop.spills > 0) is spilled
+        segment = check(opened, files, keys)
+        assert {name.removeprefix("index.") for name in opened.regions if name.startswith("index.")} == regions
+        assert coded(opened, 6) is (keys != ["few"])
+        assert opened.meta["dictionaries"] == ({} if keys == ["few"] else {"6": 4})
+        if keys or some is cuts:
+            assert segment.ordinals.tolist() == plainly.ordinals.tolist()
+
+
+def text_file(texts: Sequence[str | None]) -> pa.RecordBatch:
+    return numbered(range(len(texts)), text=pa.array(texts, pa.string()))
+
+
+def coded(opened: OpenSegment, number: int) -> bool:
+    """Whether a column is kept as codes."""
+    as_codes = f"d{number}.bytes" in opened.regions
+    assert as_codes is (str(number) in opened.meta["dictionaries"])
+    if as_codes:
+        assert len(opened.regions[f"c{number}.values"]) == opened.meta["rows"] * CODES.bit_width // 8
+    assert as_codes is (f"c{number}.bytes" not in opened.regions)
+    return as_codes
+
+
+def test_how_many_texts_are_few(workshop: Workshop) -> None:
+    """Up to 64 texts are codes in any column, and up to a quarter of its rows so far; 65,536 at the most."""
+    for distinct, rows, expected in ((64, 64, True), (65, 65, False), (100, 400, True), (101, 400, False)):
+        files = [text_file([f"{n % distinct}" for n in range(rows)])]
+        assert coded(workshop.made(files, ["k"]), 2) is expected
+    for distinct in (2**16, 2**16 + 1):
+        opened = workshop.made(files := [text_file([f"{n % distinct}" for n in range(distinct * 4)])], [])
+        assert coded(opened, 2) is (distinct == 2**16)
+        (column,) = Segment(opened).slice(["text"], 0, distinct * 4)
+        assert column.equals(files[0].column("text"))
+
+
+def test_codes_that_come_after_they_were_given_up(workshop: Workshop) -> None:
+    """They are text as those before them: one temporary file does for both."""
+    codes, texts = chunks.Codes(), pa.array(map(str, range(100)))
+    columns = [texts.slice(0, 50), codes.encode(texts.slice(0, 50)), codes.encode(texts)]
+    assert [column.type for column in columns] == [pa.string(), CODES, pa.string()]
+    workshop.spills = 0
+    with contextlib.closing(chunks.ChunkStore(workshop.spill, 0, {0: codes})) as store:
+        for column, start in zip(columns, (0, 50, 100), strict=True):
+            store.add(
+                chunks.Chunk.from_columns([column], positions_of((0, range(start, start + len(column)))), [len(column)])
+            )
+        assert workshop.spills == 1
+        found = [piece.column(0) for piece in store.take(0)]
+    assert pa.concat_arrays(found).to_pylist() == [*map(str, range(50)), *map(str, range(50)), *map(str, range(100))]
+
+
+# --- much text -------------------------------------------------------------------------------------------
+
+
+@in_every_way
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow on disk", "wide on disk"])
+def test_more_text_than_32_bits_reach(
+    monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool
+) -> None:
+    """Pieces of more text than 32-bit offsets reach are joined as large text; what is read is the text that was given."""
+    monkeypatch.setattr(chunks, "_INT32_AT_MOST", 100)
+    if wide:
+        monkeypatch.setattr(columns, "_INT32_AT_MOST", 5000)
+    joined = set()
+
+    class Noting(ColumnWriter):
+        def add(self, array: pa.Array) -> None:
+            joined.add(array.type)
+            super().add(array)
+
+    monkeypatch.setattr(builders, "ColumnWriter", Noting)
+    texts = [None if n % 9 == 2 else f"text {n % 250}" for n in range(1000)]
+    raw = pa.array([None if text is None else text.encode() for text in texts])
+    files = [numbered(range(1000), text=pa.array(texts), raw=raw, few=["x"] * 1000)]
+    deal, partition, memory, several, _ = WAYS[way]
+    with limits(deal, partition):
+        opened = workshop.made(files, ["text"], cut_up(files, 80), memory=memory)
+    if not several:  # all rows in one partition
+        assert {pa.large_string(), pa.large_binary()} <= joined
+    found = check(opened, files, ["text"]).slice(["text", "raw"], 0, 1)
+    large, small = [pa.large_string(), pa.large_binary()], [pa.string(), pa.binary()]
+    assert [column.type for column in found] == (large if wide else small)
+
+
+@pytest.mark.parametrize(
+    ("keys", "name", "others"),
+    [
+        (["k"], "low", [1, -1, True, 2**62]),
+        (["text"], "seed", [[SEED.first + 2, SEED.second], [SEED.first, SEED.second + 2], [1, 1]]),
+        (["k", "text"], "seed", [[SEED.second, SEED.first]]),
+    ],
+)
+def test_an_index_that_does_not_find_its_first_key(
+    workshop: Workshop, keys: list[str], name: str, others: list[Any]
+) -> None:
+    """A footer with another first slot or seed would have keys lead to rows of others, or nowhere: it is none of ours."""
+    opened = workshop.made([numbered(range(100), text=[f"text {n}" for n in range(100)])], keys)
+    assert Segment(opened).rows == 100
+    for other in others:
+        with pytest.raises(ValueError, match="found by their keys"):
+            Segment(dataclasses.replace(opened, meta={**opened.meta, name: other}))
+
+
+# --- what is left when something fails -----------------------------------------------------------------------
+
+
+def fill(builder: SegmentBuilder, file: pa.RecordBatch) -> None:
+    for cut in cut_up([file], 50):
+        rows = cut[1]
+        builder.add([(file.slice(rows[0], len(rows)), positions_of(cut), len(rows) / file.num_rows)])
+
+
+@pytest.mark.parametrize("way", by_day(["in memory", "dealt and spilled"], 2))
+def test_a_full_disk_leaves_nothing(workshop: Workshop, way: str) -> None:
+    """Wherever writing fails the error reaches the caller, and no file is left; a builder may be closed twice."""
+    deal, partition, memory, *_ = WAYS[way]
+    file = numbered(range(400), text=[f"text {n}" for n in range(400)], few=["a"] * 400)
+    before = handles_below(workshop.opened.root)
+    append = SegmentWriter.append
+    for calls in itertools.count():
+        left = itertools.count(calls, -1)
+
+        def fill_up(*args: Any, left: Iterator[int] = left) -> None:
+            if next(left) == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            append(*args)
+
+        with limits(deal, partition):
+            builder = workshop.builder(file.schema, ["k"], memory=memory)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SegmentWriter, "append", fill_up)
+            try:
+                with contextlib.nullcontext() if calls else files_at_most(100):
+                    fill(builder, file)
+                    writer = builder.finish(workshop.disk.create_segment, [400])
+            except OSError as error:
+                assert error.errno in (errno.ENOSPC, errno.EFBIG)
+            else:
+                writer.close()
+                break
+            finally:
+                builder.close()
+                builder.close()
+        assert os.listdir(workshop.tmp) == []
+    assert calls > 5
+    del builder, writer
+    assert os.listdir(workshop.tmp) == []
+    assert handles_below(workshop.opened.root) == before
+
+
+@in_every_way
+def test_a_seed_that_does_not_suit(workshop: Workshop, way: str) -> None:
+    """Keys that fill a bucket under a seed are SkewedError, and nothing is left; unless told to be lenient, then all is right."""
+    files = [numbered([n * 5000 for n in range(400)])]
+    weak = Seed(1, 1)
+    deal, partition, memory, *_ = WAYS[way]
+    with limits(deal, partition):
+        before = handles_below(workshop.opened.root)
+        with pytest.raises(SkewedError):
+            workshop.made(files, ["k"], cut_up(files, 50), seed=weak, memory=memory)
+        assert os.listdir(workshop.tmp) == []
+        assert handles_below(workshop.opened.root) == before
+        opened = workshop.made(files, ["k"], cut_up(files, 50), seed=weak, memory=memory, strict=False)
+    assert check(opened, files, ["k"]).seed == weak
+
+
+def test_threads_that_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what fails the first in order is raised, and no thread is left. A process that ends waits for none: they are daemons.
+    If not all can be started, fewer do it."""
+    failed = threading.Event()
+    workers = set()
+
+    def do(number: int) -> int:
+        workers.add(threading.current_thread())
+        if number == 3:
+            assert failed.wait(BOUND_S)
+            raise ValueError(number)
+        if number > 3:
+            failed.set()
+            raise KeyError(number)
+        return number
+
+    results = run_in_order(do, itertools.count(), 3)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="3"):
+        next(results)
+    results = run_in_order(do, itertools.count(), 3)
+    assert next(results) == 0
+    results.close()  # type: ignore[attr-defined]
+    assert all(worker.daemon and not worker.is_alive() for worker in workers)
+    start = threading.Thread.start
+    for most in range(3):
+        left = [most]
+
+        def refuse(thread: threading.Thread, left: list[int] = left) -> None:
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert list(run_in_order(str, range(9), 3)) == [*"012345678"]
+
+
+def test_an_index_is_made_in_a_file_that_a_fork_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was forked maps it still; when the parent dies, it is a dead process's all the same."""
+    monkeypatch.setattr(builders, "_MAPPED_ABOVE_BYTES", 100)
+    workshop = Workshop(tmp_path / "cache")
+    builder = workshop.builder(pa.schema([("k", pa.int64())]), ["k"])
+    array = builder._zeros(100, np.dtype(np.int64))
+    (file,) = workshop.tmp.iterdir()
+    with open(file) as same:
+        assert not is_unlocked(same.fileno())
+    space._leave_to_parent()
+    with open(file) as same:
+        assert is_unlocked(same.fileno())
+    assert not array.any()
+
+
+# --- layers ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Stock:
+    """A file of the model: rows (key, value, text) in units; each unit's middle is the place * 100 + 50."""
+
+    url: str
+    live: bool
+    units: list[list[tuple[Any, int, str | None]]]
+
+    @property
+    def rows(self) -> list[tuple[Any, int, str | None]]:
+        return [row for unit in self.units for row in unit]
+
+    def described(self) -> SegmentFile:
+        units = tuple((place * 100 + 50, len(unit)) for place, unit in enumerate(self.units))
+        return SegmentFile(self.url, len(self.units) * 100, f"version of {self.url}", len(self.rows), units)
+
+
+@dataclasses.dataclass
+class Version:
+    """Layers of files, as the model has them and as a snapshot."""
+
+    stocks: list[list[Stock]]
+    snapshot: Snapshot
+    pool: list[Any]
+    kind: pa.DataType
+
+    @property
+    def live(self) -> list[Stock]:
+        """The version's files, in their order."""
+        return sorted((s for layer in self.stocks for s in layer if s.live), key=lambda s: s.url)
+
+
+TEXTS = ["a", "bb", None, "", "é"]
+
+
+@st.composite
+def stocked(draw: st.DrawFn) -> tuple[list[list[Stock]], list[Any], pa.DataType, list[bool]]:
+    """Files in one to three layers, some of them gone or replaced in a later layer, and which layers have wide offsets."""
+    kind = draw(st.sampled_from([pa.int64(), pa.string(), pa.float64()]))
+    pool = draw(st.lists(st.none() | values_of(kind), min_size=1, max_size=6))
+    count = draw(st.integers(1, 3))
+    serial = itertools.count()
+    found: list[list[Stock]] = [[] for _ in range(count)]
+    for url in sorted(draw(st.sets(st.sampled_from("abcdefg"), min_size=1))):
+        home = draw(st.integers(-1, count - 1))  # -1: nowhere any more
+        for number in range(count):
+            if number == home or (number < max(home, 1) and draw(st.integers(0, 2)) == 0):
+                shape = draw(st.lists(st.lists(st.sampled_from(pool), max_size=4), max_size=3))
+                units = [[(key, n := next(serial), TEXTS[n % 5]) for key in unit] for unit in shape]
+                found[number].append(Stock(url, number == home, units))
+    return found, pool, kind, [draw(st.booleans()) for _ in range(count)]
+
+
+def version_of(
+    workshop: Workshop, stocks: list[list[Stock]], pool: list[Any], kind: pa.DataType, wide: Sequence[bool]
+) -> Version:
+    """The layers built, with rows hidden whose file is gone."""
+    schema = pa.schema([("k", kind), ("value", pa.int64()), ("text", pa.string()), ("copy", kind)])
+    order = sorted(stock.url for layer in stocks for stock in layer if stock.live)
+    made_layers = []
+    for layer, large in zip(stocks, wide, strict=True):
+        builder = workshop.builder(schema, ["k"])
+        for number, stock in enumerate(layer):
+            columns_ = list(zip(*((k, v, t, k) for k, v, t in stock.rows), strict=True)) or [()] * 4
+            arrays = [pa.array(values, field.type) for values, field in zip(columns_, schema, strict=True)]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            builder.add([(batch, positions_of((number, range(len(stock.rows)))), 0.5)])
+        with pytest.MonkeyPatch.context() as patch:
+            if large:
+                patch.setattr(columns, "_INT32_AT_MOST", 0)
+            opened = workshop.published(builder, [stock.described() for stock in layer])
+        segment = Segment(opened)
+        ranks = np.array([order.index(stock.url) if stock.live else -1 for stock in layer], np.int64)
+        marks = deleted_rows(segment, ranks, {})
+        is_gone = [not stock.live for stock in layer for _ in stock.rows]
+        assert (marks is None) == (not any(is_gone))  # none without need
+        if marks is not None:
+            assert marks.between(0, segment.rows).tolist() == [is_gone[ordinal] for ordinal in segment.ordinals]
+            assert marks.count == sum(is_gone)
+        made_layers.append(Layer(segment, marks, ranks))
+    return Version(stocks, Snapshot(made_layers), pool, kind)
+
+
+@examples(50)
+@given(drawn=stocked(), data=st.data())
+def test_layers_answer_as_one_table(workshop: Workshop, drawn: Any, data: st.DataObject) -> None:
+    """Any number of layers give the rows of the files that are in the version: by key, by scan, and each with its place."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "BATCH_ROWS", data.draw(st.sampled_from([1, 3, 65536])))
+        version = version_of(workshop, *drawn)
+        asked = data.draw(st.lists(st.sampled_from([*version.pool, None]) | values_of(version.kind), max_size=8))
+        check_get(version, asked)
+        check_scans(version, data)
+        check_pieces(version)
+
+
+def check_get(version: Version, asked: list[Any]) -> None:
+    """`get` gives the rows of each key in file order."""
+    snapshot, kind = version.snapshot, version.kind
+    rows = [row for stock in version.live for row in stock.rows]
+    keys, held = plain(pa.array(asked, kind)), plain(pa.array([row[0] for row in rows], kind))
+    expected = [
+        (number, *row[1:])
+        for number, key in enumerate(keys)
+        for row, of in zip(rows, held, strict=True)
+        if key is not None and key == of
+    ]
+    answer = snapshot.get(["value", "text", "copy"], Keys([pa.array(asked, kind)]))
+    values, texts, copies = answer.columns
+    assert list(zip(answer.keys.tolist(), values.to_pylist(), texts.to_pylist(), strict=True)) == expected
+    assert plain(copies) == [keys[number] for number, *_ in expected]
+    assert answer.keys.dtype == np.int64
+    assert snapshot.get([], Keys([pa.array(asked, kind)])).keys.tolist() == [number for number, *_ in expected]
+    assert snapshot.rows == len(rows) == sum(layer.visible_rows for layer in snapshot.layers)
+    assert snapshot.bytes == sum(layer.segment.bytes for layer in snapshot.layers)
+
+
+def scanned(snapshot: Snapshot, ranges: Ranges | None = None) -> collections.Counter[tuple[Any, ...]]:
+    """Rows (value, text) of a scan, as often as they come."""
+    found: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    for rows, (values, texts) in snapshot.batches(["value", "text"], ranges):
+        assert rows == len(values) == len(texts) > 0
+        found.update(zip(values.to_pylist(), texts.to_pylist(), strict=True))
+    return found
+
+
+def check_scans(version: Version, data: st.DataObject) -> None:
+    """`batches` gives every row once; with ranges, the rows of those row groups whose middle lies in one."""
+    everything = collections.Counter(row[1:] for stock in version.live for row in stock.rows)
+    assert scanned(version.snapshot) == everything
+    shares: list[list[tuple[str, int, int]]] = [[], [], []]
+    for url in "abcdefgh":  # also of files that are gone, or never were
+        inner = data.draw(st.lists(st.sampled_from([50, 51, 100, 149, 150, 151, 200, 250]), max_size=3))
+        for first, end in itertools.pairwise(sorted({0, 300, *inner})):
+            shares[data.draw(st.integers(0, 2))].append((url, first, end))
+    together: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    for share in shares:
+        found = scanned(version.snapshot, data.draw(st.permutations(share)))
+        assert found == collections.Counter(
+            row[1:]
+            for stock in version.live
+            for place, unit in enumerate(stock.units)
+            for row in unit
+            if any(url == stock.url and first <= place * 100 + 50 < end for url, first, end in share)
+        )
+        together += found
+    assert together == everything
+
+
+def check_pieces(version: Version) -> None:
+    """`pieces` gives each layer's visible rows with their file's place in the version and their row in the file."""
+    by_position = {
+        rank << int(ROW_BITS) | n: row[1:]
+        for rank, stock in enumerate(version.live)
+        for n, row in enumerate(stock.rows)
+    }
+    seen: dict[int, tuple[Any, ...]] = {}
+    for layer, stocks in zip(version.snapshot.layers, version.stocks, strict=True):
+        count = 0
+        for (values, texts), positions in layer.pieces(["value", "text"], range(layer.segment.rows)):
+            assert positions.dtype == np.uint64
+            assert len(positions) > 0
+            count += len(positions)
+            seen |= zip(positions.tolist(), zip(values.to_pylist(), texts.to_pylist(), strict=True), strict=True)
+        assert count == layer.visible_rows == sum(len(stock.rows) for stock in stocks if stock.live)
+    assert seen == by_position

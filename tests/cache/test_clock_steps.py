@@ -1,0 +1,186 @@
+"""The wall clock stepped by an hour, either way: nothing is served for longer than it may be, and nothing is kept for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from pyspark_lookup.errors import ReloadFailedError, UfsUnavailableError
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.versions.model import Kind
+from tests.cache.full.test_full_cache import CACHE, FULL, TIMED, Table, publish
+from tests.support.fakes import FakeClock, make_host
+from tests.support.partial_cache import NONE, Process
+
+HOUR_S = 3600.0
+LIMITED = {**CACHE, "lookup.full-cache.max-staleness": "10 min"}
+each_step = pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S], ids=["forward", "back"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A table of one file in version 1."""
+    return publish(tmp_path / "dim", 0, 1)
+
+
+def reloads(table: Table) -> int:
+    """Run the schedule as its loop does; how many loads that makes."""
+    table.full.schedule.run_due()
+    return table.later.loads()
+
+
+@each_step
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("mode", ["FIXED_DELAY", "FIXED_RATE"])
+def test_a_reload_comes_within_its_interval(path: Path, cache_dir: Path, step_s: float, mode: str, late: bool) -> None:
+    """PERIODIC: a step while the next reload is waited for does not put that off, and afterwards they come at their pace. A
+    process that begins after the step believes what it finds no longer than one that was there."""
+    options = {**LIMITED, "lookup.full-cache.periodic-reload.schedule-mode": mode}
+    table = Table(path, cache_dir, options)
+    clock = table.host.clock
+    assert table.versions(0) == [1]
+    assert late or reloads(table) == 0
+    clock.tick(30)
+    publish(path, 0, 2)
+    clock.wall_s += step_s
+    if late:
+        table = Table(path, cache_dir, options, clock)
+        table.versions(0)
+    made = reloads(table)
+    for _ in range(60):
+        clock.tick(1)
+        made += reloads(table)
+    assert made >= 1
+    assert table.versions(0) == [2]
+    made = 0
+    for _ in range(180):
+        clock.tick(1)
+        made += reloads(table)
+    assert 2 <= made <= 4
+
+
+@pytest.mark.parametrize(("options", "every_s"), [(CACHE, 50.0), (TIMED, 12 * HOUR_S)], ids=["PERIODIC", "TIMED"])
+def test_processes_that_live_for_one_query(
+    path: Path, cache_dir: Path, options: dict[str, str], every_s: float
+) -> None:
+    """The clock is set back by ten days: each of them finds what the one before has left, and none believes it for longer than it may."""
+    clock = FakeClock()
+    found = []
+    for number in range(5):
+        table = Table(path, cache_dir, {**options, "lookup.full-cache.build-wait": "30 s"}, clock)
+        table.later.at_once = True
+        found += table.versions(0)
+        table.end()
+        if not number:
+            publish(path, 0, 2)
+            clock.wall_s -= 240 * HOUR_S
+        clock.tick(every_s)
+    assert found[0] == 1
+    assert found[2:] == [2, 2, 2]
+
+
+def test_timers_after_the_clock_was_set_back(path: Path, cache_dir: Path) -> None:
+    """What a trigger has scheduled runs once, at its time or when the clock was set back; of one function twice, each by itself
+    can be cancelled."""
+    table = Table(path, cache_dir, CACHE)
+    clock, schedule = table.host.clock, table.full.schedule
+    ran: list[float] = []
+
+    def action() -> None:
+        ran.append(clock.steady_s)
+
+    schedule.run_due()
+    began_s = clock.steady_s
+    schedule.schedule(clock.wall_s + 5, action)
+    schedule.schedule(clock.wall_s + 6, action)()
+    schedule.schedule(clock.wall_s + 7, action)
+    cancel = schedule.schedule(clock.wall_s + 8, action)
+    for _ in range(5):
+        clock.tick(1)
+        schedule.run_due()
+    assert ran == [began_s + 5]
+    clock.wall_s -= HOUR_S
+    cancel()
+    schedule.run_due()
+    assert ran == [began_s + 5] * 2
+    clock.wall_s += HOUR_S
+    clock.tick(60)
+    schedule.run_due()
+    assert len(ran) == 2
+
+
+@each_step
+def test_the_limit_of_staleness_holds(path: Path, cache_dir: Path, step_s: float) -> None:
+    """lookup.full-cache.max-staleness counts time that has passed, whatever clocks show; with the store down nothing is served."""
+    table = Table(path, cache_dir, LIMITED)
+    assert table.versions(0) == [1]
+    publish(path, 0, 2)
+    table.host.clock.wall_s += step_s
+    table.host.clock.tick(601)
+
+    def fail(kind: str, subject: object) -> None:
+        raise UfsUnavailableError("no answer")
+
+    table.host.store.before = fail
+    with pytest.raises(ReloadFailedError):
+        table.versions(0)
+    table.host.store.before = lambda kind, subject: None
+    assert table.versions(0) == [2]
+
+
+@each_step
+def test_superseded_snapshots_go(path: Path, cache_dir: Path, step_s: float) -> None:
+    """Of the snapshots from before the step none stays for ever, and the latest stays."""
+    table = Table(path, cache_dir, FULL)
+    for version in (1, 2, 3):
+        publish(path, 0, version)
+        table.warm()
+    assert len(table.segments()) == 3
+    table.host.clock.wall_s += step_s
+    table.host.clock.tick(601)
+    publish(path, 0, 4)
+    table.warm()
+    assert table.versions(0) == [4]
+    table.host.clock.tick(601)
+    table.versions(0)
+    table.later.loads()
+    assert len(table.segments()) == 1
+    assert table.versions(0) == [4]
+
+
+@each_step
+@pytest.mark.parametrize("expiry", ["expire_after_write_s", "expire_after_access_s"])
+def test_keys_expire_when_they_should(cache_dir: Path, step_s: float, expiry: str) -> None:
+    """A partial cache's times to live are of time that has passed."""
+    clock = FakeClock()
+    process = Process(cache_dir, clock, dataclasses.replace(NONE, **{expiry: 10.0}))
+    process.put({1: [1], 2: []})
+    clock.wall_s += step_s
+    clock.tick(9.5)
+    assert process.get(1) == {1: [1]}
+    process.put({3: [3]})
+    clock.tick(0.5)
+    assert process.get(2) == {2: None}
+    assert process.get(3) == {3: [3]}
+    clock.tick(10)
+    assert process.get(1, 3) == {1: None, 3: None}
+
+
+@each_step
+def test_what_a_path_was_last(tmp_path: Path, cache_dir: Path, step_s: float) -> None:
+    """CACHE: a process that begins after the step goes by what the path was learned to be last, not by what it was before."""
+    path = publish(tmp_path / "dim", 0, 1)
+    clock = FakeClock()
+    cached = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "10 s", "lookup.format": "parquet"}
+    options = LookupOptions.parse({"path": str(path), **cached})
+    make_host(str(path), cache_dir, clock).resolver.discover(options)
+    os.replace(path.rename(tmp_path / "moved") / "0.parquet", path)
+    clock.wall_s += step_s
+    for passed_s in (11, 9):
+        clock.tick(passed_s)
+        host = make_host(str(path), cache_dir, clock)
+        assert host.resolver.discover(options)[0].kind is Kind.FILE
+    assert host.store.calls == []

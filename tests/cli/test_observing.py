@@ -1,0 +1,391 @@
+"""What people and programs see of the caches: Prometheus' metrics, the dashboard, the report, the log, hints and sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import itertools
+import json
+import logging
+import math
+import random
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import pyspark_lookup
+from pyspark_lookup import LookupTable
+from pyspark_lookup.cli.advise import advice, replay
+from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
+from pyspark_lookup.cli.prometheus import HostCollector, series_names
+from pyspark_lookup.cli.report import report
+from pyspark_lookup.core import progress
+from pyspark_lookup.core.log_events import log_event
+from pyspark_lookup.core.metrics import (
+    BOUNDS_MS,
+    COUNTERS,
+    GAUGES,
+    HOST_GAUGES,
+    CacheMetricGroup,
+    bucket_names,
+    cumulate_buckets,
+)
+from pyspark_lookup.storage.disk import Disk, DiskSpace
+from pyspark_lookup.storage.host_metrics import Publisher, Reload, read_reloads, remember_reload
+from tests.support.fakes import FakeClock
+
+DASHBOARD = Path(pyspark_lookup.__file__).parent.parent / "conf" / "grafana" / "lookupcache.json"
+CLOCK = FakeClock(1_000_000.0).host()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path / "cache", 10**9, CacheMetricGroup(), CLOCK.wall_s, random.Random(1))
+
+
+def counted(disk: Disk, url: str, application: str = "", **values: int) -> Publisher:
+    """A process that has counted these."""
+    publisher = Publisher(CacheMetricGroup(), disk, url.strip("/").replace("/", "_"), url, CLOCK)
+    publisher.application = application
+    for name, value in values.items():
+        (publisher.metrics.inc if name in COUNTERS else publisher.metrics.set_gauge)(name, value)
+    publisher.publish()
+    return publisher
+
+
+# --- Prometheus -------------------------------------------------------------------------------------
+
+
+def exposed(disk: Disk) -> dict[str, float]:
+    """What a scrape gives, by series, its table, application and bucket."""
+    registry = CollectorRegistry()
+    registry.register(HostCollector(disk, CLOCK))
+    text = generate_latest(registry).decode()
+    return {
+        " ".join(
+            [sample.name, *(sample.labels[key] for key in ("table", "application", "le") if sample.labels.get(key))]
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
+    """Counters and times add up over the processes of an application, gauges are the latest of all, in seconds and bytes; a second table
+    stands beside. What is counted is exposed under the names that `series_names` says; times are histograms, so their counters are not."""
+    gauges = {"metadataCacheCount": 1, "versionAsOf": 999_000_000, "latestLoadTime": 1500}
+    one = counted(disk, "/t", hitCount=5, ufsGetBytes=100, **gauges)
+    two, other = counted(disk, "/t", hitCount=7), counted(disk, "/u", hitCount=1)
+    apps = [counted(disk, "/t", f"app-{n % 2}", hitCount=10**n) for n in range(4)]
+    one.metrics.time("lookupTime", 0.002)
+    one.metrics.time("lookupTime", 100.0)
+    one.publish()
+    found = {name.removeprefix("lookupcache_"): value for name, value in exposed(disk).items()}
+    expected = {
+        "hit_total /t": 12,
+        "hit_total /t app-0": 101,
+        "hit_total /t app-1": 1010,
+        "processes /t app-1": 2,
+        "hit_total /u": 1,
+        "ufs_get_bytes_total /t": 100,
+        "latest_load_seconds /t": 1.5,
+        "version_as_of_timestamp_seconds /t": 999_000,
+        "reload_lag_seconds /t": 1000,
+        "processes /t": 2,
+        "lookup_seconds_sum /t": pytest.approx(100.002),
+        "lookup_seconds_bucket /t 0.003": 1,
+        "lookup_seconds_bucket /t 60": 1,
+        "lookup_seconds_bucket /t +Inf": 2,
+        "disk_budget": 10**9,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert "latest_load_seconds /u" not in found
+    every = counted(disk, "/v", metadataCacheCount=1, **dict.fromkeys(GAUGES, 1))
+    names = {name.split()[0] for name in exposed(disk)}
+    assert names == series_names()
+    assert len(names) > len([*GAUGES, *HOST_GAUGES]) + 30
+    del two, other, every, apps
+
+
+# --- Grafana ----------------------------------------------------------------------------------------
+
+
+def test_the_dashboard() -> None:
+    """Each query names series that this package exposes. It loads without edits: its data source is a variable, its panels have ids,
+    its labels are those of the metrics."""
+    text = DASHBOARD.read_text()
+    dashboard = json.loads(text)
+    asked = set(re.findall(r"lookupcache_\w+", text))
+    assert len(asked) > 25
+    assert asked <= series_names()
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert all(panel["title"] and panel["targets"] for panel in panels)
+    assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", text)) <= variables | {"__rate_interval", "__all"}
+    assert "__inputs" not in dashboard
+    assert set(re.findall(r"(\w+)=~", text)) == {"table", "host", "application"}
+
+
+# --- the report -------------------------------------------------------------------------------------
+
+
+def busy(disk: Disk) -> list[Publisher]:
+    """A host with two tables, one of them in trouble, whose name is not harmless."""
+    times = {"lookupTimeCount": 100, "lookupTimeMicros": 10**6, "lookupTimeUpTo10": 60, "lookupTimeUpTo30": 40}
+    counts = {"hitCount": 999, "missCount": 1, "resolvedBytes": 10**9, "ufsGetBytes": 10**7}
+    good = counted(disk, "s3://bucket/airports", **counts, **times)
+    bad = counted(disk, "s3://bucket/<script>alert(1)</script>", numLoadFailures=2, loadCount=1, staleServedCount=5)
+    for n in range(5):
+        error = "no answer" if n == 3 else ""
+        remember_reload(disk, "k", "s3://bucket/airports", Reload(1000.0 * n, 1.0 + n, "v", 10**6, 10**7, 10**6, error))
+    return [good, bad]
+
+
+def test_the_report_says_what_was_counted(disk: Disk) -> None:
+    """Hit rates, latency, bytes saved, reloads (failed ones apart), advice; and nothing of it is markup or from the network."""
+    assert "No process has used this cache directory yet" in report(disk, CLOCK)
+    held = busy(disk)
+    page = report(disk, CLOCK)
+    links = re.findall(r'(?:src|href|action)="([^"]*)"', page)
+    assert {link for link in links if not link.startswith("data:")} == {"#t1", "#t2"}
+    assert not re.search(r"url\(|@import|<script", page)
+    words = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+    for said in (
+        *("99.9% of keys", "≤ 10 ms half of 100 lookups", "≤ 30 ms 99 of 100", "990 MB saved, 99.0% of re-reading"),
+        *("Loads that failed: 2 (1 went well)", "Nothing to tune", "<script>alert(1)</script>"),
+    ):
+        assert said in words, said
+    bars = re.findall(r"<rect[^>]*>", page)
+    assert [len(bars), sum('class="failed"' in bar for bar in bars)] == [5, 1]
+    for bar in bars:
+        x, width = (float(re.findall(rf' {name}="([\d.]+)"', bar)[0]) for name in ("x", "width"))
+        assert 0 <= x <= 600 - width + 0.1
+    del held
+
+
+def test_the_overview_names_what_to_look_at(disk: Disk) -> None:
+    """Of a hundred tables those that fail, are stale, slow or large come first, by links that lead to them."""
+    held = []
+    for n in range(100):
+        counts = {"lookupTimeCount": 1, f"lookupTimeUpTo{300 if n in (7, 8) else 1}": 1}
+        counts |= {"numCachedBytes": 10**9 * (n + 1) if n < 90 else 1600} if n % 10 == 0 else {}
+        held.append(counted(disk, f"s3://bucket/t{n:02}", numLoadFailures=3 if n == 42 else 0, **counts))
+    text = report(disk, CLOCK)
+    overview = text[text.index("<nav") : text.index("</ul>")]
+    found = re.findall(r"<strong>(\w+):</strong>(.*?)</li>", overview, re.DOTALL)
+    lines = {title: re.findall(r'href="#(t\d+)">s3://bucket/(t\d\d)</a> \((.*?)\)', line) for title, line in found}
+    assert lines["Failing"] == [("t43", "t42", "3 loads failed")]
+    assert [name for _, name, _ in lines["Slow"]] == ["t07", "t08"]
+    assert [(name, says) for _, name, says in lines["Large"]][:2] == [("t80", "81.0 GB"), ("t70", "71.0 GB")]
+    assert "and 4 more" in overview
+    assert len(lines["Large"]) == 5
+    assert "<details open>" not in text
+    assert all(f'id="t{n}"' in text for n in range(1, 101))
+    del held
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_report_in_a_browser(disk: Disk, tmp_path: Path, width: int) -> None:
+    """A browser shows it without an error, and without anything wider than a phone."""
+    held = busy(disk)
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert browser is not None, "no Chromium: scripts/test installs one"
+    # Asked in the page itself, for there is no other way to know what it was laid out to.
+    probe = "<script>document.title = [document.documentElement.scrollWidth, innerWidth, document.querySelectorAll('rect').length]</script>"
+    page = tmp_path / "report.html"
+    page.write_text(report(disk, CLOCK).replace("</body>", probe + "</body>"), encoding="utf-8")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    command += [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in shown.stderr
+    found = re.search(r"<title>(\d+),(\d+),(\d+)</title>", shown.stdout)
+    assert found is not None
+    needed, given, bars = map(int, found.groups())
+    assert needed <= given
+    assert bars == 5
+    del held
+
+
+def test_reloads_on_record(disk: Disk) -> None:
+    """The latest loads of a snapshot are kept, 200 of them, those of one table together."""
+    for n in range(210):
+        remember_reload(disk, "one", "/t", Reload(float(n), 1.0, "v"))
+    remember_reload(disk, "two", "/t", Reload(100.5, 2.0, error="no"))
+    remember_reload(disk, "three", "/u", Reload(1.0, 1.0))
+    found = read_reloads(disk)
+    assert list(found) == ["/t", "/u"]
+    assert len(found["/t"]) == 201
+    assert [reload.at_s for reload in found["/t"]] == sorted(reload.at_s for reload in found["/t"])
+    assert found["/t"][0].at_s == 10.0
+
+
+def test_reloads_that_fail_and_go_well_again(
+    disk: Disk, tmp_path: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each load is put on record with its rows and bytes, or why it failed; and has its line in the log, as has that failing is over."""
+    path = tmp_path / "dim"
+    path.mkdir()
+    pq.write_table(pa.table({"id": range(3)}), path / "a.parquet")
+    options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(cache_dir)}
+    with caplog.at_level(logging.INFO), LookupTable(str(path), options) as table:
+        version = table.reload()
+        loaded = caplog.records[-1].lookup_fields  # type: ignore[attr-defined]
+        assert (loaded["version"], loaded["rows"], loaded["failures_before"]) == (version, 3, 0)
+        (path / "b.parquet").write_bytes(b"noise")
+        for _ in range(2):
+            with pytest.raises(Exception, match="parquet"):
+                table.reload()
+        pq.write_table(pa.table({"id": range(100_000)}), path / "b.parquet")
+        table.reload()
+        assert caplog.records[-1].lookup_fields["fetched"] > 0  # type: ignore[attr-defined]
+    events = [(r.lookup_event, r.levelname) for r in caplog.records if hasattr(r, "lookup_event")]
+    failed = [("reload-failed", "WARNING"), ("reload-failed", "INFO")]
+    assert events == [("reload", "INFO"), *failed, ("reload", "WARNING")]
+    assert all(str(path) in record.getMessage() for record in caplog.records)
+    ((url, loads),) = read_reloads(disk).items()
+    assert url.endswith("/dim")
+    assert [load.rows for load in loads] == [3, 0, 0, 100_003]
+    assert ["parquet" in load.error for load in loads] == [False, True, True, False]
+    assert loads[0].version == version
+
+
+def test_a_line_of_the_log_can_be_read_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Each field is `key=value`; what would end a value, or the line, is quoted; the record has them as they are."""
+    with caplog.at_level(logging.INFO):
+        error = 'x="1"\ny\\z'
+        log_event(logging.getLogger("pyspark_lookup.tests"), logging.INFO, "reload", table="/a b", error=error, seconds=1.23456, rows=3, none="")  # fmt: skip
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message == 'lookupcache reload table="/a b" error="x=\\"1\\"\\ny\\\\z" seconds=1.235 rows=3 none=""'
+    assert json.loads(message.split("error=")[1].split(" seconds=")[0]) == error
+    assert dict(part.split("=", 1) for part in shlex.split(message)[2:])["rows"] == "3"
+    assert record.lookup_fields["seconds"] == 1.23456  # type: ignore[attr-defined]
+
+
+# --- how far a build is -----------------------------------------------------------------------------
+
+
+def test_a_long_build_is_told(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal (a captured stderr is none), a build of half a minute is two lines and one at its end. Somebody who watches sees
+    bytes and their share in a bar. What is done in no time leaves neither."""
+    clock = FakeClock()
+    for interactive in (False, None):
+        caplog.clear()
+        with caplog.at_level(logging.INFO), progress.show("dim", clock.host().steady_s, interactive) as told:
+            for second in range(1, 31):
+                clock.tick(1)
+                told(second * 100 // 30, 100)
+        shares = [(33, 10), (66, 20), (100, 30)]
+        said = [f"dim: {share} % of 100 bytes after {seconds} s" for share, seconds in shares]
+        assert [record.getMessage() for record in caplog.records] == said
+    caplog.clear()
+    for after_s, interactive in itertools.product((1.0, 0.0), (False, True)):
+        monkeypatch.setattr(progress, "_BAR_AFTER_S", after_s)
+        with caplog.at_level(logging.INFO), progress.show("loading dim", clock.host().steady_s, interactive) as told:
+            told(50_000, 200_000)
+            told(100_000, 200_000)
+        shown = capsys.readouterr().err
+        assert ("loading dim" in shown and "200k" in shown) == (after_s == 0 and interactive)
+    assert caplog.records == []
+
+
+# --- hints ------------------------------------------------------------------------------------------
+
+NOTHING = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys([*GAUGES, "reloadLag"], -1)}
+
+
+HINTS: list[tuple[dict[str, int], str, bool]] = [
+    ({"numLoadFailures": 1}, "max-staleness", True),
+    ({"staleServedCount": 1}, "on-reload-failure", True),
+    ({"blockDamagedCount": 1}, "check --repair", True),
+    ({"cacheFailureCount": 1}, "check --repair", True),
+    ({"blockHitCount": 50, "blockMissCount": 50, "blockEvictedCount": 40}, "lookup.cache.max-bytes", False),
+    ({"blockRefusedCount": 20}, "an eighth", False),
+    ({"snapshotReadThroughCount": 1}, "build-wait", False),
+    ({"snapshotOverBudgetCount": 1}, "Raise lookup.cache.max-bytes", False),
+    ({"hitCount": 400, "missCount": 600}, "partial-cache.max-rows", False),
+    ({"lookupTimeCount": 200}, "lookup.cache=FULL", False),
+    ({"ufsRetryCount": 20, "ufsGetCount": 100}, "throttles", False),
+    ({"reloadLag": 90_000_000}, "25 hours ago", False),
+]
+
+
+def test_each_hint_has_its_reason() -> None:
+    """A hint is given where its numbers are, alone; urgent things come first. A table that does well has nothing to tune."""
+    for counts, said, urgent in HINTS:
+        (hint,) = hints({**NOTHING, **counts})
+        assert said in f"{hint.symptom} {hint.advice}"
+        assert hint.urgent is urgent
+    good = {"hitCount": 10**6, "missCount": 100, "blockHitCount": 99, "blockMissCount": 1, "lookupTimeCount": 10**5}
+    assert hints(NOTHING) == hints({**NOTHING, **good}) == []
+    both = hints({**NOTHING, "snapshotReadThroughCount": 1, "staleServedCount": 1})
+    assert [hint.urgent for hint in both] == [True, False]
+    # A disk with less free than the budget has left; an unknown amount is nothing to say.
+    fine = DiskSpace(blocks=0, budget=3 * 10**10, segments=10**10, free=2 * 10**10)
+    assert disk_hints(fine) == disk_hints(dataclasses.replace(fine, free=-1)) == []
+    assert len(disk_hints(dataclasses.replace(fine, free=10**9))) == 1
+
+
+def test_times_and_savings() -> None:
+    """A time counts in its bucket, one beyond the last in none; a quantile is its bucket's bound. What was saved is never less than nothing."""
+    group = CacheMetricGroup()
+    assert quantile_ms(group.snapshot(), "lookupTime", 0.5) is None
+    for seconds in (0.0, 0.0001, 0.0002, 0.029, 3600.0):
+        group.time("lookupTime", seconds)
+    found = group.snapshot()
+    buckets = dict(zip(BOUNDS_MS, (found[name] for name in bucket_names("lookupTime")), strict=True))
+    assert {bound: count for bound, count in buckets.items() if count} == {0.1: 2, 0.3: 1, 30: 1}
+    assert cumulate_buckets(found, "lookupTime") == [2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4]
+    assert (found["lookupTimeCount"], found["lookupTimeMicros"]) == (5, 3_600_029_300)
+    assert [quantile_ms(found, "lookupTime", share) for share in (0.4, 0.6, 0.75, 0.99)] == [0.1, 0.3, 30, math.inf]
+    assert saved_bytes({**NOTHING, "resolvedBytes": 5, "ufsGetBytes": 7}) == 0
+
+
+# --- sizes ------------------------------------------------------------------------------------------
+
+ROOM = DiskSpace(0, 10**12, 0, 10**12)
+
+
+def test_a_trace_is_replayed_through_the_cache() -> None:
+    """What is said of a size is what that cache does: all of few keys, none of a scan. A key with a null asks for nothing."""
+    few = pa.table({"id": np.random.default_rng(5).integers(0, 100, 50_000)})
+    assert replay(few, 100).hits == 50_000 - 100
+    assert replay(pa.table({"id": np.arange(50_000)}), 50_000).hits == 0
+    # 10,000 keys are a batch: of the second one the keys of the first are there, and none of the fourth's.
+    found = replay(pa.table({"id": [*range(10_000), *range(12_000, 2_000, -1), *range(9_999, -1, -1)]}), 10_000)
+    assert (found.requests, found.hits) == (30_000, 7_999 + 7_999)
+    found = replay(pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]}), 10)
+    assert (found.requests, found.hits) == (2, 1)
+
+
+def test_which_mode_is_advised() -> None:
+    """Small tables are kept whole, those that fit as well; what does not fit is kept by key."""
+    hot = pa.table({"id": np.random.default_rng(1).integers(0, 1000, 100_000)})
+    cold = pa.table({"id": np.arange(10_000)})
+    small, large = 2000, 4 * 10**10
+    assert advice(small, ROOM, 10**10, None).options == {"lookup.cache": "FULL"}
+    assert advice(large, ROOM, 10**12, hot).options == {"lookup.cache": "FULL"}
+    in_memory = advice(large, ROOM, 10**10, hot)
+    assert in_memory.options == {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
+    assert in_memory.distinct_keys == 1000
+    assert advice(large, ROOM, 10**10, cold).options == {"lookup.cache": "FULL"}
+    for less in ({"free": 10**10}, {"budget": 10**10}):
+        no_room = advice(large, dataclasses.replace(ROOM, **less), 10**12, None)
+        assert no_room.options["lookup.cache"] == "PARTIAL"
+        assert "may take 10,000 MB" in (reasons := " ".join(no_room.reasons))
+        assert "--trace" in reasons
+    assert "3 times there was no room" in " ".join(advice(small, ROOM, 10**10, None, refused=3).reasons)
+    assert "once only" in " ".join(advice(large, dataclasses.replace(ROOM, free=1), 10**12, cold).reasons)

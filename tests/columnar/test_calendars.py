@@ -1,0 +1,307 @@
+"""Days and instants of the hybrid calendar: by the arithmetic of others, and in files whose footer says so."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.columnar.calendars import ZoneHistory, convert_leaves, gregorian_dates, gregorian_days, widened
+from pyspark_lookup.columnar.predicate import ColumnStats, Compare, may_match
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.scan.formats.orc_tail import read_tail
+from tests.support.iceberg_tables import sql_catalog
+from tests.support.orc_files import JULIAN, PROLEPTIC, orc_file
+
+EPOCH = datetime.date(1970, 1, 1)
+
+
+def julian_day(year: int, month: int, day: int) -> int:
+    """Days since 1970 of a day of the Julian calendar, counted one by one from a leap day on."""
+    before = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)[month - 1] + (year % 4 == 0 and month > 2)
+    return 365 * (year - 1) + (year - 1) // 4 + before + day - 1 - 719164
+
+
+def test_hybrid_days_keep_their_fields() -> None:
+    """A day of the Julian calendar is the Gregorian day with its name, or March 1 where there is no February 29."""
+    first = datetime.date(1, 1, 1)
+    days, expected = [], []
+    for number in range(0, (datetime.date(1582, 10, 5) - first).days, 7):
+        day = first + datetime.timedelta(number)
+        days.append(julian_day(day.year, day.month, day.day))
+        expected.append((day - EPOCH).days)
+    assert gregorian_days(np.array(days)).tolist() == expected
+    assert julian_day(1582, 10, 4) == -141428  # the day before 1582-10-15
+    leap = [julian_day(year, 2, 29) for year in (100, 1500)]
+    march = [(datetime.date(year, 3, 1) - EPOCH).days for year in (100, 1500)]
+    assert gregorian_days(np.array(leap)).tolist() == march
+    later = np.array([-141427, -1, 0, 2932896])
+    assert gregorian_days(later).tolist() == later.tolist()
+    # Before the year 1, and where 32 bits end, days stay in their order.
+    far = gregorian_days(np.arange(-2 * 10**9, 0, 10**6 + 1))
+    assert (np.diff(far) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("zone", "seconds", "difference"),
+    [
+        ("UTC", -62135769600, 172800),
+        ("America/Los_Angeles", -12219264001, -864422),
+        ("America/Los_Angeles", -12219264000, -422),
+        ("America/Los_Angeles", -2717640001, -422),
+        ("America/Los_Angeles", -2717640000, 0),
+        ("Asia/Kolkata", -3645235808, -1400),
+        ("Asia/Kolkata", -3155695330, 530),
+        ("Europe/Amsterdam", -12219296400, 2550),
+        ("Africa/Casablanca", -12219292800, 1820),
+        ("America/Whitehorse", -12219267600, 7212),
+        ("CET", -12219296400, 0),
+        ("GMT+5:30", -14825827800, -864000),
+        ("+05:30", -14825827800, -777600),  # `java.util` does not know it
+        ("GMT-8", -12219264000, 0),
+    ],
+)
+def test_hybrid_instants(zone: str, seconds: int, difference: int) -> None:
+    """What Spark's own tables say of zones with a local mean time, of some that have changed their standard time, and of offsets."""
+    assert ZoneHistory.from_zone(zone).gregorian_seconds(np.array([seconds])).tolist() == [seconds + difference]
+
+
+def test_an_unknown_zone_is_named() -> None:
+    """It is of no use to guess where old times were written."""
+    with pytest.raises(SchemaError, match=r"zone 'Middle/Earth', .* install tzdata"):
+        ZoneHistory.from_zone("Middle/Earth")
+    with pytest.raises(SchemaError, match=r"zone '\.\./etc/passwd'"):
+        ZoneHistory.from_zone("../etc/passwd")
+
+
+def test_nested_columns_are_converted_where_they_are_dates() -> None:
+    """Nulls, slices and fields' metadata stay as they are."""
+    kind = pa.struct(
+        [
+            pa.field("d", pa.date32(), metadata={"id": "1"}),
+            pa.field("many", pa.list_(pa.field("e", pa.date32()))),
+            pa.field("by", pa.map_(pa.string(), pa.date32())),
+        ]
+    )
+    old, new = julian_day(1206, 3, 31), (datetime.date(1206, 3, 31) - EPOCH).days
+
+    def rows(day: int) -> pa.Array:
+        values = [
+            None,
+            {"d": day, "many": [day, None, 5], "by": [("a", day), ("b", None)]},
+            {"d": None, "many": None, "by": None},
+            {"d": 7, "many": [], "by": []},
+        ]
+        plain = pa.struct([("d", pa.int32()), ("many", pa.list_(pa.int32())), ("by", pa.map_(pa.string(), pa.int32()))])
+        return pa.array(values, plain).cast(kind)
+
+    for start in range(4):
+        found = convert_leaves(rows(old)[start:], iter([gregorian_dates, gregorian_dates, None, gregorian_dates]))
+        found.validate(full=True)
+        assert found.equals(rows(new)[start:])
+        assert found.type.field("d").metadata == {b"id": b"1"}
+
+
+MODES: dict[str, dict[str, str]] = {
+    "NONE": {},
+    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100"},
+    "FULL": {"lookup.cache": "FULL"},
+}
+OLD = [
+    datetime.date(1, 1, 1),
+    datetime.date(1206, 3, 31),
+    datetime.date(1582, 10, 4),
+    datetime.date(1582, 10, 15),
+    None,
+]
+
+
+def hybrid(day: datetime.date | None) -> int | None:
+    if day is None:
+        return None
+    return julian_day(day.year, day.month, day.day) if day < datetime.date(1582, 10, 15) else (day - EPOCH).days
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dates_of_orc(tmp_path: Path, cache_dir: Path, mode: str) -> None:
+    """The footer says which calendar. Where it does not, that of Java's writers is hybrid, and of others is not. Iceberg's says hybrid and is not."""
+    stored = pa.table({"d": pa.array([hybrid(day) for day in OLD], pa.int32()).cast(pa.date32()), "n": range(len(OLD))})
+    plain = pa.table({"d": pa.array(OLD, pa.date32()), "n": range(len(OLD))})
+    with_id = pa.schema([pa.field("d", pa.date32(), metadata={"iceberg.id": "1"}), pa.field("n", pa.int64())])
+    for name, content in {
+        "julian": orc_file(stored, JULIAN),
+        "hive": orc_file(stored, writer=0),
+        "proleptic": orc_file(plain, PROLEPTIC, writer=0),
+        "cpp": orc_file(plain),
+        "iceberg": orc_file(plain.cast(with_id), JULIAN, writer=0),
+    }.items():
+        path = tmp_path / f"{name}.orc"
+        path.write_bytes(content)
+        options = {"lookup.keys": "d", "lookup.cache.dir": str(cache_dir), **MODES[mode]}
+        table = LookupTable(str(path), options)
+        assert set(table.scan().column("d").to_pylist()) == set(OLD), name
+        for number, day in enumerate(OLD[:-1]):
+            assert table.get(day) == [{"d": day, "n": number}]
+        where = LookupTable(str(path), {**options, "lookup.where": "d < DATE'1582-10-10'"})
+        assert sorted(where.scan().column("n").to_pylist()) == [0, 1, 2]
+
+
+LOS_ANGELES = {-59006419200: 85978, -12219264001: -864422, -12219264000: -422, -2717640001: -422, -2717640000: 0, 7: 0}
+"""Seconds of the hybrid calendar, and how much later the same local time is in the other."""
+LEGACY = {"version": "4.0.0", "legacyDateTime": "", "legacyINT96": "", "timeZone": "America/Los_Angeles"}
+
+
+def parquet_of_spark(footer: dict[str, str], unit: str, bounded: bool | list[str] = True) -> bytes:
+    """A file of days (`d`), times (`t`), both within a struct (`s`) and numbers (`n`), a row group each, as they are stored."""
+    times = pa.array([*LOS_ANGELES, None][: len(LOS_ANGELES)], pa.int64()).cast(pa.timestamp("s", "UTC"))
+    times = times.cast(pa.timestamp("us" if unit == "int96" else unit, "UTC"))
+    days = pa.array([*map(hybrid, OLD), 7][: len(times)], pa.int32()).cast(pa.date32())
+    nested = pa.StructArray.from_arrays([days, pa.ListArray.from_arrays(range(len(times) + 1), times)], ["d", "t"])
+    table = pa.table({"n": range(len(times)), "d": days, "t": times, "s": nested})
+    if unit != "int96":  # of which all are instants
+        table = table.append_column("local", times.cast(pa.timestamp(unit)))
+    out = io.BytesIO()
+    with pq.ParquetWriter(
+        out, table.schema, use_deprecated_int96_timestamps=unit == "int96", write_statistics=bounded, store_schema=False
+    ) as writer:
+        writer.write_table(table, row_group_size=1)
+        writer.add_key_value_metadata({f"org.apache.spark.{key}": value for key, value in footer.items()})
+    return out.getvalue()
+
+
+def check_legacy(options: dict[str, str], path: str, days: bool = True, times: bool = True) -> None:
+    """Days and times are those that were written, by scan, by key, and by statistics."""
+    options = {"lookup.keys": "n", **options}
+    seconds = [at + (more if times else 0) for at, more in LOS_ANGELES.items()]
+    dates = [*(OLD if days else [None] * len(OLD)), datetime.date(1970, 1, 8)]
+    rows = LookupTable(path, options).scan().sort_by("n")
+    assert (rows.column("t").cast(pa.int64()).to_numpy() // 10**6).tolist() == seconds
+    assert (
+        rows.column("s")
+        .combine_chunks()
+        .field("t")
+        .flatten()
+        .cast(pa.int64())
+        .equals(rows.column("t").combine_chunks().cast(pa.int64()))
+    )
+    if "local" in rows.column_names:
+        assert rows.column("local").cast(pa.int64()).to_pylist() == [at * 10**6 for at in LOS_ANGELES]
+    if days:
+        assert rows.column("d").to_pylist() == dates
+        assert rows.column("s").combine_chunks().field("d").to_pylist() == dates
+    for key, values in {"d": rows.column("d"), "t": rows.column("t")}.items():
+        if key == "d" and not days:
+            continue
+        found = LookupTable(path, {**options, "lookup.keys": key})
+        valid = values.combine_chunks().drop_null()
+        assert found.get_many(pa.table({key: valid})).num_rows == len(valid)
+    if days:
+        where = LookupTable(path, {**options, "lookup.where": "d = DATE'1206-03-31'"})
+        assert where.scan().column("n").to_pylist() == [1]
+    edge = "1582-10-15 07:45:57" if times else "1582-10-15 07:59:59"
+    where = LookupTable(path, {**options, "lookup.where": f"t <= TIMESTAMP'{edge} UTC'"})
+    assert sorted(where.scan().column("n").to_pylist()) == [0, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_times_of_legacy_parquet(tmp_path: Path, cache_dir: Path, mode: str) -> None:
+    """In LEGACY mode, and of Spark 2.4; Spark 3.0 has the old calendar in INT96 only. What is no time in a zone stays."""
+    options = {"lookup.cache.dir": str(cache_dir), **MODES[mode]}
+    zone = {"timeZone": LEGACY["timeZone"]}
+    cases: list[tuple[dict[str, str], str, bool, bool]] = [
+        (LEGACY, "us", True, True),
+        (LEGACY, "ms", True, True),
+        (LEGACY, "int96", True, True),
+        ({"version": "2.4.8", **zone}, "us", True, True),
+        ({"version": "2.4.8", **zone}, "int96", True, True),
+        ({"version": "3.0.3", **zone}, "int96", False, True),
+        ({"version": "3.1.0", **zone}, "int96", False, False),
+        ({"version": "4.0.0", "legacyINT96": "", **zone}, "us", False, False),
+        ({"version": "10.0.0", **zone}, "us", False, False),
+        ({"legacyDateTime": "", **zone}, "us", False, False),
+    ]
+    for number, (footer, unit, days, times) in enumerate(cases if mode == "NONE" else cases[:3]):
+        path = tmp_path / f"{number}.parquet"
+        path.write_bytes(parquet_of_spark(footer, unit))
+        check_legacy(options, str(path), days, times)
+
+
+def test_legacy_parquet_in_delta_and_iceberg(tmp_path: Path, cache_dir: Path) -> None:
+    """Of tables that were converted, whose statistics are as the footers have them, or as Spark has read the values."""
+    content = parquet_of_spark(LEGACY, "us")
+    delta = tmp_path / "delta"
+    (delta / "_delta_log").mkdir(parents=True)
+    (delta / "a.parquet").write_bytes(content)
+    fields = {"n": "long", "d": "date", "t": "timestamp", "local": "timestamp_ntz"}
+    nested = {
+        "type": "struct",
+        "fields": [
+            _field("d", "date"),
+            _field("t", {"type": "array", "elementType": "timestamp", "containsNull": True}),
+        ],
+    }
+    schema = {"type": "struct", "fields": [*(_field(name, kind) for name, kind in fields.items()), _field("s", nested)]}
+    stats = {
+        "numRecords": len(LOS_ANGELES),
+        "minValues": {"d": "0001-01-01", "t": "0001-01-01T08:00:00.000Z"},
+        "maxValues": {"d": "1970-01-08", "t": "1970-01-01T00:00:07.000Z"},
+        "nullCount": {"d": 1, "t": 0},
+    }
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": ["timestampNtz"],
+        "writerFeatures": ["timestampNtz"],
+    }
+    add = {"path": "a.parquet", "size": len(content), "partitionValues": {}, "modificationTime": 0, "dataChange": True}
+    actions = [
+        {"protocol": protocol},
+        {
+            "metaData": {
+                "id": "1",
+                "format": {"provider": "parquet"},
+                "schemaString": json.dumps(schema),
+                "partitionColumns": [],
+            }
+        },
+        {"add": {**add, "stats": json.dumps(stats)}},
+    ]
+    (delta / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    catalog, properties = sql_catalog(tmp_path)
+    data = tmp_path / "b.parquet"
+    data.write_bytes(parquet_of_spark(LEGACY, "us", ["n", "t"]))  # PyIceberg takes no bound before the year 1
+    table = catalog.create_table("ns.t", pq.read_schema(data).remove_metadata())
+    table.add_files([str(data)])
+    iceberg = {"lookup.catalog": "tests", **{f"lookup.catalog.{key}": value for key, value in properties.items()}}
+    for mode in MODES.values():
+        check_legacy({"lookup.cache.dir": str(cache_dir), **mode}, str(delta))
+        check_legacy({"lookup.cache.dir": str(cache_dir), **mode, **iceberg}, "ns.t")
+    # Each bound is that of the stored value, too late or too early by ten days.
+    for stored, day in (("1206-04-07", "1206-03-31"), ("1582-10-14", "1582-10-04")):
+        low = ColumnStats(*widened(*[datetime.date.fromisoformat(stored)] * 2), 0, 1)
+        assert may_match(Compare("d", "=", datetime.date.fromisoformat(day)), {"d": low}.get)
+
+
+def _field(name: str, kind: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": True, "metadata": {}}
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
+def test_tails_of_orc(compression: str) -> None:
+    """They are decompressed here as pyarrow does it; a long one, too."""
+    table = pa.table({f"column number {number:0400}": [number] for number in range(200)})
+    out = io.BytesIO()
+    orc.write_table(table, out, compression=compression)
+    plain = io.BytesIO()
+    orc.write_table(table, plain, compression="uncompressed")
+    names = [bytes(read_tail(content.getvalue()).footer).count(b"column number ") for content in (out, plain)]
+    assert names == [200, 200]

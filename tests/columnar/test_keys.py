@@ -1,0 +1,362 @@
+"""Key columns: what is equal hashes alike, what differs does not, and keys given in other types find what they mean."""
+
+from __future__ import annotations
+
+import decimal
+import hashlib
+import itertools
+import math
+import random
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, cast_keys, draw_seed
+from pyspark_lookup.errors import SchemaError
+from tests.support.fuzzing import fuzzed
+
+SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
+OTHER = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+US, US_UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")
+# Every type a key of a table may have, as Spark takes it.
+KINDS = [
+    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
+    pa.string(), pa.binary(), pa.date32(), US, US_UTC, pa.duration("us"),
+    pa.decimal128(5, 2), pa.decimal128(20, 0), pa.decimal128(38, 10),
+]  # fmt: skip
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=map(str, KINDS))
+LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+TEXTS = ["", "\0", "\0\0", "a", "a\0", "a\0\0", "\0a", "a" * 7, "a" * 8, "a" * 8 + "\0", "a" * 9, "é", "é" * 4]
+LONG = ["x" * 1024, "x" * 1025, "x" * 1024 + "y", "y" + "x" * 1024, "x" * 5000, "x" * 4999 + "\0"]
+# Not-a-numbers: those that arithmetic makes, and (signalling) those that only raw bits are.
+QUIET = {
+    pa.float64(): [0x7FF8 << 48, 0xFFF8 << 48, 0x7FF8 << 48 | 1, 2**64 - 1],
+    pa.float32(): [0x7FC00000, 0xFFC00001, 2**32 - 1],
+}
+SIGNALLING = {pa.float64(): [0x7FF0 << 48 | 1, 0xFFF4 << 48], pa.float32(): [0x7F800001, 0xFFA00000]}
+
+
+examples = fuzzed
+
+
+def number(digits: int, scale: int) -> decimal.Decimal:
+    """`digits` times ten to the -scale, exactly (decimal's own arithmetic rounds to 28 digits)."""
+    return decimal.Decimal(f"{digits}E{-scale}")
+
+
+def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    """Values of a type, as `pa.array` takes them: times as numbers, for Python has not all of them."""
+    if pa.types.is_boolean(kind):
+        return st.booleans()
+    if pa.types.is_decimal(kind):
+        most = 10**kind.precision - 1
+        few = min(most, 10)
+        digits = st.integers(-most, most) | st.integers(-few, few) | st.sampled_from([most, -most])
+        return digits.map(lambda n: number(n, kind.scale))
+    if pa.types.is_floating(kind):
+        floats = st.floats(width=kind.bit_width)  # type: ignore[arg-type]
+        return floats | st.sampled_from([0.0, -0.0, math.nan, math.inf, 1.0, 1.5])
+    # By number, or hypothesis would print the long ones whenever it names the strategy.
+    special = st.integers(0, len(TEXTS + LONG) - 1).map(lambda n: (TEXTS + LONG)[n])
+    if pa.types.is_string(kind):
+        return st.text(st.characters(codec="utf-8"), max_size=20) | special
+    if pa.types.is_binary(kind):
+        return st.binary(max_size=20) | special.map(str.encode)
+    top = 2 ** (kind.bit_width - 1)
+    return st.integers(-top, top - 1) | st.integers(-3, 3) | st.sampled_from([-top, top - 1, -top + 1])
+
+
+def plain(array: pa.Array) -> list[Any]:
+    """The values such that Python's equality is that of keys; null is None."""
+    kind = array.type
+    if pa.types.is_temporal(kind):
+        array = array.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+    values: list[Any] = array.to_pylist()
+    return ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in values]
+
+
+def bits(numbers: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """An array of values given by their bits."""
+    raw = np.array(numbers, np.dtype(f"u{kind.bit_width // 8}"))
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(raw)])
+
+
+def hashed(*columns: pa.Array) -> list[int]:
+    found: list[int] = Keys(columns).hashes(SEED).tolist()
+    return found
+
+
+def everywhere(array: pa.Array) -> list[pa.Array]:
+    """The same values as they may come: behind another offset, from a file, with large offsets."""
+    before = array.slice(0, 3)  # other values
+    around = pa.concat_arrays([before, array])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, pa.schema([("k", array.type)])) as writer:
+        writer.write_batch(pa.record_batch([array], ["k"]))
+    large = around.cast(LARGE.get(array.type, array.type))
+    read = pa.ipc.open_file(sink.getvalue()).get_batch(0).column(0)
+    return [array, around.slice(len(before)), large.slice(len(before)), read]
+
+
+def pairs_of(count: int) -> tuple[Numbers, Numbers]:
+    """Every pair of rows."""
+    left, right = np.meshgrid(np.arange(count), np.arange(count), indexing="ij")
+    return left.ravel(), right.ravel()
+
+
+def mixed(word: int, seed: Seed) -> int:
+    word = word * seed.first % 2**64
+    return (word ^ word >> 32) * seed.second % 2**64
+
+
+def hash_of(value: Any, kind: pa.DataType, before: int, seed: Seed) -> int:
+    """The hash as the head of the module says it: 64-bit words, each folded in by h = mix(h ^ w)."""
+    digest = 0
+    if pa.types.is_decimal(kind):
+        digits = int(decimal.Decimal(value).scaleb(kind.scale, decimal.Context(prec=80)))
+        words = [digits % 2**64, (digits >> 64) % 2**64]
+    elif pa.types.is_floating(kind):
+        # -0.0 counts as 0.0, and all NaNs as the one that Python has.
+        words = [struct.unpack("<Q", struct.pack("<d", math.nan if value == "NaN" else value + 0.0))[0]]
+    elif isinstance(value, (str, bytes)):
+        data = value.encode() if isinstance(value, str) else value
+        words = [len(data)]
+        if len(data) <= 1024:
+            words += [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+        else:
+            secret = seed.first.to_bytes(8, "little") + seed.second.to_bytes(8, "little")
+            digest = int.from_bytes(hashlib.blake2b(data, digest_size=8, key=secret).digest(), "little")
+    else:
+        words = [int(value) % 2**64]
+    for word in words:
+        before = mixed(before ^ word, seed)
+    return before ^ digest
+
+
+@each_kind
+@examples(24)
+@given(data=st.data())
+def test_equal_keys_hash_alike(kind: pa.DataType, data: st.DataObject) -> None:
+    """Keys are equal where all values are, and none with a null is; hashes are the documented ones, wherever a column lies."""
+    kinds = [kind, *data.draw(st.just([]) | st.lists(st.sampled_from(KINDS), min_size=1, max_size=2))]
+    seed = data.draw(st.sampled_from([SEED, OTHER]))
+    pools = [data.draw(st.lists(st.none() | values_of(of), min_size=2, max_size=4, unique_by=repr)) for of in kinds]
+    rows = data.draw(st.just([]) | st.lists(st.tuples(*map(st.sampled_from, pools)), min_size=4, max_size=12))
+    columns = [pa.array([row[n] for row in rows], of) for n, of in enumerate(kinds)]
+    values = list(zip(*map(plain, columns), strict=True))
+    known = [row for row, value in enumerate(values) if None not in value]
+    hashes = []
+    for row in known:
+        hashes.append(0)
+        for value, of in zip(values[row], kinds, strict=True):
+            hashes[-1] = hash_of(value, of, hashes[-1], seed)
+    left, right = (np.array(known, np.int64)[places][::-1] for places in pairs_of(len(known)))
+    alike = [values[a] == values[b] for a, b in zip(left, right, strict=True)]
+    for form in zip(*map(everywhere, columns), strict=True):
+        keys, others = Keys(form), Keys(columns)
+        assert keys.rows == len(rows)
+        assert (keys.valid is None) is (len(known) == len(rows))
+        assert keys.valid is None or np.flatnonzero(keys.valid).tolist() == known
+        assert keys.hashes(seed)[known].tolist() == hashes
+        assert keys.equal(left, others, right).tolist() == others.equal(left, keys, right).tolist() == alike
+        for row, expected in zip(known, hashes, strict=True):
+            alone = Keys([column.slice(row, 1) for column in form])  # without its column's nulls
+            assert (alone.valid, alone.hashes(seed).tolist()) == (None, [expected])
+
+
+def test_null_texts_may_span_bytes() -> None:
+    """Bytes behind a null count for nothing: the values beside it hash as they do without it."""
+    for values, null in ((["aaaa", "bbbb", "cccc"], 1), (["a", "x" * 3000, "cc"], 1), (["x" * 2000, "b", "c"], 0)):
+        whole = pa.array(values)
+        marks = pa.array([row != null for row in range(3)])
+        array = pa.Array.from_buffers(pa.string(), 3, [marks.buffers()[1], *whole.buffers()[1:]])
+        assert array.null_count == 1
+        for row in {0, 1, 2} - {null}:
+            assert hashed(array)[row] == hashed(whole)[row]
+            assert hashed(array.slice(row))[0] == hashed(whole)[row]
+
+
+@pytest.mark.parametrize("kind", SIGNALLING, ids=str)
+def test_a_signalling_nan_is_nan(kind: pa.DataType) -> None:
+    """All NaNs are one key, those too that no arithmetic made and only bits in a file are; both zeros another, and none is a third."""
+    sign = 1 << (kind.bit_width - 1)
+    patterns = QUIET[kind] + SIGNALLING[kind]
+    array = bits([*patterns, 0, sign, 1, sign | 1], kind)
+    names = ["NaN"] * len(patterns) + ["zero"] * 2 + ["tiny", "-tiny"]
+    hashes = hashed(array)
+    left, right = pairs_of(len(array))
+    alike = [names[a] == names[b] for a, b in zip(left, right, strict=True)]
+    assert [hashes[a] == hashes[b] for a, b in zip(left, right, strict=True)] == alike
+    assert Keys([array]).equal(left, Keys([array]), right).tolist() == alike
+
+
+def test_seeds_are_odd_and_drawn() -> None:
+    """A seed is two odd 64-bit numbers of the generator given."""
+    drawn = [draw_seed(random.Random(number // 2)) for number in range(50)]
+    assert len(set(drawn)) == 25
+    assert all(part % 2 == 1 and 0 < part < 2**64 for seed in drawn for part in (seed.first, seed.second))
+
+
+def cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
+    """One column of keys as the table's type; the values in the form of `plain`."""
+    (found,) = cast_keys(pa.table({"k": array}), [pa.field("k", kind)])
+    assert found.type == kind
+    assert isinstance(found, pa.Array)
+    found.validate(full=True)
+    return plain(found)
+
+
+FIELDS = [pa.field("Id", pa.int64()), pa.field("name", pa.string())]
+
+
+@pytest.mark.parametrize(
+    ("names", "clear"),
+    [
+        *((names, True) for names in ("Id name", "name Id", "ID NAME", "NAME id", "x name id", "straße ID Name")),
+        # Of other names, but as many.
+        ("a b", True),
+        *((names, False) for names in ("id", "id x", "x name", "x", "x y z", "name x y", "")),
+    ],
+)
+def test_keys_are_taken_by_name_or_place(names: str, clear: bool) -> None:
+    """Columns are found by name, letter case aside, or all by place; too few or too many are an error that names both sides."""
+    texts = pa.array(["a", "b"])
+    known = {"id": pa.array([1, 2], pa.int32()), "name": texts, "a": pa.array([1, 2]), "b": texts}
+    table = pa.table([known.get(name.lower(), pa.array([[0], [0]])) for name in names.split()], names.split())
+    if clear:
+        first, second = cast_keys(table, FIELDS)
+        assert first.equals(pa.array([1, 2], pa.int64()))
+        assert second.equals(texts)
+        return
+    with pytest.raises(SchemaError) as caught:
+        cast_keys(table, FIELDS)
+    assert "Id, name" in str(caught.value)
+    assert ", ".join(names.split()) in str(caught.value)
+
+
+INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+UNSIGNED = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+DECIMALS = [pa.decimal128(*digits) for digits in ((1, 0), (5, 2), (9, 9), (18, 4), (38, 0), (38, 10), (38, 38))]
+OTHER_DECIMALS = [
+    pa.decimal32(5, 2), pa.decimal64(15, 2), pa.decimal256(60, 2), pa.decimal256(76, 70), pa.decimal256(76, 0),
+]  # fmt: skip
+UNITS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
+FAMILIES: dict[str, tuple[list[pa.DataType], list[pa.DataType]]] = {
+    "exact number": (
+        [*INTS, *UNSIGNED, *DECIMALS, *OTHER_DECIMALS, pa.dictionary(pa.int16(), pa.int64())],
+        [*INTS, *DECIMALS],
+    ),
+    "float": ([pa.float16(), pa.float32(), pa.float64()], [pa.float32(), pa.float64()]),
+    "text": (
+        [pa.string(), pa.large_string(), pa.string_view(), *(pa.dictionary(i, pa.string()) for i in (pa.int8(), pa.uint16()))],
+        [pa.string()],
+    ),
+    "binary": ([pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(2)], [pa.binary()]),
+    "date": ([pa.date32(), pa.date64()], [pa.date32()]),
+    "timestamp": ([pa.timestamp(unit) for unit in UNITS], [US]),
+    "instant": ([pa.timestamp(unit, zone) for unit in UNITS for zone in ("UTC", "Asia/Tokyo", "+02:00")], [US_UTC]),
+    "boolean": ([pa.bool_()], [pa.bool_()]),
+    "duration": ([pa.duration("us")], [pa.duration("us")]),
+    "time": ([pa.time64("us")], []),
+    "nested": ([pa.list_(pa.int64())], []),
+}  # fmt: skip
+"""Types that keys of a kind may come in, and those that a table may have for them."""
+
+
+def meant(kind: pa.DataType) -> list[Any]:
+    """The values at the edges of a type: numbers exactly, times in nanoseconds."""
+    if pa.types.is_integer(kind):
+        info = np.iinfo(kind.to_pandas_dtype())
+        return [decimal.Decimal(int(edge) + d) for edge in (info.min, info.max) for d in (-1, 0, 1)]
+    if pa.types.is_decimal(kind):
+        most = 10**kind.precision - 1
+        return [number(digits, kind.scale) for digits in (most, -most, most + 1, 1)]
+    if pa.types.is_floating(kind):
+        exact = [0.0, -0.0, 0.1, 1.5, math.nan, math.inf, -math.inf, 65504.0, 2.0**-24, 2.0**24 + 1, 1e300]
+        return [*exact, float(np.float32(0.1)), 3.4028234663852886e38]
+    if "string" in str(kind) or "binary" in str(kind):
+        return [*TEXTS, *LONG] if "string" in str(kind) else [b"ab", b"", b"\0\0", b"x" * 2000]
+    if pa.types.is_boolean(kind):
+        return [True, False]
+    unit = unit_ns(kind)
+    top = 2 ** (kind.bit_width - 1)
+    return [n * unit for n in (-top, -top + 1, -1, 0, 1, 999, 1000, 1_700_000_000, top - 808, top - 1)]
+
+
+def unit_ns(kind: pa.DataType) -> int:
+    """Nanoseconds of the unit in which values of a type of times are numbers."""
+    return 86_400 * 10**9 if pa.types.is_date32(kind) else UNITS["ms" if pa.types.is_date64(kind) else kind.unit]
+
+
+def held(value: Any, kind: pa.DataType) -> Any:
+    """The value as one of that type, as a number if it is a time; None if there is none."""
+    if pa.types.is_dictionary(kind):
+        return held(value, kind.value_type)
+    if pa.types.is_integer(kind):
+        info = np.iinfo(kind.to_pandas_dtype())
+        return int(value) if value == int(value) and info.min <= value <= info.max else None
+    if pa.types.is_decimal(kind):
+        digits = value.scaleb(kind.scale, decimal.Context(prec=200))
+        fits = digits == int(digits) and abs(int(digits)) < 10**kind.precision
+        return number(int(digits), kind.scale) if fits else None
+    if pa.types.is_floating(kind):
+        with np.errstate(over="ignore"):
+            rounded = kind.to_pandas_dtype()(value).item()
+        return rounded if rounded == value or math.isnan(value) else None
+    if pa.types.is_temporal(kind):
+        units, rest = divmod(value, unit_ns(kind))
+        top = 2 ** (kind.bit_width - 1)
+        return units if rest == 0 and -top <= units < top else None
+    return value if not pa.types.is_fixed_size_binary(kind) or len(value) == kind.byte_width else None
+
+
+def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """An array of values as `held` has them."""
+    if pa.types.is_dictionary(kind):
+        return array_of(values, kind.value_type).dictionary_encode().cast(kind)
+    if pa.types.is_temporal(kind):
+        return pa.array(values, pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
+    return pa.array([np.float16(v) if v is not None and pa.types.is_float16(kind) else v for v in values], kind)
+
+
+@pytest.mark.parametrize("family", [family for family, (_, kinds) in FAMILIES.items() if kinds])
+def test_keys_in_another_type(family: str) -> None:
+    """A key in any type of its family is the same value in the column's, in any chunks, or null where that has no such value."""
+    given_kinds, kinds = FAMILIES[family]
+    values = [value for kind in given_kinds if not pa.types.is_dictionary(kind) for value in meant(kind)]
+    if family == "exact number":
+        values += map(decimal.Decimal, ["0", "1", "-1", "100", "1.5", "0.01", "1E20", "300", "-129"])
+    values = list({repr(value): value for value in values}.values())
+    for given_kind, kind in itertools.product(given_kinds, kinds):
+        known = [value for value in values if held(value, given_kind) is not None]
+        given = array_of([None, *(held(value, given_kind) for value in known)], given_kind)
+        expected = [None, *(held(value, kind) for value in known)]
+        shown = ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in expected]
+        one_by_one = [given.slice(row, 1) for row in range(len(given))]
+        for form in (given, pa.concat_arrays([given, given]).slice(len(given)), pa.chunked_array(one_by_one)):
+            found = cast(form, kind)
+            assert found == shown, (given_kind, kind)
+            assert family != "float" or list(map(repr, found)) == list(map(repr, shown))  # -0.0 is not 0.0
+        assert cast(pa.chunked_array([], given_kind), kind) == []
+
+
+@pytest.mark.parametrize("one", FAMILIES)
+@pytest.mark.parametrize("other", FAMILIES)
+def test_families_do_not_mix(one: str, other: str) -> None:
+    """Keys of another family are refused, naming the column and both types; nulls of the same one, or of no type, find nothing."""
+    for given_kind, kind in itertools.product(FAMILIES[one][0], FAMILIES[other][1]):
+        assert cast(pa.nulls(3), kind) == [None] * 3
+        nulls = pa.nulls(2, given_kind)
+        if one == other:
+            assert cast(nulls, kind) == [None, None]
+            continue
+        shown = given_kind.value_type if pa.types.is_dictionary(given_kind) else given_kind
+        with pytest.raises(SchemaError, match=re.escape(f"keys of column 'key' are {shown}, the table's are {kind}")):
+            cast_keys(pa.table({"Key": nulls}), [pa.field("key", kind)])

@@ -1,0 +1,460 @@
+"""Batches of keys and the versions they are answered from: rows in order, failures, a host (`Host`) at a time."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import random
+import re
+import shutil
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pyspark_lookup.lookup.runtime
+from pyspark_lookup import errors
+from pyspark_lookup.lookup import lookup_join as joining
+from pyspark_lookup.lookup import lookup_pass
+from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, LookupSpec, issue_token, parse_options
+from pyspark_lookup.lookup.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Stage, open_pass
+from pyspark_lookup.lookup.runtime import Runtime, runtime
+from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.lookup.version_token import VersionToken
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.storage.stores import Store, open_store
+from pyspark_lookup.versions.executions import Execution
+from tests.lookup.test_version_token import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
+from tests.processes.test_fill import in_fresh_process
+from tests.support.fakes import FakeClock, FaultyStore, Later
+from tests.support.lookup_functions import SyncFunction, provider
+
+NULL = {"lookup.on-error": "NULL"}
+ALL = ["status", "list", "head", "get"]
+MODES = {"NONE": NOTHING, "PARTIAL": PARTIAL, "FULL": FULL}
+Source = tuple[Path | str, Mapping[str, str]]
+KEY = pa.field("id", pa.int64())
+COLUMNS = pa.schema([("name", pa.string()), ("size", pa.int32())])
+# Key 2 has rows in both files; nobody has 9.
+FILES = [
+    {"id": [2, 1, None, 2], "name": ["a", "b", "null", "c"], "size": [1, 2, 3, None]},
+    {"id": [4, 2], "name": ["d", None], "size": [5, 6]},
+]
+ROWS = pa.concat_tables([pa.table(columns, COLUMNS.insert(0, KEY)) for columns in FILES])
+TWOS = [{"name": "a", "size": 1}, {"name": "c", "size": None}, {"name": None, "size": 6}]
+V1, V2 = ({"name": name, "size": 0} for name in ("v1", "v2"))
+LOST = {"name": None, "size": None, ERROR_COLUMN: "UfsUnavailableError: the store is down"}
+
+kinds = st.sampled_from([pa.int8(), pa.timestamp("us", "UTC"), pa.list_(pa.struct([("é", pa.decimal128(38, 2))]))])
+texts = st.text()
+FAILURES: dict[str, Callable[[Host, Path], object]] = {
+    "TableFormatError": lambda host, path: (path / ".hoodie").mkdir(),
+    "UfsNotFoundError": lambda host, path: path.rename(path.with_name("gone")),
+    "UfsUnavailableError": lambda host, path: setattr(host, "down", ALL),
+}
+
+
+def ids(*values: int | None) -> list[pa.Array]:
+    return [pa.array(values, pa.int64())]
+
+
+def write(path: Path, columns: Mapping[str, Any]) -> None:
+    """Put a file in place by rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema = pa.schema([f for f in (KEY, *COLUMNS, pa.field("noise", pa.binary())) if f.name in columns])
+    pq.write_table(pa.table(dict(columns), schema=schema), path.with_name("_new"))
+    os.replace(path.with_name("_new"), path)
+
+
+def named(path: Path, name: str, number: int = 0) -> None:
+    """A file of ids from 1000 * number, whose rows have this name; so large that its columns are not read with its footer."""
+    noise, first = [os.urandom(1000) for _ in range(300)], 1000 * number
+    columns = {"id": range(first, first + 300), "name": [name] * 300, "size": [0] * 300, "noise": noise}
+    write(path / f"{number}.parquet", columns)
+
+
+class Host:
+    """A host: its cache directory, and a process at a time, whose stores and providers refuse the calls named by `down`."""
+
+    def __init__(self, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Later than any file's time, and not so late that what the host keeps would be swept.
+        self.clock = FakeClock(time.time() + 1000)
+        self.session = {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": "0"}
+        self.calls: list[str] = []
+        self.down: Sequence[str] = ()
+        self._monkeypatch = monkeypatch
+        self.processes: list[Runtime] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Go on as another process of this host."""
+        joining._lookup.cache_clear()
+        lookup_pass._pass.cache_clear()
+        self.processes.append(Runtime(self.clock.host(), random.Random(1)))
+        self._monkeypatch.setattr(pyspark_lookup.lookup.runtime, "_current", self.processes[-1])
+        self._monkeypatch.setattr(pyspark_lookup.lookup.runtime, "open_store", self._store)
+
+    def _store(self, path: str, storage: dict[str, object], now_s: Callable[[], float]) -> Store:
+        store = FaultyStore(open_store(path, storage, now_s))
+        store.before = self._call
+        return store
+
+    def _call(self, kind: str, subject: object) -> None:
+        self.calls.append(kind)
+        if kind in self.down:
+            raise errors.UfsUnavailableError("the store is down")
+
+    def spec(
+        self,
+        table: Path | str,
+        more: Mapping[str, str] = NOTHING,
+        columns: pa.Schema = COLUMNS,
+        names: Sequence[str] | None = None,
+        many: bool = True,
+        how: str = "left",
+    ) -> PassSpec:
+        """One lookup, of names and sizes by id."""
+        options = {"path" if isinstance(table, Path) else "lookup.provider": str(table), "lookup.keys": "id", **more}
+        lookup = LookupSpec(options, pa.schema([KEY]), columns, tuple(columns.names if names is None else names))
+        return PassSpec((Stage(lookup, (0,), (0, 0), how),), many)
+
+    def announce(self, spec: PassSpec, execution: Execution | None = ONE) -> bytes:
+        return issue_token(self.options(spec), execution)
+
+    def options(self, spec: PassSpec) -> LookupOptions:
+        given = json.dumps(dict(spec.stages[0].lookup.options))
+        return runtime().effective(parse_options(given).on_host(self.session))
+
+    def reader(self, spec: PassSpec) -> TableReader:
+        return runtime().engine(self.options(spec)).reader
+
+    def told(self, spec: PassSpec, seen: bool = True) -> bytes:
+        """The current version, of whose bytes this host has none, or what tells its columns (`seen`)."""
+        reader = self.reader(spec)
+        table, version = reader.resolver.discover(self.options(spec))
+        if seen:
+            reader.versions.schema(table, version)
+        return VersionToken.from_version(table, version).to_bytes()
+
+    def get(self, spec: PassSpec, keys: list[Any], told: bytes | None = None, execution: Execution = ONE) -> list[Any]:
+        """The answers to a batch, all from one version (None: the one issue_token now)."""
+        version = self.announce(spec, execution) if told is None else told
+        lookups = open_pass(spec.to_text(), self.session)
+        parts = list(lookups.answers(keys, [pa.array([version] * len(keys[0]), pa.binary())], [execution]))
+        for part in parts:
+            part.validate(full=True)
+            assert part.type == lookups.type
+        return [answer for part in parts for answer in part.to_pylist()]
+
+    def provider(self) -> str:
+        """The name of a provider that answers from ROWS."""
+
+        def answer(keys: pa.Table) -> pa.Table:
+            self._call("lookup", keys)
+            return ROWS.filter(pc.is_in(ROWS.column("id"), keys.column("id").combine_chunks()))
+
+        module = types.ModuleType(f"joining_{id(answer)}")
+        module.make = lambda context: provider(SyncFunction(answer), ROWS.schema, lambda: "v1")  # type: ignore[attr-defined]
+        self._monkeypatch.setitem(sys.modules, module.__name__, module)
+        return f"{module.__name__}:make"
+
+
+@pytest.fixture
+def host(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """A host on which nobody has looked anything up."""
+    host = Host(cache_dir, monkeypatch)
+    yield host
+    for provided in (provided for process in host.processes for provided in process._openers[0].futures.values()):
+        provided.result(0).close()
+
+
+@pytest.fixture
+def dim(tmp_path: Path) -> Path:
+    """The table of FILES."""
+    for number, columns in enumerate(FILES):
+        write(tmp_path / "dim" / f"{number}.parquet", columns)
+    return tmp_path / "dim"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A table whose rows say which version they are of."""
+    named(tmp_path / "dim", "v1")
+    return tmp_path / "dim"
+
+
+@pytest.fixture(params=[*MODES, "provider NONE", "provider PARTIAL"])
+def source(request: pytest.FixtureRequest, host: Host, dim: Path) -> Source:
+    """FILES in every mode, and behind a provider: (table, options)."""
+    return host.provider() if "provider" in request.param else dim, MODES[request.param.split()[-1]]
+
+
+@given(st.dictionaries(texts, texts), st.dictionaries(texts, kinds), st.dictionaries(texts, kinds), st.booleans())
+def test_a_spec_comes_back_as_it_went(
+    options: dict[str, str], keys: dict[str, pa.DataType], columns: dict[str, pa.DataType], many: bool
+) -> None:
+    """Whatever names there are; and specs that are equal have one text, in whatever order their options were given."""
+
+    def spec(options: dict[str, str]) -> PassSpec:
+        names = tuple(f"new {name}" for name in columns)
+        lookup = LookupSpec(options, pa.schema(keys.items()), pa.schema(columns.items()), names, ("from", None))
+        return PassSpec((Stage(lookup, (0, 1), (0, 0), "left"), Stage(lookup, ((0, 1), 0), (0, 1), "inner")), many)
+
+    one, other = spec(options), spec(dict(reversed(options.items())))
+    assert PassSpec.from_text(one.to_text()) == one
+    assert PassSpec.from_text(one.to_text()).to_text() == other.to_text() == one.to_text()
+
+
+def test_answers_in_the_order_of_the_keys(host: Host, source: Source) -> None:
+    """Each key's rows, in the order of the files, or its row; none where it is null or nobody's; keys may repeat."""
+    for many in (True, False):  # nobody is asked for nothing
+        assert host.get(host.spec(*source, many=many), ids(), b"") == host.calls == []
+    for how in ("left", "inner", "left", "inner"):  # from where it is, then from what is kept of it
+        marks = {FOUND_COLUMN: True} if how == "inner" else {}
+        one, four = {"name": "b", "size": 2, **marks}, {"name": "d", "size": 5, **marks}
+        twos = [{**row, **marks} for row in TWOS]
+        spec = host.spec(*source, how=how)
+        assert host.get(spec, ids(2, None, 9, 4, 2)) == [twos, [], [], [four], twos]
+        assert host.get(spec, ids(None, None)) == [[], []]
+        spec = host.spec(*source, how=how, many=False)
+        assert host.get(spec, ids(None, 4, 9, 1, 4, None)) == [None, four, None, one, four, None]
+        assert host.get(spec, ids(9, None)) == [None, None]
+        assert host.get(spec, ids(1)) == [one]
+
+
+def test_what_a_lookup_asks_for(host: Host, source: Source) -> None:
+    """Columns come under the names, in the order and in the types that the query planned; without any there are marks. A second row where
+    there may be one is an error that names the key and what to do. lookup.on-error is not about this."""
+    wide = pa.int64() if isinstance(source[0], Path) else pa.int32()
+    columns = pa.schema([("size", wide), KEY, COLUMNS.field(0)])
+    spec = host.spec(*source, columns=columns, names=("name", "k.1", "é"))
+    assert host.get(spec, ids(4, 9)) == [[{"name": 5, "k.1": 4, "é": "d"}], []]
+    null = {**source[1], **NULL}
+    for options, found in ((source[1], {FOUND_COLUMN: True}), (null, {ERROR_COLUMN: None})):
+        many, one = (host.spec(source[0], options, columns=pa.schema([]), many=n) for n in (True, False))
+        assert host.get(many, ids(9, 2, None, 1)) == [[], [found] * 3, [], [found]]
+        assert host.get(one, ids(9, None, 1)) == [None, None, found]
+    for options in (source[1], null):
+        with pytest.raises(errors.NonUniqueKeyError, match=r"\(up to 3\).* here id = 2: .*multi=True"):
+            host.get(host.spec(source[0], options, many=False), ids(1, None, 2, 4))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_row_is_answered_from_its_version(mode: str, host: Host, table: Path) -> None:
+    """Versions may take turns within a batch: each row's answer is of the one told beside it, at its own place."""
+    for many in (False, True):
+        spec = host.spec(table, {**MODES[mode], **NULL}, many=many, columns=pa.schema([COLUMNS.field(0)]))
+        told = []
+        for number in range(3):
+            named(table, f"v{number}")
+            told.append(host.announce(spec, Execution("app", f"{many} {number}")))
+        versions = pa.array([*(told[number] for number in (1, 0, 0, 2, 1, 0, 2)), b"!no luck"], pa.binary())
+        parts = open_pass(spec.to_text(), host.session).answers(ids(0, 1, None, 2, 999, 2, 0, 1), [versions], [ONE])
+        found = [answer for part in parts for answer in part.to_pylist()]
+        row = [{"name": f"v{number}", ERROR_COLUMN: None} for number in range(3)]
+        expected = [row[1], row[0], None, row[2], None, row[0], row[2], {"name": None, ERROR_COLUMN: "no luck"}]
+        assert found == ([[answer] if answer else [] for answer in expected] if many else expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_announced_is_answered_whatever_happens(mode: str, host: Host, table: Path) -> None:
+    """A small table's files are here when it is issue_token: no task asks the store, and a replaced file changes nothing."""
+    spec = host.spec(table, {**MODES[mode], **FAIL}, many=False)
+    told = host.announce(spec)
+    named(table, "v2")
+    host.restart()
+    host.calls.clear()
+    for _ in range(2):
+        assert host.get(spec, ids(1), told) == [V1]
+    assert host.calls == []
+    assert host.get(spec, ids(1), execution=TWO) == [V2]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_rows_in_place_of_gone_ones(seen: bool, host: Host, table: Path) -> None:
+    """Where bytes are lacking that are no longer in the store: FAIL is an error that names the table, or each row's reason; with NEWER the
+    current version answers, for the whole execution."""
+    spec = host.spec(table, FAIL, many=False)
+    told = host.told(spec, seen)
+    named(table, "v2")
+    with pytest.raises(errors.VersionGoneError, match="/dim"):
+        host.get(spec, ids(1), told)
+    row, nothing = host.get(host.spec(table, {**FAIL, **NULL}, many=False), ids(1, None), told)
+    assert row["name"] is nothing is None
+    assert row[ERROR_COLUMN].startswith("VersionGoneError: ")
+    spec = host.spec(table, many=False)
+    assert host.get(spec, ids(1, None), told) == [V2, None]
+    named(table, "v3")
+    assert host.get(spec, ids(2), told) == [V2]
+
+
+def test_a_table_that_went_back(host: Host, tmp_path: Path) -> None:
+    """What took the place of a version that was gone is forgotten with its execution: a table that went back is answered as it is."""
+    dim, aside = tmp_path / "dim", tmp_path / "aside"
+    aside.mkdir()
+    named(dim / "one", "v1")
+    named(aside / "two", "v2")
+    spec = host.spec(dim, many=False)
+    told = host.told(spec)
+    (dim / "one").rename(aside / "one")  # which leaves the files' times as they are
+    (aside / "two").rename(dim / "two")
+    assert host.get(spec, ids(1), told) == [V2]
+    (dim / "two").rename(aside / "two")
+    (aside / "one").rename(dim / "one")
+    assert host.get(spec, ids(1), told) == [V2]
+    assert host.get(spec, ids(1), told, TWO) == [V1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_host_that_was_only_told(mode: str, host: Host, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another host lists once and answers from the same version, without files that came since; a failing list is said."""
+    spec = host.spec(table, {**MODES[mode], **NULL}, many=False)
+    os.utime(table / "0.parquet", (0, 1e9))
+    told = host.announce(spec)
+    named(table, "added", 1)
+    other = Host(table.parent / "other", monkeypatch)
+    other.down = ["list"]
+    assert other.get(spec, ids(None, 1), told) == [None, LOST]
+    other.down = []
+    other.calls.clear()
+    for _ in range(2):
+        assert other.get(spec, ids(1, 1000), told) == [{**V1, ERROR_COLUMN: None}, None]
+    assert [kind for kind in other.calls if kind != "get"] == ["list"]
+
+
+def test_a_snapshot_that_appears_is_used(host: Host, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FULL: what is not built in time is read from the files, and from the snapshot as soon as there is one."""
+    later = Later()
+    monkeypatch.setattr(host.processes[-1], "_start", later)
+    spec = host.spec(table, {**FULL, "lookup.full-cache.build-wait": "0 s"}, many=False)
+    told = host.announce(spec)
+
+    def hits() -> Any:
+        assert host.get(spec, ids(1), told) == [V1]
+        return operator.itemgetter("hitCount", "missCount")(host.reader(spec).metrics.snapshot())
+
+    assert [hits(), hits()] == [(0, 1), (0, 2)]
+    assert later.loads() == 1
+    assert [hits(), hits()] == [(1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("kept", ["by the process", "by the host", "without a directory", "nothing"])
+def test_a_store_that_fails(kept: str, host: Host, table: Path, cache_dir: Path) -> None:
+    """NULL: what this process or its host holds is answered, also that a key has no rows; other keys say what failed, and null ones
+    nothing. The next batch is answered when the store is back. FAIL: an error."""
+    options = NOTHING if kept == "nothing" else PARTIAL
+    if kept == "without a directory":
+        (table.parent / "file").touch()
+        host.session["lookup.cache.dir"] = str(table.parent / "file")
+    spec = host.spec(table, {**NULL, **options}, how="inner")
+    named(table, "v1", 1)
+    told = host.told(spec)
+    found, failed = [{**V1, ERROR_COLUMN: None, FOUND_COLUMN: True}], [{**LOST, FOUND_COLUMN: True}]
+    if options:
+        assert host.get(spec, ids(1, 999), told) == [found, []]
+    if kept == "by the host":
+        host.restart()
+    host.down = ALL if options else ["get"]
+    one, absent = (found, []) if options else (failed, failed)
+    for _ in range(2):
+        assert host.get(spec, ids(1002, 1, None, 999, 1, 1002), told) == [failed, one, [], absent, one, failed]
+    assert host.get(spec, ids(None), told) == [[]]
+    with pytest.raises(errors.UfsUnavailableError, match="the store is down"):
+        host.get(host.spec(table, options), ids(1002), told)
+    host.down = []
+    assert host.get(spec, ids(1002), told) == [found]
+    if not options:  # PARTIAL, for the bounds of files: so it is when a version's first batch is answered
+        for block in filter(Path.is_file, (cache_dir / "v1" / "blocks").rglob("*")):
+            block.unlink()  # given up for space
+        host.down = ALL
+        assert host.get(host.spec(table, {**NULL, **PARTIAL}, many=False), ids(1, None), told) == [LOST, None]
+
+
+@pytest.mark.parametrize("options", [NOTHING, PARTIAL], ids=["NONE", "PARTIAL"])
+def test_a_provider_that_fails(options: Mapping[str, str], host: Host) -> None:
+    """NULL: keys say what failed, but for those that are cached; FAIL: the query fails."""
+    name = host.provider()
+    spec = host.spec(name, {**options, **NULL}, many=False)
+    told = host.announce(spec)
+    found = {"name": "b", "size": 2, ERROR_COLUMN: None}
+    assert host.get(spec, ids(1, 9), told) == [found, None]
+    host.down = ["lookup"]
+    first, fourth, nothing, ninth = host.get(spec, ids(1, 4, None, 9), told)
+    assert fourth["name"] is nothing is None
+    assert re.search("^LookupFunctionError: .*the store is down", fourth[ERROR_COLUMN])
+    assert [first, ninth] == ([found, None] if options else [fourth, fourth])
+    with pytest.raises(errors.LookupFunctionError, match="the store is down"):
+        host.get(host.spec(name, options, many=False), ids(4), told)
+
+
+@pytest.mark.parametrize("error", FAILURES)
+def test_a_version_that_cannot_be_resolved(error: str, host: Host, table: Path) -> None:
+    """NULL: tasks are told what failed and say it for each of their keys; FAIL: the announcement fails."""
+    FAILURES[error](host, table)
+    with pytest.raises(getattr(errors, error)):
+        host.announce(host.spec(table))
+    (row,), nothing = host.get(host.spec(table, NULL), ids(1, None))
+    assert (nothing, row["name"], row["size"]) == ([], None, None)
+    assert row[ERROR_COLUMN].startswith(f"{error}: ")
+    # A SQL function gets the error in place of the version, and raises it.
+    with pytest.raises(getattr(errors, error)) as caught:
+        host.get(host.spec(table), ids(1), host.announce(host.spec(table, NULL)))
+    assert str(caught.value) == row[ERROR_COLUMN].removeprefix(f"{error}: ")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_column_that_is_gone_is_no_failure_to_bear(mode: str, host: Host, dim: Path) -> None:
+    """A table without a planned column is an error of the query, whatever lookup.on-error says."""
+    spec = host.spec(dim, {**MODES[mode], **NULL})
+    shutil.rmtree(dim)
+    write(dim / "0.parquet", {"id": [1], "name": ["b"]})
+    with pytest.raises(errors.SchemaError, match="size"):
+        host.get(spec, ids(1))
+
+
+def look_up_and_fork(text: str, session: dict[str, str], told: bytes) -> None:
+    """Look up, fork, look up in both."""
+
+    def look_up() -> LookupPass:
+        lookups = open_pass(text, session)
+        assert [part.to_pylist() for part in lookups.answers(ids(1), [pa.array([told])], [ONE])] == [[V1]]
+        return lookups
+
+    before, here = look_up(), runtime()
+    child = os.fork()
+    if not child:
+        try:
+            assert look_up() is not before
+            assert runtime() is not here
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert look_up() is before
+
+
+def test_a_forked_child_has_a_lookup_of_its_own(host: Host, table: Path) -> None:
+    """What is open stays open for the next task of a process and session; after a fork the child opens it anew."""
+    spec = host.spec(table, PARTIAL, many=False)
+    in_fresh_process(look_up_and_fork, spec.to_text(), host.session, host.announce(spec))
+
+
+def test_a_driver_whose_clock_is_ahead(host: Host, table: Path) -> None:
+    """What a function of `foreachBatch` has built keeps its version, though this host's clock never reaches the time at which it was built."""
+    spec = host.spec(table)
+    built = [Execution("app", "batch 1", host.clock.host().wall_s() + ahead) for ahead in (3600, 3600, 7200)]
+    tokens = []
+    for number, execution in enumerate(built):
+        tokens.append(host.announce(spec, execution))
+        named(table, f"v{number + 2}")
+    assert tokens[0] == tokens[1] != tokens[2]

@@ -1,0 +1,231 @@
+"""A planned read while its table changes: one version whole, or the named error, never a mixture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.versions.executions import Execution
+from tests.scan.test_table_scan import planned
+from tests.support.fakes import FakeClock, Host, make_host
+
+ROWS = 20_000
+
+
+def publish(path: Path, version: int, rows: int = ROWS, group: int = 2_000) -> None:
+    """Put version `version` of a table in place by rename: every row says its version."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = pa.array([os.urandom(24) for _ in range(rows)])
+    table = pa.table({"id": range(rows), "version": pa.array([version] * rows, pa.int32()), "noise": noise})
+    temporary = path.with_name(f".{path.name}.new")
+    pq.write_table(table, temporary, row_group_size=group)
+    os.replace(temporary, path)
+
+
+def rewrite_in_place(path: Path, version: int) -> None:
+    """The same through the open file, as a careless writer does it."""
+    other = path.with_name(f".{path.name}.other")
+    publish(other, version)
+    path.write_bytes(other.read_bytes())
+    other.unlink()
+
+
+SMALL = {"scan.split-size": "1 MiB"}
+
+
+def versions(host: Host, made: ReadPlan, task: ReadTask, execution: Execution | None = None) -> tuple[set[int], int]:
+    """(versions among the rows, number of rows) of one task."""
+    seen: set[int] = set()
+    rows = 0
+    for batch in host.reader.read(made, task, execution):
+        seen.update(batch.column("version").unique().to_pylist())
+        rows += batch.num_rows
+    return seen, rows
+
+
+@pytest.mark.parametrize("change", [publish, rewrite_in_place])
+def test_one_task_scan_starts_over_at_every_point(tmp_path: Path, change: Callable[[Path, int], None]) -> None:
+    """A file replaced before any of its reads gives new rows, and whole ones; after the last one, at the first batch, the old ones."""
+    path = tmp_path / "dim.parquet"
+    point = calls = 0
+    while point <= calls:
+        host = make_host(str(path), None)
+        publish(path, 0)
+        made, (task,) = planned(host, path)
+        host.store.calls.clear()
+
+        def replace(kind: str, subject: object, host: Host = host, point: int = point) -> None:
+            if len(host.store.calls) == point:
+                change(path, point)
+
+        host.store.before = replace
+        if point == 0:
+            batches = host.reader.read(made, task, None)
+            calls = len(host.store.calls)
+            assert calls > 2
+            change(path, 1)
+            assert {v for batch in batches for v in batch.column("version").unique().to_pylist()} == {0}
+            assert len(host.store.calls) == calls
+        else:
+            assert versions(host, made, task) == ({point}, ROWS), f"changed before call {point}"
+        point += 1
+
+
+def test_planning_starts_over_when_a_file_changes(tmp_path: Path) -> None:
+    """A file replaced before its footer is read: the plan is the new version's; where it happens each time, the end is VersionGoneError."""
+    path = tmp_path / "dim.parquet"
+    publish(path, 0)
+    host = make_host(str(path), None)
+
+    def replace(kind: str, subject: object) -> None:
+        if len(host.store.calls) == 2:
+            pq.write_table(pa.table({"other": [1]}), path)
+
+    host.store.before = replace
+    made, (task,) = planned(host, path)
+    assert made.projection.columns.names == ["other"]
+    publish(path, 1)  # a version whose columns are not known yet
+    host.store.before = lambda kind, subject: publish(path, 1) if kind == "get" else None
+    with pytest.raises(VersionGoneError, match="in a row"):
+        planned(host, path)
+    with pytest.raises(VersionGoneError, match="in a row"):
+        versions(host, made, task)
+
+
+def test_changed_files_only_are_fetched(tmp_path: Path, cache_dir: Path) -> None:
+    """One of 100 files replaced: one listing, and data calls for that file alone; unchanged: none."""
+    table = tmp_path / "dim"
+    for number in range(100):
+        publish(table / f"{number:03}.parquet", 0, rows=20, group=20)
+    host = make_host(str(table), cache_dir)
+    made, (task,) = planned(host, table)
+    assert versions(host, made, task, Execution("app", "1")) == ({0}, 2000)
+    host.store.calls.clear()
+    before = host.metrics.snapshot()
+    assert versions(host, made, task, Execution("app", "2")) == ({0}, 2000)
+    after = host.metrics.snapshot()
+    assert host.store.kinds() == ["list"]
+    assert after["ufsGetBytes"] == before["ufsGetBytes"]
+    assert after["ufsHeadCount"] == 0
+    assert after["fileCachedCount"] - before["fileCachedCount"] == 100
+    host.store.calls.clear()
+    publish(table / "042.parquet", 7, rows=20, group=20)
+    assert versions(host, made, task, Execution("app", "3")) == ({0, 7}, 2000)
+    assert host.store.kinds()[0] == "list"
+    gets = [subject for kind, subject in host.store.calls if kind == "get"]
+    assert gets
+    assert {subject[0] for subject in gets} == {f"file://{table}/042.parquet"}  # type: ignore[index]
+    assert host.metrics.snapshot()["fileResyncedCount"] == 1
+
+
+@pytest.mark.parametrize("choice", ["NEWER", "FAIL"])
+def test_who_lost_its_version_follows_the_option(tmp_path: Path, cache_dir: Path, choice: str) -> None:
+    """NEWER reads a file that was replaced whole and new; FAIL, or a file that is gone, is an error; for all tasks of an execution."""
+    whole, path = tmp_path / "dim", tmp_path / "dim.parquet"
+    for number in range(4):
+        publish(whole / f"{number}.parquet", 0, rows=24_000)
+    publish(path, 0)
+    host, first, second = make_host(str(whole), None), *(make_host(str(path), cache_dir) for _ in range(2))
+    made, tasks = planned(host, whole, SMALL | {"on-version-gone": choice})
+    # Shares are equal in bytes, and so are the files: each task has one whole file.
+    assert [[piece.whole for piece in task.pieces or ()] for task in tasks] == [[True]] * 4
+    shared, (alone,) = planned(first, path, {"on-version-gone": choice})
+    execution = Execution("app", "1")
+    first.resolver.resolve(shared.table, shared.options, execution)
+    publish(whole / "3.parquet", 9, rows=24_000)
+    publish(path, 1)
+    if choice == "NEWER":
+        assert versions(host, made, tasks[3]) == ({9}, 24_000)
+        for one in (second, first):  # the record moved on
+            assert versions(one, shared, alone, execution) == ({1}, ROWS)
+    else:
+        for one, plan, task in ((host, made, tasks[3]), (second, shared, alone)):
+            with pytest.raises(VersionGoneError):
+                versions(one, plan, task, execution)
+    (whole / "2.parquet").unlink()
+    with pytest.raises(VersionGoneError):
+        versions(host, made, tasks[2])
+
+
+@pytest.mark.parametrize(
+    ("more", "cached", "expected"),
+    [
+        ({}, True, {1}),
+        ({"version-at": "PLAN"}, True, {0}),
+        (SMALL | {"version-at": "READ"}, True, {1}),
+        (SMALL, True, {0}),
+        *((SMALL | {"on-version-gone": choice}, False, set()) for choice in ("NEWER", "FAIL")),
+    ],
+    ids=str,
+)
+def test_who_resolves(tmp_path: Path, cache_dir: Path, more: dict[str, str], cached: bool, expected: set[int]) -> None:
+    """AUTO: a one-task scan follows its table, a split one is read from this host's blocks, or fails; PLAN freezes, READ lets follow."""
+    path = tmp_path / "dim.parquet"
+    publish(path, 0, rows=60_000)
+    host = make_host(str(path), cache_dir if cached else None)
+    made, tasks = planned(host, path, more)
+    assert (len(tasks) > 1) is ("scan.split-size" in more)
+    for task in tasks if cached else tasks[:1]:
+        assert versions(host, made, task)[0] == {0}
+    publish(path, 1, rows=60_000)
+    host.store.calls.clear()
+    if not expected:
+        with pytest.raises(VersionGoneError, match="new file names"):
+            versions(host, made, tasks[1])
+        assert host.metrics.snapshot()["versionGoneCount"] >= 1
+        return
+    answers = [versions(host, made, task, Execution("app", "1")) for task in tasks]
+    assert (set().union(*(seen for seen, _ in answers)), sum(rows for _, rows in answers)) == (expected, 60_000)
+    assert host.store.kinds().count("head") == (expected == {1})  # once per execution and host
+    assert expected == {1} or not host.store.calls
+
+
+def test_an_older_plans_age_is_told_once(tmp_path: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A second execution of a frozen plan logs the plan's age, from one task only."""
+    path = tmp_path / "dim.parquet"
+    publish(path, 0, rows=60_000)
+    host = make_host(str(path), cache_dir)
+    made, tasks = planned(host, path, SMALL)
+    for execution in ("1", "2", "3"):
+        for task in tasks:
+            versions(host, made, task, Execution("app", execution))
+        assert len([r for r in caplog.records if "first planned" in r.message]) == (execution != "1")
+
+
+def test_a_plan_made_too_early_caches_later(tmp_path: Path, cache_dir: Path) -> None:
+    """Files planned within the clock's granule are fetched each time at first, and kept once that has passed."""
+    path = tmp_path / "dim.parquet"
+    publish(path, 0, rows=60_000)
+    clock = FakeClock(wall_s=path.stat().st_ctime)
+    host = make_host(str(path), cache_dir, clock)
+    made, tasks = planned(host, path, SMALL)
+
+    def gets() -> int:
+        before = host.store.kinds().count("get")
+        assert sum(versions(host, made, task)[1] for task in tasks) == 60_000
+        return host.store.kinds().count("get") - before
+
+    assert gets() > 0
+    assert gets() > 0
+    clock.tick(2.1)
+    assert gets() > 0
+    assert gets() == 0
+
+
+def test_a_plan_of_another_host(tmp_path: Path, cache_dir: Path) -> None:
+    """How old it is, nobody can tell by another host's clock: a file that was too new when it was planned is not kept."""
+    path = tmp_path / "dim.parquet"
+    publish(path, 0, rows=60_000)
+    clock, ahead = FakeClock(path.stat().st_mtime), FakeClock(path.stat().st_mtime + 3600)
+    made, (first, *_) = planned(make_host(str(path), None, clock), path, SMALL)
+    for boot, kept in (("boot-2", False), ("boot-1", True)):
+        ahead.steady_s += 3600
+        assert versions(make_host(str(path), cache_dir, ahead, boot=boot), made, first)[0] == {0}
+        assert any((cache_dir / "v1/blocks").glob("*/*")) is kept

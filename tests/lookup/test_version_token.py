@@ -1,0 +1,304 @@
+"""Versions told to the tasks of an execution: what announcing one costs and secures, and who can answer from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.lookup_join import _FAILED
+from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.source import MANAGED
+from pyspark_lookup.versions.executions import Execution
+from pyspark_lookup.versions.model import Kind, Table, TableVersion
+from tests.cache.full.test_full_cache import publish
+from tests.support.fakes import FakeClock, Later, make_host
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+ONE, TWO = Execution("app", "1"), Execution("app", "2")
+PARTIAL = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
+FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}
+SERVED = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 min"}
+FAIL = {"lookup.on-version-gone": "FAIL"}
+BOUND_S = 30.0  # far above what any of this takes
+
+
+class Process:
+    """A process over one table and one cache directory. Processes that share a directory are of one host."""
+
+    def __init__(
+        self,
+        path: Path,
+        cache_dir: Path | None,
+        options: Mapping[str, str] = NOTHING,
+        clock: FakeClock | None = None,
+        **more: object,
+    ) -> None:
+        self.host = make_host(str(path), cache_dir, clock, **more)  # type: ignore[arg-type]
+        self.options = LookupOptions.parse({"path": str(path), **options})
+        self.known: Table | None = None
+
+    def announce(self, execution: Execution | None = ONE) -> VersionToken:
+        """Announce, knowing what the path was the last time, as an engine does."""
+        self.known, version = resolve_and_secure(self.host.reader, self.options, execution, self.known)
+        return VersionToken.from_version(self.known, version)
+
+    def told(self, announcement: VersionToken, execution: Execution | None = ONE) -> tuple[Table, TableVersion]:
+        """The announced version as a task of this process takes it, from the bytes it was told."""
+        token = VersionToken.from_bytes(announcement.to_bytes())
+        return version_of_token(self.host.reader, self.options, token, execution)
+
+    def states(self, announcement: VersionToken) -> set[int]:
+        """What the rows of an announced version say theirs is."""
+        reader = self.host.reader
+        table, version = self.told(announcement)
+        found = planner.ResolvedTable(table, version, *reader.versions.schema(table, version))
+        columns = planner.table_columns(found, self.options)
+        plan = planner.plan_read(found, self.options, columns, self.host.clock.host())
+        rows = pa.Table.from_batches(reader.versions.read_files(plan, version), columns)
+        return set(rows.column("version").to_pylist())
+
+    def has_snapshot(self, announcement: VersionToken) -> bool:
+        """Whether the version is in this host's full cache, by what lies there."""
+        table, version = self.told(announcement)
+        full = self.host.reader.fulls.get_cache(table, self.options)
+        return full is not None and full.find(version) is not None
+
+    def replace_during_read(self, replace: Callable[[], None]) -> None:
+        """Have something happen ahead of the first read of a file."""
+
+        def before(kind: str, subject: object) -> None:
+            if kind == "get":
+                self.host.store.before = lambda kind, subject: None
+                replace()
+
+        self.host.store.before = before
+
+    def calls(self) -> list[str]:
+        """The kinds of the store calls since the last time."""
+        kinds = self.host.store.kinds()
+        self.host.store.calls.clear()
+        return kinds
+
+    def metadata_calls(self) -> list[str]:
+        return [kind for kind in self.calls() if kind != "get"]
+
+    def gone(self) -> int:
+        return self.host.metrics.snapshot()["versionGoneCount"]
+
+
+def put(path: Path, version: int, *numbers: int) -> Path:
+    """Files of a table in this version."""
+    for number in numbers:
+        publish(path, number, version)
+    return path
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A table of three files in version 1, some time older than what comes next."""
+    path = put(tmp_path / "dim", 1, 0, 1, 2)
+    for file in path.iterdir():
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 100))
+    return path
+
+
+@pytest.fixture
+def other_dir(tmp_path: Path) -> Path:
+    """The cache directory of another host."""
+    return tmp_path / "other-cache"
+
+
+KINDS = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB, MANAGED)
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.binary(min_size=16, max_size=16),
+    st.floats(allow_nan=False),
+    st.none() | st.integers(0, 2**63 - 1),
+)
+def test_an_announcement_comes_back_as_it_went(kind: str, digest: bytes, newest_s: float, number: int | None) -> None:
+    """Some 40 bytes, whatever the kind, the digest, the time and the number."""
+    told = VersionToken(kind, digest.hex(), newest_s, number)
+    assert len(told.to_bytes()) == 33 + len(kind)
+    assert not told.to_bytes().startswith(_FAILED)  # what stands in the place of a version that cannot be resolved
+    assert VersionToken.from_bytes(told.to_bytes()) == told
+
+
+@pytest.mark.parametrize(
+    ("what", "first", "later"),
+    [("0.parquet", ["status"], "head"), (".", ["status"], "list"), ("*.parquet", ["status", "list"], "list")],
+    ids=["file", "directory", "glob"],
+)
+def test_announcing_costs_one_metadata_call(
+    what: str, first: list[str], later: str, directory: Path, cache_dir: Path
+) -> None:
+    """One to find out what a path is (of a glob another one: whether a file has that name), one (of the cheaper sort) when that is known;
+    none where tasks of the host are told."""
+    process = Process(directory / what, cache_dir)
+    told = process.announce(ONE)
+    assert process.metadata_calls() == first
+    assert process.announce(TWO) == told
+    assert process.calls() == [later]
+    assert process.announce(None) == told
+    assert process.calls() == [later]
+    task = Process(directory / what, cache_dir)
+    assert task.told(told) == process.told(told)
+    assert task.calls() == process.calls() == []
+
+
+def test_a_path_may_become_something_else(tmp_path: Path, cache_dir: Path) -> None:
+    """A file that becomes a directory is announced as one, also with options that a file cannot have; and the other way round."""
+    put(tmp_path, 1, 7)
+    path = tmp_path / "dim.parquet"
+    shutil.copy(tmp_path / "7.parquet", path)
+    process = Process(path, cache_dir)
+    assert process.announce(Execution("app", "1")).kind is Kind.FILE
+    path.unlink()
+    (put(path, 2, 0, 1) / "_SUCCESS").touch()
+    of_a_file = process.options
+    process.options = LookupOptions.parse({"path": str(path), "lookup.success-file": "true"})
+    told = process.announce(Execution("app", "2"))
+    assert (told.kind, process.states(told)) == (Kind.DIRECTORY, {2})
+    shutil.rmtree(path)
+    os.replace(tmp_path / "7.parquet", path)
+    process.options = of_a_file
+    told = process.announce(Execution("app", "3"))
+    assert (told.kind, process.states(told)) == (Kind.FILE, {1})
+    path.unlink()
+    with pytest.raises(UfsNotFoundError, match="dim"):
+        process.announce(Execution("app", "4"))
+
+
+def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
+    """References with other columns share a reader, and each has its own here; of a table larger than a task reads none is fetched."""
+    noise = {name: pa.array([os.urandom(1100) for _ in range(1000)]) for name in ("a", "b")}
+    path = publish(tmp_path / "dim", 0, 1, rows=1000, columns=noise)
+    large = Process(path, other_dir, {"lookup.scan.split-size": "1 MiB"})
+    large.announce()
+    assert large.calls() == ["status"]
+    process = Process(path, cache_dir, {"lookup.columns": "version,a"})
+    process.announce(ONE)
+    process.options = LookupOptions.parse({"path": str(path), "lookup.columns": "version,b"})
+    told = process.announce(TWO)
+    publish(path, 0, 2, rows=1000, columns=noise)
+    process.calls()
+    assert process.states(told) == {1}
+    assert process.calls() == []
+
+
+def test_bytes_that_were_too_new_to_keep_are_secured_later(directory: Path, cache_dir: Path) -> None:
+    """A version that was announced while its files were new is secured by the next announcement that can keep it."""
+    clock = FakeClock((directory / "2.parquet").stat().st_ctime)
+    process = Process(directory, cache_dir, clock=clock)
+    process.announce(ONE)
+    clock.tick(60)
+    told = process.announce(TWO)
+    put(directory, 2, 0, 1, 2)
+    process.calls()
+    assert process.states(told) == {1}
+    assert process.calls() == []
+
+
+@pytest.mark.parametrize("options", [NOTHING, PARTIAL, FULL], ids=["NONE", "PARTIAL", "FULL"])
+def test_a_table_that_changes_meanwhile_is_announced_as_it_is_then(
+    options: Mapping[str, str], directory: Path, cache_dir: Path
+) -> None:
+    """A file replaced while it is being secured: the newer version is announced, and is the execution's."""
+    process = Process(directory, cache_dir, options)
+    table, before = process.host.resolver.discover(process.options)
+    process.replace_during_read(lambda: put(directory, 2, 0, 1, 2))
+    told = process.announce(ONE)
+    assert told.digest != before.digest
+    assert process.gone() == 1
+    task = Process(directory, cache_dir, options)
+    assert task.states(told) == {2}
+    assert task.host.resolver.resolve(table, task.options, ONE).version.digest == told.digest
+    assert task.calls() == []
+
+
+@pytest.mark.parametrize(("age_s", "replaced"), [(0.0, False), (60.0, False), (1.0, True)])
+def test_a_snapshot_is_built_before_it_is_announced(
+    age_s: float, replaced: bool, directory: Path, cache_dir: Path
+) -> None:
+    """FULL: when tasks are told, the host has the snapshot, of files that are old enough, in the state that they have then."""
+    clock = FakeClock(changed_s := max(file.stat().st_ctime for file in directory.iterdir()))
+    clock.tick(age_s)
+    process = Process(directory, cache_dir, FULL, clock)
+
+    def replace() -> None:
+        put(directory, 2, 0, 1, 2)
+        clock.wall_s = max(file.stat().st_ctime for file in directory.iterdir())
+
+    if replaced:
+        process.replace_during_read(replace)
+    told = process.announce()
+    assert changed_s < clock.wall_s
+    assert bool(clock.slept) == (age_s < 60)
+    task = Process(directory, cache_dir, FULL, clock)
+    assert task.has_snapshot(told)
+    assert task.calls() == []
+    assert task.states(told) == {1 + replaced}
+
+
+def test_a_version_that_is_served_is_announced_without_a_call(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
+    """FULL in CACHE mode: a host announces what it serves, whatever the store has; one that learns of the table later finds it."""
+    path = tmp_path / "dim"
+    for day in (1, 2):
+        put(path / f"day={day}", 1, day)
+    for number, options in enumerate(({**SERVED, **FAIL, "lookup.partition": "max_pt()"}, SERVED)):
+        first, second = (Process(path, cache_dir / str(number), options, start=Later()) for _ in range(2))
+        told = first.announce(ONE)
+        put(path / "day=1", 1, 3 + number)
+        first.calls()
+        assert first.announce(TWO).digest == second.announce(Execution("app", "3")).digest == told.digest
+        assert second.has_snapshot(told) or "lookup.partition" in options  # whose snapshot is of a part
+        assert first.calls() == second.calls() == []
+        assert Process(path, other_dir / str(number), options, start=Later()).told(told)[1].digest == told.digest
+
+
+@pytest.mark.parametrize(("what", "call"), [("0.parquet", "head"), (".", "list")])
+def test_another_host_asks_once(what: str, call: str, directory: Path, cache_dir: Path, other_dir: Path) -> None:
+    """A host that lacks the files lists once, however many of its tasks start together; without any files the version is gone (FAIL)."""
+    told = Process(directory / what, cache_dir).announce()
+    tasks = [Process(directory / what, other_dir) for _ in range(4)]
+    start = threading.Barrier(len(tasks))
+
+    def find(task: Process) -> str:
+        start.wait(BOUND_S)
+        return task.told(told)[1].digest
+
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        assert set(pool.map(find, tasks)) == {told.digest}
+    assert [kind for task in tasks for kind in task.calls()] == [call]
+    assert sum(task.gone() for task in tasks) == 0
+    for file in directory.iterdir():
+        file.unlink()
+    with pytest.raises(VersionGoneError, match="dim"):
+        Process(directory / what, directory.with_name("late"), FAIL).told(told)
+
+
+@pytest.mark.parametrize("options", [NOTHING, PARTIAL, FULL], ids=["NONE", "PARTIAL", "FULL"])
+def test_without_a_cache_directory(options: Mapping[str, str], directory: Path) -> None:
+    """A host that can keep nothing announces, and is told, by a listing each; a version that is gone is replaced."""
+    process = Process(directory, None, options)
+    told = process.announce()
+    assert process.metadata_calls() == ["status"]
+    put(directory, 1, 3)
+    assert process.told(told)[1].digest == told.digest
+    assert process.calls() == ["list"]
+    put(directory, 2, 0)
+    assert process.told(told)[1].digest != told.digest

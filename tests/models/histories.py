@@ -1,0 +1,160 @@
+"""Table histories: a setup and a list of steps, drawn from a seed. Both are values that are printed and replayed.
+
+A step says little about the state in which it is taken: what makes no sense there does nothing. So any part of a history
+is one, too, which is how a failing one is made short.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any, NamedTuple
+
+from tests.models.shapes import FAMILIES, JSON_FAMILIES, KEYS, SHAPES
+
+Args = tuple[Any, ...]
+
+PARTITIONS: tuple[tuple[str, ...], ...] = (
+    ("01234", "98765", "00007", "SW1A"),
+    ("1", "2", "3000000000", "x"),
+    ("1", "2", "1.50", "1e3"),
+    ("+5", "5", "6", "1.50"),
+    ("01", "02", "eu", "__HIVE_DEFAULT_PARTITION__"),
+    ("1", "__HIVE_DEFAULT_PARTITION__", "2", "-1"),
+    ("2024-01-01", "2024-02-29", "2024-02-30", "now"),
+    ("a%2Fb", "a b", "A", "ä"),
+    ("1.50", "2.0", "3000000000", ".5"),
+    ("100000000000000000000", "7", "1e3", "007"),
+)
+"""Values of one partition column each, the later ones of other types than the first."""
+WHERES = ("v >= 3 AND v <> 5", "v IS NULL OR v < 4", "c IS NOT NULL", "v IN (1, 2, 3) AND NOT c IS NULL", "s > 0")
+WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars", "spark")
+WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")
+MANAGED = (*WRITES, "transaction", "alter", *["compact"] * 2, "vacuum", *["begin"] * 3, *["commit"] * 2)
+PROVIDED = (*WRITES, "stalled", "stalled")
+COPIES = ("copy_aside", "restore", "swap_copies")
+PLAIN = ("put", "put", "put", "put", "remove", "roll_back", "touch", "swap", "junk", "begin_job", "end_job", "clear")
+KINDS = ("file", "directory", "directory", "linked", "managed", "delta", "iceberg", "provider")
+MODELLED = ("managed", "delta", "iceberg", "provider")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One change of a table. `salt` is where everything random in it comes from."""
+
+    op: str
+    args: Args = ()
+    salt: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What stays as it is during a history: where the table lies, and what its readers are told of it."""
+
+    format: str = "parquet"
+    keys: tuple[str, ...] = ("id",)
+    partitions: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """(column, values) of the directories."""
+    partition: str = "max_pt()"
+    columns: tuple[str, ...] = ("id", "v")
+    where: str = WHERES[0]
+    max_rows: int = 1000
+    near: bool = False
+    """The readers' clock goes with the files' times, so that a fresh file is too new to be kept."""
+    interval: str = "1 min"
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """A history, and the seed that it is of."""
+
+    setup: Setup
+    steps: tuple[Step, ...]
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        lines = [f"    {step}," for step in self.steps]
+        return "\n".join([f"History(\n  {self.setup},\n  (", *lines, f"  ),\n  {self.seed},\n)"])
+
+
+class _Families(NamedTuple):
+    """The shapes from which the columns of one history are drawn."""
+
+    key: tuple[str, ...]
+    changing: tuple[str, ...]
+
+
+def draw(seed: int) -> History:
+    """The history of that seed."""
+    rng = random.Random(f"history {seed}")
+    form = rng.choices(("parquet", "arrow", "json"), (6, 2, 2))[0]
+    json = form == "json"
+    key = ("int64",) if json else rng.choice(list(KEYS.values()))
+    changing = rng.choice(list((JSON_FAMILIES if json else FAMILIES).values()))
+    families = _Families(key, tuple(SHAPES) if rng.random() < 0.05 and not json else changing)
+    setup = _setup(rng, form)
+    copies = rng.random() < 0.1
+    kind = "managed" if copies else rng.choice(KINDS)
+    steps = [Step("become", (kind, *_file(rng, setup, families)), rng.getrandbits(32))]
+    for _ in range(rng.randint(4, 10)):
+        step = _step(rng, setup, families, kind, copies)
+        kind = step.args[0] if step.op == "become" else kind
+        steps.append(step)
+    return History(setup, tuple(steps), seed)
+
+
+def _setup(rng: random.Random, form: str) -> Setup:
+    names = rng.choice(((), (), ("r",), ("zip",), ("r", "zip")))
+    partitions = tuple((name, rng.choice(PARTITIONS)) for name in names)
+    keys: tuple[str, ...] = ("id",)
+    if partitions and rng.random() < 0.5:
+        keys = rng.choice((("zip",), ("id", "zip"), ("zip", "id")) if "zip" in names else (("r",), ("id", "r")))
+    partition = "max_pt()"
+    if partitions and rng.random() < 0.7:
+        partition = ",".join(f"{name}={rng.choice(values)}" for name, values in partitions[: rng.randint(1, 2)])
+    return Setup(
+        form,
+        keys,
+        partitions,
+        partition,
+        rng.choice((("id", "v"), ("v",), ("c", "id"), ("s", "c", "v"), (*names, "s"))),
+        rng.choice(WHERES),
+        rng.choice((1000, 1000, 12)),
+        rng.random() < 0.2,
+        rng.choice(("1 min", "1 min", "0")),
+    )
+
+
+def _file(rng: random.Random, setup: Setup, families: _Families, shape: str | None = None) -> Args:
+    """What a new file is like: (slot, places of its partition values, shapes of id and c, rows, how, writer)."""
+    places: tuple[int, ...] | None = tuple(
+        min(rng.randrange(len(values)), rng.randrange(len(values))) for _, values in setup.partitions
+    )
+    if setup.partitions and rng.random() < 0.02:
+        places = None  # beside the directories of the others
+    changing = shape or rng.choice((*families.changing, *families.changing, "null", "absent"))
+    rows = rng.choice((0, 1, 3, 8, 8, 12, 60))
+    how = rng.choice(("rename", "rename", "in place", "same size"))
+    return (rng.randrange(4), places, rng.choice(families.key), changing, rows, how, rng.choice(WRITERS))
+
+
+def _step(rng: random.Random, setup: Setup, families: _Families, kind: str, copies: bool) -> Step:
+    salt = rng.getrandbits(32)
+    if rng.random() < (0.03 if copies else 0.12):
+        return Step("become", (rng.choice(KINDS), *_file(rng, setup, families)), salt)
+    if kind == "provider":
+        return Step(rng.choice(PROVIDED), ("here", rng.randint(1, 9), ()), salt)
+    if kind in MODELLED:
+        op = rng.choice(COPIES) if copies and rng.random() < 0.4 else rng.choice(MANAGED)
+        more: Args = ()
+        if op == "transaction":
+            more = (tuple(rng.choice(WRITES) for _ in range(rng.randint(1, 3))),)
+        elif op == "begin":
+            more = (rng.choice(WRITES),)
+        return Step(op, (rng.choice(("here", "elsewhere")), rng.randint(1, 9), *more), salt)
+    op = "swap" if kind == "linked" and rng.random() < 0.3 else rng.choice(PLAIN)
+    args = _file(rng, setup, families) if op in ("put", "swap") else (rng.randrange(8),)
+    step = Step(op, args, salt)
+    if op in ("put", "swap", "remove") and rng.random() < (0.5 if op == "swap" else 0.2):  # while somebody reads
+        return Step("meanwhile", (rng.randint(1, 12), step), salt)
+    return step

@@ -1,0 +1,413 @@
+"""Runs a history: takes each step, asks readers of every kind, and compares what they answer with what the oracle says."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import itertools
+import random
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.models import meanwhile
+from tests.models.histories import History, Step
+from tests.models.modelled import Modelled
+from tests.models.oracle import Content, Expected, Question, content_of, found_by, modelled_content
+from tests.models.processes import Answer, Nursery, Request, Session, key_table, reader_runtime
+from tests.models.provided import Provided
+from tests.models.tables import Place
+from tests.models.values import plain
+from tests.support.fakes import FakeClock
+
+CACHES = ("NONE", "PARTIAL", "FULL")
+SOURCES = ("UFS", "CACHE")
+PROCESSES = ("here", "other", "new", "once", "late")
+QUESTIONS = ("all", "partition", "columns", "where")
+_STEP_S = 100.0  # of the readers' clocks, more than any interval
+_ASKED_PER_STEP = 8
+_SHOWN = 500
+_ANSWERS_SHOWN = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """One way to read. `process`: the history's own; another that lives as long; one for a few calls (`new`) or for one
+    (`once`); one on a host that has just begun (`late`)."""
+
+    cache: str
+    source: str
+    process: str
+    question: str
+
+    def __str__(self) -> str:
+        return f"{self.cache}/{self.source}/{self.process}/{self.question}"
+
+
+EVERY_READER = tuple(Reader(*chosen) for chosen in itertools.product(CACHES, SOURCES, PROCESSES, QUESTIONS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrepancy:
+    """An answer that is not what it must be."""
+
+    step: int
+    """After how many steps."""
+    reader: str
+    call: str
+    expected: str
+    actual: str
+
+    def __str__(self) -> str:
+        asked = f"after step {self.step}, {self.reader}, {self.call}"
+        return f"{asked}:\n  expected {self.expected}\n  actual   {self.actual}"
+
+    @property
+    def signature(self) -> str:
+        """What discrepancies of one cause have in common, about."""
+        cache, source, process, _ = [*self.reader.split("/"), "", "", ""][:4]
+        return f"{cache}/{source}/{'once' if process == 'once' else '*'} {self.call.split('(')[0]} {self.actual[:40]}"
+
+
+class _Machine:
+    def __init__(self, history: History, root: Path, nursery: Nursery, name: str) -> None:
+        self._history, self._root, self._nursery, self._name = history, root, nursery, name
+        self._setup = history.setup
+        self.place = Place(root, self._setup)
+        self._clock = FakeClock(time.time() + (0 if self._setup.near else 3600))
+        self._here = Session(self._clock)
+        self._late = 0
+        self._before: dict[Question, list[Expected]] = collections.defaultdict(list)
+        self._quiet: Content | None = None
+        self._asked_types: list[pa.DataType] = []
+        self.discrepancies: list[Discrepancy] = []
+        self._step = 0
+
+    def run(self, readers: Sequence[Reader] | None, at_end: int) -> None:
+        with reader_runtime(self._clock):
+            for number, step in enumerate(self._history.steps, 1):
+                self._step = number
+                if not self._take(step):
+                    return
+                content = content_of(self.place)
+                rng = random.Random(step.salt + 1)
+                last = number == len(self._history.steps)
+                chosen = readers or rng.sample(EVERY_READER, at_end if last else _ASKED_PER_STEP)
+                if readers is None and not last:
+                    # Each host is to know each version, so that what it may answer of older ones is determined.
+                    chosen = (Reader("NONE", "UFS", "here", "all"), *chosen)
+                for reader in chosen:
+                    self._check(reader, content, rng)
+                table = self.place.modelled
+                if table is not None and table.versioned and table.versions:
+                    self._check_past(table, rng)
+                if table is not None and not isinstance(table, Provided):
+                    self._check_inside(rng)
+                if not content.busy:
+                    self._quiet = content
+                # Of a busy directory, too: whose job seems dead is read as it is, and may be what is kept later.
+                for name in QUESTIONS:
+                    self._note(self._question(name), content)
+
+    def _take(self, step: Step) -> bool:
+        """Take a step; whether it went well."""
+        self._clock.tick(_STEP_S)
+        if self._setup.near:
+            self._clock.wall_s = max(self._clock.wall_s, time.time())
+        try:
+            if step.op == "meanwhile":
+                self._take_meanwhile(*step.args, random.Random(step.salt))
+            elif step.op == "stalled":
+                self._take_stalled(step)
+            else:
+                self.place.take(step)
+        except Exception as problem:
+            self._report("the writer", step.op, "the step taken", f"{type(problem).__name__}: {problem}")
+            return False
+        return True
+
+    def _take_meanwhile(self, call: int, step: Step, rng: random.Random) -> None:
+        """Take a step inside a reader's query: its answer is that of before or of after."""
+        kinds = ("linked", "file") if step.op == "swap" else ("directory", "linked", "file")
+        if self.place.kind not in kinds:
+            return  # a directory is swapped by two renames, between which others see anything
+        reader = Reader(rng.choice(CACHES), "UFS", "here", rng.choice(QUESTIONS))
+        question = self._question(reader.question)
+        allowed = [content_of(self.place).answer(question)]
+        busy = self.place.busy
+        steps = [step]
+        with meanwhile.at_call(call, self._root, lambda: self.place.take(steps.pop())):
+            (answer,) = self._here.ask(self._request(reader, question, (("scan",),)))
+        if steps:
+            self.place.take(step)
+        if (busy or self.place.busy) and answer.error == "TableBusyError":
+            return
+        allowed.append(content_of(self.place).answer(question))
+        if all(self._difference(one, answer, "scan", one.schema, one.rows) for one in allowed):
+            self._report(str(reader), f"scan() while {step.op}", " or ".join(map(_short, allowed)), _text(answer))
+
+    def _take_stalled(self, step: Step) -> None:
+        """Change a provider's rows while a call of `invalidate` stalls before it is on record: another process makes one that is not."""
+        table = self.place.modelled
+        if not isinstance(table, Provided) or table.has_versions:
+            return
+        keys, question = table.every_key(), self._question("all")
+
+        def ask(process: str, call: str) -> None:
+            reader = Reader("PARTIAL", "UFS", process, "all")
+            (answer,) = self._asked(reader, self._request(reader, question, ((call, keys),)))
+            if answer.error:
+                self._report(str(reader), call, "no error", _text(answer))
+            self._clock.tick(1.0)
+
+        def change() -> None:
+            self._clock.tick(1.0)
+            ask("here", "get_many")
+            table.change(dataclasses.replace(step, op="upsert"), random.Random(step.salt))
+            ask("other", "invalidate")
+
+        table.invalidate()  # so that the keys are loaded while the next call stalls
+        self._clock.tick(1.0)
+        with meanwhile.before_record("invalidated", change):
+            table.invalidate()
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def _question(self, name: str) -> Question:
+        given = {} if name == "all" else {name: getattr(self._setup, name)}
+        return Question(self._setup.keys, **given)
+
+    def _request(self, reader: Reader, question: Question, asks: tuple[tuple[Any, ...], ...]) -> Request:
+        options = {**question.options, "lookup.cache": reader.cache, "lookup.max-retries": "0"}
+        if reader.cache == "PARTIAL":
+            options["lookup.partial-cache.max-rows"] = str(self._setup.max_rows)
+        if reader.source == "CACHE":
+            options |= {"lookup.metadata.source": "CACHE"}
+            if reader.cache == "FULL":
+                always = self._setup.interval == "0"
+                options["lookup.full-cache.periodic-reload.interval"] = "1 min" if always else self._setup.interval
+            else:
+                options["lookup.metadata.sync-interval"] = self._setup.interval
+        host = "here"
+        if reader.process == "late":
+            self._late += 1
+            host = f"late{self._late}"
+        table = self.place.modelled
+        if table is not None:
+            options |= table.options
+        if isinstance(table, Provided):
+            options |= table.cache_options(reader.cache)
+        options["lookup.cache.dir"] = str(self._root / "hosts" / host)
+        at = (self._clock.wall_s, self._clock.steady_s)
+        return Request(str(self.place.path), tuple(sorted(options.items())), asks, at, reader.process == "once")
+
+    def _asked(self, reader: Reader, request: Request) -> list[Answer]:
+        if reader.process == "here":
+            return self._here.ask(request)
+        answers, at = self._nursery.ask(self._name if reader.process == "other" else "", request)
+        # A process that waited has moved its clock; time is the same for all.
+        self._clock.wall_s, self._clock.steady_s = max(self._clock.wall_s, at[0]), max(self._clock.steady_s, at[1])
+        if reader.process == "late":
+            shutil.rmtree(dict(request.options)["lookup.cache.dir"], ignore_errors=True)
+        return answers
+
+    def _check(self, reader: Reader, content: Content, rng: random.Random) -> None:
+        question = self._question(reader.question)
+        scans = True
+        if isinstance(table := self.place.modelled, Provided):
+            # Without versions a full cache has a trigger; nobody else is told when to ask.
+            told = reader.cache == "FULL" and not table.has_versions
+            reader = dataclasses.replace(reader, source="CACHE" if told else "UFS")
+            scans = reader.cache == "FULL"
+        late = reader.process == "late"
+        expected = content.answer(question)
+        types = expected.types or next((e.types for e in reversed(self._before[question]) if e.types), {})
+        wanted = self._wanted(expected, types, rng)
+        keys = key_table(pa.schema([(name, types.get(name, pa.int64())) for name in question.keys]), wanted)
+        self._asked_types = list(keys.schema.types)
+        single = rng.choice(wanted)
+        key = single if len(single) > 1 else single[0]
+        asks: tuple[tuple[Any, ...], ...] = (("schema",), ("scan",), ("get_many", keys), ("get", key))
+        asks = tuple(ask for ask in asks if scans or ask != ("scan",))
+        if reader.process == "once":
+            asks = (rng.choice(asks[1:-1]),)
+        elif reader.cache == "FULL" and reader.source == "CACHE":
+            asks = (("reload",), *asks)
+        else:
+            asks = tuple(rng.sample(asks, len(asks)))
+        answers = self._asked(reader, self._request(reader, question, asks))
+        older = [] if late else self._before[question]
+        changed = self._quiet is None or content.files != self._quiet.files
+        for ask, answer in zip(asks, answers, strict=True):
+            # A host need not have the bytes of files that have changed while a job is writing. One that answers gives the last
+            # version that it knows, or what is there if it takes the job for dead.
+            if content.busy and answer.error == "TableBusyError" and (late or changed or ask[0] == "reload"):
+                continue
+            stale = reader.source == "CACHE" and (content.busy or expected.problem)
+            allowed = [expected, *older] if stale else [expected]
+            if content.busy and self._quiet is not None and not late:
+                allowed.append(self._quiet.answer(question))
+            if content.busy and expected.problem:
+                # All files gone while a job that seemed dead was there: the last that was read goes on.
+                allowed += older
+            self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else wanted)
+
+    def _check_past(self, table: Modelled, rng: random.Random) -> None:
+        """A version that was there once is read again, or is known to be gone."""
+        position, (schema, rows) = rng.choice(sorted(table.versions.items()))
+        reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
+        question = Question(self._setup.keys, version=str(position))
+        expected = modelled_content(table, schema, rows).answer(question)
+        names = self._setup.keys
+        keys = [tuple(row[name] for name in names) for row in expected.keyed[:3]] or [(None,) * len(names)]
+        asked = key_table(pa.schema([(name, schema.field(name).type) for name in names]), keys)
+        asks = (("scan",), ("get_many", asked))
+        for ask, answer in zip(asks, self._asked(reader, self._request(reader, question, asks)), strict=True):
+            if answer.error != "VersionGoneError" or table.keeps(position):
+                self._compare(reader, ask, answer, [expected], question, keys)
+
+    def _check_inside(self, rng: random.Random) -> None:
+        """A directory or a file inside a table is no table; but an Iceberg table's metadata names it."""
+        reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
+        inside = [path for path in sorted(self.place.path.rglob("*")) if not path.name.endswith(".metadata.json")]
+        path, ask = rng.choice(inside), ("scan",)
+        request = dataclasses.replace(self._request(reader, Question(self._setup.keys), (ask,)), path=str(path))
+        (answer,) = self._asked(reader, request)
+        if answer.error != "TableFormatError":
+            self._report(str(reader), f"scan of {path.relative_to(self._root)}", "a TableFormatError", _text(answer))
+
+    def _wanted(
+        self, expected: Expected, types: dict[str, pa.DataType] | Any, rng: random.Random
+    ) -> list[tuple[Any, ...]]:
+        """Keys to ask for: some that are there, some that are not, one that is null."""
+        names = self._setup.keys
+        there = [tuple(row[name] for name in names) for row in expected.keyed]
+        missing = tuple(_missing(types.get(name, pa.int64())) for name in names)
+        chosen = rng.sample(there, min(len(there), rng.choice((1, 4, 30))))
+        return [*chosen, missing, *chosen[:1], (None,) * len(names)]
+
+    # --- comparing --------------------------------------------------------------------------------
+
+    def _compare(
+        self,
+        reader: Reader,
+        ask: tuple[Any, ...],
+        answer: Answer,
+        allowed: Iterable[Expected],
+        question: Question,
+        wanted: list[tuple[Any, ...]],
+    ) -> None:
+        said = []
+        by_key = ask[0] in ("get", "get_many")
+        for expected in allowed:
+            types = [expected.types.get(name) for name in self._setup.keys]
+            if by_key and answer.error == "SchemaError" and types != self._asked_types:
+                return  # keys of a newer version are no keys of this one
+            schema, rows = expected.schema, expected.rows
+            if by_key and not expected.problem:
+                rows = tuple(found_by(expected, question.keys, wanted))
+                names = list(expected.keyed[0]) if expected.keyed else None
+                schema = pa.schema([(n, expected.types[n]) for n in names]) if names else None
+                if ask[0] == "get":
+                    rows = tuple({n: v for n, v in row.items() if n != "key_index"} for row in rows)
+            difference = self._difference(expected, answer, ask[0], schema, rows)
+            if not difference:
+                return
+            said.append(difference)
+        call = f"{ask[0]}({_cut(wanted)})" if by_key else ask[0]
+        at = f" at version {question.version}" if question.version else ""
+        self._report(str(reader), call + at, said[0], _text(answer))
+
+    def _difference(
+        self, expected: Expected, answer: Answer, call: str, schema: pa.Schema | None, rows: Sequence[dict[str, Any]]
+    ) -> str:
+        """What was to be instead of the answer; "" if it is right."""
+        if expected.problem and not answer.error.startswith("internal"):
+            # What a query's options name need not be there for a reload.
+            return "" if answer.error or call == "reload" else _short(expected)
+        if answer.error:
+            return _short(expected)
+        if call == "reload":
+            return ""
+        if call == "schema":
+            return "" if _columns(answer.value) == _columns(schema) else str(_columns(schema))
+        if call != "get" and schema is not None:
+            names = [*_columns(schema), ("key_index", "int64")] if call == "get_many" else _columns(schema)
+            if _columns(answer.value.schema) != names:
+                return f"columns {names}"
+        found = [plain(row) for row in (answer.value if call == "get" else answer.value.to_pylist())]
+        right = [plain(row) for row in rows]
+        same = found == right if expected.ordered and call != "scan" else sorted(found) == sorted(right)
+        return "" if same else _rows_text(right, found)
+
+    def _note(self, question: Question, content: Content) -> None:
+        expected = content.answer(question)
+        if not expected.problem:
+            self._before[question].append(expected)
+
+    def _report(self, reader: str, call: str, expected: str, actual: str) -> None:
+        self.discrepancies.append(Discrepancy(self._step, reader, call, _cut(expected), _cut(actual)))
+
+
+def _missing(kind: pa.DataType) -> Any:
+    """A value of a type that no row has."""
+    if pa.types.is_string(kind):
+        return "nowhere"
+    if pa.types.is_binary(kind):
+        return b"nowhere"
+    if pa.types.is_timestamp(kind):
+        return datetime.datetime(1999, 1, 1, tzinfo=datetime.timezone.utc if kind.tz else None)
+    if pa.types.is_boolean(kind) or pa.types.is_nested(kind):
+        return None
+    return pa.scalar(10_000, pa.int32()).cast(kind).as_py()
+
+
+def _columns(schema: Any) -> list[tuple[str, str]]:
+    return [(field.name, str(field.type)) for field in schema]
+
+
+def _short(expected: Expected) -> str:
+    return f"an error ({expected.problem})" if expected.problem else f"{len(expected.rows)} rows of {expected.schema}"
+
+
+def _rows_text(right: list[str], found: list[str]) -> str:
+    lacks = collections.Counter(right) - collections.Counter(found)
+    beyond = collections.Counter(found) - collections.Counter(right)
+    return f"{len(right)} rows; lacks {list(lacks)[:3]}, has beyond them {list(beyond)[:3]}"
+
+
+def _text(answer: Answer) -> str:
+    if answer.error:
+        return f"{answer.error}: {answer.text}"
+    rows = answer.value.to_pylist() if isinstance(answer.value, pa.Table) else answer.value
+    return f"{len(rows)} rows {rows[:2]}" if isinstance(rows, list) else str(rows)
+
+
+def _cut(what: Any) -> str:
+    text = " ".join(str(what).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def run(
+    history: History,
+    root: Path,
+    nursery: Nursery,
+    readers: Sequence[Reader] | None = None,
+    at_end: int = len(EVERY_READER),
+) -> list[Discrepancy]:
+    """What is wrong in a history. `readers`: who is asked after each step; None: some at random, and `at_end` at the end."""
+    machine = _Machine(history, root, nursery, str(root))
+    machine.run(readers, at_end)
+    return machine.discrepancies
+
+
+def report(history: History, found: Sequence[Discrepancy]) -> str:
+    """What to print of a history that failed."""
+    lines = [f"LOOKUPCACHE_SEED={history.seed}: {len(found)} answers were wrong"]
+    lines += [str(one) for one in found[:_ANSWERS_SHOWN]]
+    return "\n".join([*lines, str(history)])

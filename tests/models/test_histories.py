@@ -1,0 +1,172 @@
+"""Every way to read gives what a plain reader gives, after each step of any history, and of those that were read wrongly once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_lookup import LookupTable
+from tests.models.histories import History, Setup, Step, draw
+from tests.models.machine import CACHES, EVERY_READER, SOURCES, Reader, report, run
+from tests.models.processes import Nursery
+from tests.support.fuzzing import by_day, seeds
+
+_HISTORIES = 2
+_AT_END = 20
+FILES = ((0, (), "int64", "int64", 8, "rename", "pyarrow"), (1, (), "int32", "int32", 8, "rename", "pyarrow"))
+PLAIN = History(Setup(), (Step("become", ("directory", *FILES[0]), 1), Step("put", FILES[1], 2)))
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """The process that forks readers, one for all histories."""
+    with contextlib.closing(Nursery()) as found:
+        yield found
+
+
+@pytest.mark.slow
+def test_any_history_is_read_alike(tmp_path: Path, nursery: Nursery) -> None:
+    """Some histories, which are others by night; `LOOKUPCACHE_SEED` replays one, whose seed a failure has printed."""
+    replayed = "LOOKUPCACHE_SEED" in os.environ
+    for seed in seeds(_HISTORIES):
+        history = draw(seed)
+        root = tmp_path / str(seed)
+        root.mkdir()
+        found = run(history, root, nursery, at_end=len(EVERY_READER) if replayed else _AT_END)
+        if found:
+            pytest.fail(report(history, found), pytrace=False)
+
+
+def test_a_seed_is_a_history() -> None:
+    """A seed gives the same history each time, and a history that was printed is one again."""
+    drawn = [draw(seed) for seed in range(50)]
+    assert drawn == [draw(seed) for seed in range(50)]
+    assert all(eval(str(history)) == history for history in drawn)
+
+
+def test_a_lost_row_is_found(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan that loses a row, and a lookup that gives one twice, are told from right answers."""
+    scan, get_many = LookupTable.scan, LookupTable.get_many
+
+    def fewer(table: LookupTable) -> Any:
+        return scan(table).slice(1)
+
+    def more(table: LookupTable, keys: Any) -> Any:
+        rows = get_many(table, keys)
+        return rows.take([0, *range(rows.num_rows)]) if rows.num_rows else rows
+
+    monkeypatch.setattr(LookupTable, "scan", fewer)
+    monkeypatch.setattr(LookupTable, "get_many", more)
+    found = run(PLAIN, tmp_path, nursery, [Reader("NONE", "UFS", "here", "all")])
+    assert {(one.step, one.call.split("(")[0]) for one in found} == {
+        (step, call) for step in (1, 2) for call in ("scan", "get_many")
+    }
+
+
+ONE_FILE = 2  # the salt of a directory that has one file
+REGIONS = (("r", ("01", "02", "eu")),)
+IN_PARTITION = Setup(partitions=REGIONS, partition="r=01")
+
+
+def file(slot: int, places: tuple[int, ...] = (), shape: str = "absent", rows: int = 8) -> tuple[Any, ...]:
+    """The arguments of a step that puts a file."""
+    return slot, places, "int64", shape, rows, "rename", "pyarrow"
+
+
+def become(kind: str, first: tuple[Any, ...], salt: int) -> Step:
+    return Step("become", (kind, *first), salt)
+
+
+def readers_of(cache: str, *processes: str, question: str = "all") -> list[Reader]:
+    """Those with either source of versions."""
+    return [Reader(cache, source, process, question) for source in SOURCES for process in processes]
+
+
+NULLS = [("null", shape) for shape in ("struct32", "list32", "map", "duration")]
+NULLS += [(shape, "null") for shape in ("struct32", "list64", "map", "duration", "dec12")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What was read wrongly, and by whom: each of these readers reads after each step."""
+
+    name: str
+    setup: Setup
+    steps: list[Step]
+    readers: list[Reader]
+
+
+def found() -> Iterator[Found]:
+    """What is tried by day."""
+    for values in (("01234", "98765", "SW1A"), ("1", "1.50", "x"), ("1e3", "2", "x"), ("+5", "6", "x")):
+        # Of a column that directories made numbers, and then text, each value is what its directory says.
+        setup = Setup(keys=("zip",), partitions=(("zip", values),))
+        steps = [become("directory", file(0, (0,)), 1), Step("put", file(1, (1,)), 2), Step("put", file(2, (2,)), 3)]
+        yield Found(f"W1 {values}", setup, steps, [*readers_of("FULL", "here"), *readers_of("NONE", "here")])
+    for cache in CACHES:
+        # With lookup.partition types are those of all directories and files, also of those that are not read.
+        steps = [become("directory", file(0, (0,), "null"), 1), Step("put", file(1, (2,), "date32"), 2)]
+        yield Found(f"W2 {cache}", IN_PARTITION, steps, readers_of(cache, "here", question="partition"))
+        # Of a partition of which there is no directory there are no rows, and all columns.
+        setup = Setup(partitions=REGIONS, partition="r=7")
+        steps = [become("directory", file(0, (0,)), 1)]
+        yield Found(f"no partition {cache}", setup, steps, readers_of(cache, "here", question="partition"))
+    for kinds in (("directory", "managed"), ("directory", "file"), ("managed", "directory")):
+        # A reload of the full cache finds what the path is now, in a process that knew it otherwise and in a new one.
+        steps = [become(kind, file(0), number) for number, kind in enumerate(kinds)]
+        yield Found(f"W4 {kinds}", Setup(), steps, readers_of("FULL", "here", "new"))
+    # Processes that live for one query see a version that is older than the reload interval.
+    steps = [become("directory", file(0), 1), Step("put", file(1), 2), Step("put", file(0), 3)]
+    yield Found("W3", Setup(), steps, [Reader("FULL", "CACHE", "once", "all")])
+    # A call of `invalidate` that stalls before it is on record takes no later one back.
+    steps = [become("provider", file(0), 1), Step("stalled", ("here", 9), 4)]
+    yield Found("a stalled invalidate", Setup(), steps, [Reader("PARTIAL", "UFS", p, "all") for p in ("here", "new")])
+    for kind in ("delta", "iceberg"):
+        # Nothing inside a table is one, and clean-up, restored versions and new columns are seen.
+        steps = [become(kind, file(0), 1)]
+        steps += [Step(op, ("here", 4), n) for n, op in enumerate(("upsert", "alter", "commit", "delete", "restore"))]
+        readers = [Reader(cache, "UFS", "here", "all") for cache in CACHES]
+        yield Found(f"a table of others {kind}", Setup(partitions=REGIONS), steps, readers)
+    for form, shape in (("parquet", "uuid"), ("arrow", "list32"), ("arrow", "list64")):
+        # A full cache is built of fixed-size binaries with nulls, and of lists below whose nulls there are items.
+        steps = [become("directory", file(0, shape=shape), salt) for salt in range(4)]
+        yield Found(f"S2 {form} {shape}", Setup(form), steps, readers_of("FULL", "here"))
+    for form, (before, after) in (*(("parquet", shapes) for shapes in NULLS), ("json", ("list_null", "list64"))):
+        # A full cache goes on when a column that was null in all rows, or empty lists, has values, and the other way.
+        steps = [become("directory", file(0, shape=before), ONE_FILE), Step("put", file(1, shape=after), 1)]
+        steps += [Step("put", file(0, shape=after), 2)] if after == "null" else []
+        yield Found(f"S3 {form} {before} {after}", Setup(form), steps, readers_of("FULL", "here"))
+
+
+def found_at_times() -> Iterator[Found]:
+    """The same, of which some are tried by day."""
+    for cache, source, process in itertools.product(CACHES, SOURCES, ("here", "new", "other")):
+        # lookup.partition, which a managed table cannot have, is taken by a host that knew the path as one, once it is none.
+        steps = [become("managed", file(0), 1), become("directory", file(0, (0,)), 2)]
+        readers = [Reader(cache, source, process, "partition")]
+        yield Found(f"no longer managed {cache} {source} {process}", IN_PARTITION, steps, readers)
+    for call in range(1, 12):
+        # A query during which a link to a directory is swapped gives the rows of one of the two directories.
+        steps = [become("linked", file(0, (0,)), 3)]
+        steps += [Step("meanwhile", (call, Step("swap", file(0, (0,)), salt)), salt) for salt in range(10, 16)]
+        yield Found(f"W11 {call}", Setup(partitions=REGIONS), steps, [Reader("NONE", "UFS", "here", "all")])
+    for cache, how in itertools.product(CACHES, ("restore", "swap_copies")):
+        # A table that was restored from a copy, or is one of two copies that change places, gives its own rows.
+        steps = [become("managed", file(0), 0), Step("copy_aside", ("here", 1), 1), Step("upsert", ("here", 3), 2)]
+        steps += [Step(how, ("here", 1), 3), Step("upsert", ("here", 3), 4)]
+        yield Found(f"M2 {cache} {how}", Setup(), steps, readers_of(cache, "here", "new"))
+
+
+@pytest.mark.parametrize("case", [*found(), *by_day(found_at_times(), 3)], ids=lambda case: case.name)
+def test_what_was_found(tmp_path: Path, nursery: Nursery, case: Found) -> None:
+    """All readers are right after each step."""
+    history = History(case.setup, tuple(case.steps))
+    if wrong := run(history, tmp_path, nursery, case.readers):
+        pytest.fail(report(history, wrong), pytrace=False)

@@ -1,0 +1,485 @@
+"""`LookupOptions`: strings become one frozen, checked value, and credentials never do."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import itertools
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options import enums
+from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets, redact
+from pyspark_lookup.options.lookup_options import HOST_KEYS, LookupOptions, options_table
+from pyspark_lookup.options.parsing import parse_bytes, parse_duration_s
+from tests.options import test_cache_options as test_full_cache_options
+
+MIB = 2**20
+AT = datetime.datetime(2026, 3, 1, 11, tzinfo=datetime.timezone.utc)
+SECRET = "s3cr3t-Value"
+
+
+def refusal(*layers: Mapping[str, str], conf: Mapping[str, str] | None = None) -> str:
+    """What the error says when these options are refused."""
+    with pytest.raises(OptionError) as caught:
+        LookupOptions.parse(*layers, conf=conf)
+    return str(caught.value)
+
+
+# --- every option's valid forms ----------------------------------------------------------------------
+
+# Options that are one of a few values, which come in any letter case, with spaces around; and what they need beside them.
+VALIDITY = {"lookup.valid-from": "since", "lookup.valid-to": "until"}
+CHOICES: list[tuple[str, type[enum.Enum], dict[str, str]]] = [
+    ("lookup.format", enums.FileFormatName, {}),
+    ("lookup.view", enums.View, {}),
+    ("lookup.on-error", enums.OnError, {}),
+    ("lookup.on-busy", enums.OnBusy, {}),
+    ("lookup.version-at", enums.VersionAt, {}),
+    ("lookup.on-version-gone", enums.OnVersionGone, {}),
+    ("lookup.write.mode", enums.KeyedWrite, {}),
+    ("lookup.write.missing-columns", enums.MissingColumns, {}),
+    ("lookup.stream.start", enums.StreamStart, {}),
+    ("lookup.filter-pushdown", enums.FilterPushdown, {}),
+    ("lookup.overlap", enums.Overlap, VALIDITY),
+]
+# Options that need another to have a meaning.
+PARTIAL = {"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.max-rows": "1"}
+PROVIDER = {"lookup.provider": "a:b"}
+RETRY = {**PROVIDER, "lookup.retry.predicate": "lookup_miss", "lookup.retry.fixed-delay": "1 s", "lookup.retry.max-attempts": "1"}  # fmt: skip
+CACHED = {"lookup.metadata.source": "CACHE"}
+Forms = dict[str, dict[str, Any]]  # of each option: texts, and their values
+VALID: list[tuple[dict[str, str], Forms]] = [
+    ({}, {
+        "path": {" s3a://b/dim ": "s3a://b/dim", "/data/mein tisch/ü*.parquet": "/data/mein tisch/ü*.parquet"},
+        "lookup.keys": {"id": ("id",), " id , Name ": ("id", "Name"), "`a,b`,`c``d`": ("a,b", "c`d"), "zwei wörter,` x `": ("zwei wörter", " x ")},
+        "lookup.schema": {"id INT, `a b` ARRAY<STRING>": pa.schema({"id": pa.int32(), "a b": pa.list_(pa.field("element", pa.string()))})},
+        "lookup.csv.header": {"false": False},
+        "lookup.csv.sep": {";": ";", "\\t": "\t"},
+        "lookup.csv.quote": {"'": "'", "": ""},
+        "lookup.csv.escape": {"\\": "\\"},
+        "lookup.csv.null-value": {" NA": " NA"},
+        "lookup.csv.encoding": {"ISO-8859-1": "iso8859-1"},
+        "lookup.csv.infer-schema": {"FALSE": False},
+        "lookup.write.batch": {"orders-by.city_1:017": ("orders-by.city_1", 17)},
+        "lookup.columns": {"b,a": ("b", "a")},
+        "lookup.where": {"id = 1 ": "id = 1"},
+        "lookup.partition": {"max_pt()": "max_pt()"},
+        "lookup.metrics.tasks": {"8": 8},
+        "lookup.success-file": {"true": True, " FALSE": False},
+        "lookup.busy-wait": {"0 s": 0.0},
+        "lookup.busy-timeout": {"1 h": 3600.0},
+        "lookup.settle": {"500 ms": 0.5, "0 s": 0.0},
+        "lookup.metadata.source": {"ufs": enums.MetadataSource.UFS},
+        "lookup.version": {"3": 3},
+        "lookup.changes-from": {"3": 3},
+        "lookup.branch": {" audit ": "audit"},
+        "lookup.tag": {"2026-Q1": "2026-Q1"},
+        "lookup.timestamp": {" 2026-03-01T12:00:00+01:00": AT, "2026-03-01 11:00:00": AT, "2026-03-01T11:00:00Z": AT},
+        "lookup.valid-write-ids": {" t1:5:4:2,4: ": "t1:5:2:2,4:"},
+        "lookup.floor": {" 8f3a:12": "8f3a:12"},
+        "lookup.write.unique-keys": {"true": True},
+        "lookup.write.merge-schema": {"TRUE": True},
+        "lookup.create-if-not-exists": {"false": False},
+        "lookup.valid-from": {"`valid from`": "valid from"},
+        "lookup.stream.start": {"12": 12},
+        "lookup.stream.max-rows-per-trigger": {"1000": 1000},
+        "lookup.stream.max-files-per-trigger": {"10": 10},
+        "lookup.stream.max-bytes-per-trigger": {"1 MiB": 1024**2},
+        "lookup.write.compact-after": {"0": 0},
+        "lookup.write.timeout": {"2 h": 7200.0},
+        "lookup.cache": {"none": enums.CacheMode.NONE, "Full": enums.CacheMode.FULL},
+        "lookup.provider": {"my.module:Some.factory": "my.module:Some.factory"},
+        "lookup.cache.dir": {"/ssd/cache": "/ssd/cache"},
+        "lookup.cache.max-bytes": {"1 MiB": MIB, "20g": 20 * 2**30},
+        "lookup.block.size": {"65536": 65536},
+        "lookup.max-retries": {"0": 0, "12": 12},
+        "lookup.scan.split-size": {"128m": 128 * MIB},
+    }),
+    (VALIDITY, {"lookup.valid-to": {"until": "until"}}),
+    (CACHED, {"lookup.metadata.sync-interval": {"-1": -1.0, " 0 ": 0.0, "0 s": 0.0, "PT1M30S": 90.0}}),
+    (PARTIAL, {
+        "lookup.cache": {"Partial": enums.CacheMode.PARTIAL},
+        "lookup.partial-cache.expire-after-access": {"10 min": 600.0, "0 s": 0.0},
+        "lookup.partial-cache.expire-after-write": {"PT1H": 3600.0},
+        "lookup.partial-cache.max-rows": {"0": 0, "15213": 15213},
+        "lookup.partial-cache.max-bytes": {"1g": 2**30},
+        "lookup.partial-cache.cache-missing-key": {"false": False},
+    }),
+    ({"path": "shop.customers"}, {"lookup.catalog": {" prod ": "prod"}}),
+    ({"lookup.changes-from": "2"}, {"lookup.changes-to": {"3": 3}}),
+    (PROVIDER, {"lookup.async.capacity": {"1": 1}, "lookup.async.timeout": {"300 s": 300.0}}),
+    (RETRY, {
+        "lookup.retry.predicate": {"LOOKUP_MISS": enums.RetryPredicate.LOOKUP_MISS},
+        "lookup.retry.fixed-delay": {"10 s": 10.0},
+        "lookup.retry.max-attempts": {"3": 3},
+    }),
+]  # fmt: skip
+VALID_FORMS = [
+    *((key, text, value, others) for others, keys in VALID for key, forms in keys.items() for text, value in forms.items()),
+    *((key, f" {spell(member.value)} ", member, others) for key, kind, others in CHOICES for member in kind for spell in (str.lower, str.upper)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "text", "value", "others"), VALID_FORMS)
+def test_each_valid_form_parses(key: str, text: str, value: object, others: dict[str, str]) -> None:
+    """Each documented spelling of an option becomes its value, in any letter case and with spaces around."""
+    field = next(f for f in dataclasses.fields(LookupOptions) if f.metadata and f.metadata["key"] == key)
+    assert getattr(LookupOptions.parse({"path": "/t", **others, key: text}), field.name) == value
+
+
+def test_every_option_has_a_valid_form_here() -> None:
+    """No option is without a test of its valid forms, and the README's table has a row for each."""
+    keys = {f.metadata["key"] for f in dataclasses.fields(LookupOptions) if f.metadata}
+    full = {"lookup.full-cache." + key for _, key, _, _ in test_full_cache_options.VALID}
+    named = {"lookup.storage.*", "lookup.provider.*", "lookup.catalog.*"}
+    assert keys == {case[0] for case in VALID_FORMS} | full | named
+    rows = options_table().splitlines()
+    assert len(rows) == len(keys) + 2
+    assert all(f"| `{key}` |" in "\n".join(rows) for key in keys)
+
+
+DURATIONS = {
+    "10 s": 10, "10s": 10, "10 sec": 10, "10 SECONDS": 10, "1 second": 1, "1 secs": 1,
+    "250 ms": 0.25, "250 millis": 0.25, "1 milli": 0.001, "1 millisecond": 0.001, "2 milliseconds": 0.002,
+    "1.5 h": 5400, "1 hour": 3600, "2 hours": 7200, "5 min": 300, "1 mins": 60, "1 minute": 60,
+    "2 minutes": 120, "7 d": 604800, "1 day": 86400, "2 days": 172800,
+    "PT10S": 10, "pt0.5s": 0.5, "P1DT2H3M4S": 93784, "P7D": 604800, "PT0S": 0, " PT1H ": 3600,
+}  # fmt: skip
+SIZES = {"1": 1, "0": 0, "2k": 2048, "2 KB": 2048, "2KiB": 2048, "4 MiB": 4 * MIB, "4m": 4 * MIB, "1 g": 2**30, "1TiB": 2**40, "7 b": 7}  # fmt: skip
+
+
+def test_durations_and_sizes() -> None:
+    """Durations are Flink's and ISO-8601's forms, in seconds; sizes are plain or with a unit, a power of 1024 in any spelling."""
+    assert {text: parse_duration_s(text) for text in DURATIONS} == pytest.approx(DURATIONS)
+    assert {text: parse_bytes(text) for text in SIZES} == SIZES
+
+
+BAD_DURATIONS = ["", "10", "s", "-5 s", "10 parsecs", "1h30m", "P", "PT", "PT5", "1e3 s", "5 m", "NaN s", "300 si"]
+BAD_SIZES = ["", "MiB", "-1", "1.5g", "4 XB", "4 ib", "1 MiB 2", "0x10", "9" * 5000]
+BAD_NAMES = ["", ",", "a,", ",a", "a,,b", "a,a", "`a", "a`", "a`b", "`a` `b`", "``", "`a`b"]
+# Values that do not parse: the nearest choice, or what is expected; and what the option needs beside it.
+BAD_VALUES = [
+    *(("lookup.settle", text, "'10 s'", {}) for text in BAD_DURATIONS),
+    *(("lookup.block.size", text, "'4 MiB'", {}) for text in BAD_SIZES),
+    *(("lookup.columns", text, "column names separated by commas", {}) for text in BAD_NAMES),
+    ("lookup.cache.max-bytes", "1023k", str(MIB), {}),
+    ("lookup.block.size", "1k", "65536", {}),
+    ("lookup.block.size", "2g", str(2**30), {}),
+    ("lookup.scan.split-size", "0", str(MIB), {}),
+    ("lookup.format", "parket", "did you mean parquet?", {}),
+    ("lookup.format", "xyz", "parquet, arrow, csv, json, orc", {}),
+    ("lookup.metadata.source", "UFO", "did you mean UFS?", {}),
+    ("lookup.metrics.tasks", "0", "1 to 999999999", {}),
+    ("lookup.filter-pushdown", "ture", "did you mean true?", {}),
+    ("lookup.success-file", "yes", "true or false", {}),
+    ("lookup.max-retries", "-1", "whole number", {}),
+    ("lookup.max-retries", "9" * 5000, "whole number", {}),
+    ("lookup.metadata.sync-interval", "-2", "-1 (never), 0 (always)", CACHED),
+    ("lookup.metadata.sync-interval", "5", "'5 min'", CACHED),
+    ("lookup.where", "  ", "some text", {}),
+    ("path", " ", "some text", {}),
+    ("path", "/a\0b", "which NUL", {}),
+    ("path", "s3://b/a\ud800b", "half of a UTF-16 pair", {}),
+    ("path", "file://host/share", "the name of a host", {}),
+    ("lookup.retry.predicate", "lookup-miss", "did you mean lookup_miss", RETRY),
+    ("lookup.retry.fixed-delay", "0 s", "greater than zero", RETRY),
+    ("lookup.retry.max-attempts", "0", "1 to 999999999", RETRY),
+    ("lookup.async.timeout", "0 s", "greater than zero", PROVIDER),
+    ("lookup.async.capacity", "0", "1 to 999999999", PROVIDER),
+    ("lookup.partial-cache.max-rows", "9" * 20, "a whole number, 0 to 9223372036854775807", PARTIAL),
+]
+
+
+@pytest.mark.parametrize("layer", ["read", "table", "conf"])
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("lookup.key", "did you mean lookup.keys?"),
+        ("lookup.max-retry", "did you mean lookup.max-retries?"),
+        ("lookup.metadata.sync_interval", "did you mean lookup.metadata.sync-interval?"),
+        ("lookup.async.time-out", "did you mean lookup.async.timeout?"),
+        ("Lookup.Formats", "did you mean lookup.format?"),
+        ("pahts", "did you mean path?"),
+        ("header", "did you mean lookup.csv.header?"),
+        *((f"lookup.storage.{name}", "lookup.storage.client_kwargs = '{") for name in ("", "a.verify", "a-b", "*")),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(layer: str, key: str, near: str) -> None:
+    """A key nobody knows is refused with its value (of a conf file without it) and the nearest known one, whatever layer it is in."""
+    with pytest.raises(OptionError) as caught:
+        LookupOptions.parse(**{"read": {}, layer: {key: "5"}})
+    shown = "'…'" if layer == "conf" else "'5'"
+    assert f"unknown option {key.lower()} = {shown}" in str(caught.value)
+    assert near in str(caught.value)
+
+
+# Combinations that contradict themselves, and what the error says.
+CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
+    (CACHED, ["lookup.metadata.source = 'CACHE'", "sync-interval", "-1"]),
+    ({"lookup.metadata.sync-interval": "5 min"}, ["sync-interval contradicts", "= 'CACHE'"]),
+    ({"lookup.version": "3", "lookup.valid-write-ids": "t:1:9223372036854775807::"}, ["lookup.version", "lookup.valid-write-ids", "give one"]),
+    ({"lookup.timestamp": "2026-03-01", "lookup.version": "3"}, ["lookup.version", "lookup.timestamp", "give one"]),
+    ({"lookup.branch": "main", "lookup.tag": "a"}, ["lookup.branch", "lookup.tag", "give one"]),
+    ({"lookup.catalog.uri": "http://h"}, ["lookup.catalog.uri is a property of an Iceberg catalog", "set lookup.catalog"]),
+    ({"lookup.catalog": "prod", "path": "customers"}, ["path = 'customers'", "namespace.table"]),
+    ({"lookup.catalog": "prod", "path": "a.b", **PROVIDER}, ["lookup.catalog and lookup.provider"]),
+    ({"lookup.catalog": "prod", "path": "a.b", "lookup.catalog.token": "t"}, ["lookup.catalog.token looks like a credential", ".pyiceberg.yaml"]),
+    ({"lookup.cache": "partial", "lookup.keys": "id"}, ["lookup.cache = 'PARTIAL'", "expire-after-access", "expire-after-write", "max-rows", "max-bytes"]),
+    ({"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.cache-missing-key": "false"}, ["without any bound"]),
+    ({"lookup.partial-cache.max-rows": "5"}, ["lookup.partial-cache.max-rows", "should be 'PARTIAL'"]),
+    ({"lookup.async.capacity": "5"}, ["lookup.async.capacity is for tables of a provider", "set lookup.provider"]),
+    ({key: text for key, text in RETRY.items() if key not in PROVIDER}, ["is for tables of a provider"]),
+    ({"lookup.provider.table": "x"}, ["lookup.provider.table is for tables of a provider", "set lookup.provider"]),
+    *(({**PROVIDER, **{key: RETRY[key] for key in given}}, ["lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"])
+      for count in (1, 2) for given in itertools.combinations([key for key in RETRY if key not in PROVIDER], count)),
+    *(({**PROVIDER, key: text}, [f"{key} is for tables of files"]) for key, text in [
+        ("lookup.format", "csv"), ("lookup.partition", "max_pt()"), ("lookup.success-file", "true"), ("lookup.settle", "1 s"),
+        ("lookup.block.size", "64 KiB"), ("lookup.storage.anon", "true"), ("lookup.storage.endpoint_url", "http://h")]),
+    ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter it in Spark"]),
+    *((given, ["has no meaning without lookup.valid-from and lookup.valid-to"]) for given in [
+        {"lookup.valid-to": "until"}, {"lookup.overlap": "NEWEST"}, {"lookup.valid-from": "since", "lookup.overlap": "NEWEST"}]),
+]  # fmt: skip
+
+
+REFUSED = [
+    ({**others, key: text}, [f"option {key} = {text!r} (read option)", near]) for key, text, near, others in BAD_VALUES
+]
+
+
+@pytest.mark.parametrize(("options", "words"), [*REFUSED, *CONTRADICTIONS])
+def test_what_is_refused(options: dict[str, str], words: list[str]) -> None:
+    """A value that does not parse or is out of bounds, or a combination that contradicts itself, by key, value and way out."""
+    message = refusal({"path": "/t", **options})
+    assert all(word in message for word in words)
+
+
+# --- precedence --------------------------------------------------------------------------------------
+
+
+def test_precedence() -> None:
+    """A read option beats a table option, which beats the conf file, which beats the default; storage options do so by name. Options
+    are a value."""
+    conf = {
+        "lookup.max-retries": "1",
+        "lookup.block.size": "1m",
+        "lookup.settle": "1 s",
+        "lookup.storage.anon": "false",
+        "lookup.storage.endpoint_url": "http://h:9",
+        "lookup.storage.nothing": "null",
+    }
+    storage = {"LOOKUP.STORAGE.client_kwargs": '{"verify": false}', "lookup.storage.anon": "true"}
+    table = {"path": "s3://b/x", "lookup.max-retries": "2", "lookup.block.size": "2m", **storage}
+    read = {"lookup.max-retries": "4", "lookup.storage.max_concurrency": "5"}
+    options = LookupOptions.parse(read, table, conf)
+    assert (options.path, options.max_retries, options.block_size) == ("s3://b/x", 4, 2 * MIB)
+    assert (options.settle_s, options.split_size) == (1.0, 128 * MIB)
+    nested = {"max_concurrency": 5, "client_kwargs": {"verify": False}}
+    assert options.storage_options() == {**nested, "anon": True, "endpoint_url": "http://h:9", "nothing": None}
+    assert (
+        len(
+            {
+                options,
+                LookupOptions.parse(read, dict(reversed(table.items())), conf),
+                pickle.loads(pickle.dumps(options)),
+            }
+        )
+        == 1
+    )
+    assert LookupOptions.parse({"path": "/read"}, table).path == "/read"
+    # A conf file's are for remote tables; those of a read are the reader's word.
+    assert [LookupOptions.parse({"path": path}, conf=conf).storage for path in ("/x", "file:/x")] == [(), ()]
+    assert LookupOptions.parse({"path": "/x", "lookup.storage.anon": "true"}).storage != ()
+    # A bad value is refused where a nearer layer overrides it, too, and the message names its layer.
+    assert "(table option)" in refusal({"path": "/t", "lookup.max-retries": "1"}, {"lookup.max-retries": "x"})
+    assert "(conf file)" in refusal({"path": "/t"}, conf={"lookup.max-retries": "x"})
+    # A read's UFS drops the interval of the table's or the conf file's CACHE; its own interval contradicts it.
+    lower = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "5 min"}
+    back = {"path": "x", "lookup.metadata.source": "UFS"}
+    assert LookupOptions.parse(back, conf=lower).sync_interval_s is None
+    assert LookupOptions.parse(back, table=lower).metadata_source is enums.MetadataSource.UFS
+    assert "contradicts" in refusal({**back, "lookup.metadata.sync-interval": "5 min"}, conf=lower)
+
+
+def test_options_that_replace_others() -> None:
+    """`override` replaces some options and refuses what parse refuses. A session moves host options off their default or the conf file's
+    value, never off an explicit one, and no others."""
+    columns = {"path": "/t", "lookup.columns": "a"}
+    assert LookupOptions.parse(columns).override({"lookup.columns": "b"}) == LookupOptions.parse({**columns, "lookup.columns": "b"})  # fmt: skip
+    conf = {"lookup.cache.dir": "/conf", "lookup.max-retries": "1"}
+    options = LookupOptions.parse({"path": "/t", "lookup.max-retries": "2"}, None, conf)
+    moved = options.on_host({"lookup.cache.dir": "/host", "lookup.max-retries": "9", "lookup.cache.max-bytes": "2m"})
+    assert (moved.cache_dir, moved.max_retries, moved.cache_max_bytes) == ("/host", 2, 2 * MIB)
+    assert options.on_host({}) == options
+    unset, host_keys = LookupOptions.parse({"path": "/t"}), ", ".join(sorted(HOST_KEYS))
+    for replaces, given, says in (
+        (unset.override, {"lookup.columns": ","}, r"lookup\.columns = ','"),
+        (unset.override, {"lookup.column": "a"}, r"did you mean lookup\.columns"),
+        (unset.on_host, {"lookup.where": "a = 1"}, rf"spark\.lookupcache\.where: only {host_keys} can"),
+        (unset.on_host, {"lookup.max-retries": "many"}, r"spark\.lookupcache\.max-retries = 'many': expected a whole"),
+        (unset.on_host, {"lookup.nope": "1"}, r"unknown option lookup\.nope"),
+    ):
+        with pytest.raises(OptionError, match=says):
+            replaces(given)
+
+
+def test_cache_directory_default_is_per_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without `lookup.cache.dir` the directory is one per user below the temporary directory; nothing is created."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    default = LookupOptions.parse({"path": "/t"}).cache_directory()
+    assert default.parent == tmp_path
+    assert default.name.startswith("lookupcache-")
+    assert not default.exists()
+    monkeypatch.setenv("HOME", "/home/x")
+    assert LookupOptions.parse({"path": "/t", "lookup.cache.dir": "~/c"}).cache_directory() == Path("/home/x/c")
+
+
+# --- the conf file -----------------------------------------------------------------------------------
+
+
+def conf_file(tmp_path: Path, text: str | bytes, name: str = "x.conf") -> dict[str, str]:
+    """An environment whose $LOOKUPCACHE_CONF holds `text`."""
+    (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    return {"LOOKUPCACHE_CONF": str(tmp_path / name)}
+
+
+def test_where_a_conf_file_is(tmp_path: Path) -> None:
+    """$LOOKUPCACHE_CONF names a file of `key = value` lines; without it $SPARK_CONF_DIR/lookupcache.conf is read if it exists."""
+    text = "# ours\n\nLookup.Cache.Dir = /ssd/a=b%s  # why\nlookup.max-retries=7\n"
+    own, options = conf_file(tmp_path, text), {"lookup.cache.dir": "/ssd/a=b%s", "lookup.max-retries": "7"}
+    assert conf_file_options(own) == options
+    assert conf_file_options({}) == conf_file_secrets({}) == {}
+    (tmp_path / "spark").mkdir()
+    environ = {"SPARK_CONF_DIR": str(tmp_path / "spark")}
+    assert conf_file_options(environ) == {}
+    (tmp_path / "spark" / "lookupcache.conf").write_text("lookup.max-retries = 1")
+    assert conf_file_options(environ) == conf_file_options({**environ, "LOOKUPCACHE_CONF": ""})
+    assert conf_file_options(environ) == {"lookup.max-retries": "1"}
+    assert conf_file_options({**environ, **own}) == options
+
+
+NO_CONF = [
+    (f"lookup.storage.secret = {SECRET}\nlookup.cache.dir = /".encode() + b"\xfc", "cannot be read"),
+    (b"lookup.max-retries = 1\n\nlookup.cache.dir /ssd", "line 3: expected key = value"),
+    (f"lookup.storage.secret: {SECRET}".encode(), "line 1: expected key = value"),
+    (b"lookup.max-retries = 1\nlookup.max-retries = 2", "line 2: lookup.max-retries is there twice"),
+    (b"[lookup]\nlookup.max-retries = 1", "without [sections]"),
+    (b"[conf]\nlookup.max-retries = 1", "without [sections]"),
+    (b"lookup.max-retries = 1\n[DEFAULT]\nlookup.settle = 1 s", "without [sections]"),
+    # It would silently join the line before.
+    (b"lookup.cache.dir = /a\n lookup.cache.max-bytes = 1 GiB\n", "the line after lookup.cache.dir is indented"),
+]
+
+
+def test_what_is_no_conf_file(tmp_path: Path) -> None:
+    """A file that was named and cannot be read, or a line that is no `key = value`, is an error with its path and number; no line is shown."""
+    (tmp_path / "lookupcache.conf").mkdir()
+    named = [(str(tmp_path / "missing.conf"), "does not exist"), (str(tmp_path), "cannot be read")]
+    cases = [({"LOOKUPCACHE_CONF": path}, says) for path, says in named]
+    cases += [({"SPARK_CONF_DIR": path}, "cannot be read") for path in (str(tmp_path), "x" * 5000)]
+    cases += [(conf_file(tmp_path, text, f"{number}.conf"), says) for number, (text, says) in enumerate(NO_CONF)]
+    for environ, says in cases:
+        with pytest.raises(OptionError, match="conf file ") as caught:
+            conf_file_options(environ)
+        assert says in str(caught.value)
+        assert next(iter(environ.values())) in str(caught.value)
+        chain = (caught.value, caught.value.__cause__, caught.value.__context__)
+        assert SECRET not in repr((chain, [vars(one) for one in chain if one is not None]))
+
+
+# --- credentials -------------------------------------------------------------------------------------
+
+SECRET_KEYS = [
+    "key", "secret", "token", "password", "passwd", "account_key", "sas_token", "sas", "credential", "credentials",
+    "connection_string", "access_key_id", "secret_access_key", "aws_session_token", "client_secret", "api_key",
+    "private_key", "shared_key", "signature",
+]  # fmt: skip
+PLAIN_KEYS = ["endpoint_url", "anon", "region", "profile", "username", "keyring_backend", "monkey", "use_ssl", "project"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRET_KEYS)
+@pytest.mark.parametrize("prefix", ["lookup.storage.", "lookup.provider."])
+def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str, name: str) -> None:
+    """An option that would store a credential in a plan or catalog is refused, by key and never by value; names that only resemble one's are
+    taken, also inside JSON."""
+    given = {"path": "/t", **(PROVIDER if prefix == "lookup.provider." else {})}
+    for key, value in (
+        (name, SECRET),
+        (name.upper(), SECRET),
+        ("client_kwargs", f'{{"deep": [{{"{name}": "{SECRET}"}}]}}'),
+        ("client_kwargs", f'{{"{name}": "{SECRET}"}}'),
+        ("proxy", f"http://me:{SECRET}@h:9"),
+        ("url", f"jdbc:sqlserver://h;user=u;password={SECRET}"),
+        ("url", f"host=h user=u password = {SECRET}"),
+        ("url", f"PASSWD='{SECRET}'"),
+        ("endpoint", f"https://db/?user=x&api_key={SECRET}"),
+        ("client_kwargs", f'{{"proxy": "http://h/?token={SECRET}"}}'),
+    ):
+        for layers in ([{**given, prefix + key: value}], [given, {prefix.title() + key: value}]):
+            message = refusal(*layers)
+            assert "looks like a credential" in message
+            assert "conf file" in message or prefix == "lookup.provider."
+            assert SECRET not in message
+    for plain in PLAIN_KEYS if prefix == "lookup.storage." else []:
+        more = {prefix + plain: "x", prefix + "client_kwargs": f'{{"{plain}": "x"}}'}
+        options = LookupOptions.parse({**given, **more})
+        assert options.storage_options() == {plain: "x", "client_kwargs": {plain: "x"}}
+
+
+def test_the_conf_files_secrets_stay_on_the_host(tmp_path: Path) -> None:
+    """A conf file may hold credentials, also nested; none enters the options that travel with a plan."""
+    environ = conf_file(
+        tmp_path,
+        f"lookup.storage.secret = {SECRET}\n"
+        f"lookup.storage.key = 1234567890\n"
+        f'lookup.storage.client_kwargs = {{"aws_secret_access_key": "{SECRET}", "verify": false}}\n'
+        f'lookup.storage.token = {{"refresh": "{SECRET}"}}\n'
+        f"lookup.storage.proxy = http://me:{SECRET}@h:8\n"
+        "lookup.storage.endpoint_url = http://h:9\n",
+    )
+    options = LookupOptions.parse({"path": "s3://b/t"}, conf=conf_file_options(environ))
+    assert options.storage_options() == {"endpoint_url": "http://h:9"}
+    assert SECRET.encode() not in pickle.dumps(options)
+    assert SECRET not in repr(options)
+    assert conf_file_secrets(environ) == {
+        "secret": SECRET,
+        "key": "1234567890",
+        "client_kwargs": {"aws_secret_access_key": SECRET, "verify": False},
+        "token": {"refresh": SECRET},
+        "proxy": f"http://me:{SECRET}@h:8",
+    }
+
+
+def test_messages_are_redacted() -> None:
+    """What is or holds a credential is hidden, the rest of a URL or text is shown: by `redact`, in a `repr`, and in every refusal."""
+    shown = {
+        ("lookup.storage.secret", SECRET): "[redacted]",
+        ("lookup.storage.client-kwargs", f'{{"token": "{SECRET}"}}'): "[redacted]",
+        ("path", f"s3://k:{SECRET}@b/x"): "s3://[redacted]@b/x",
+        ("path", f"s3://k:p@{SECRET}@b/x@y"): "s3://[redacted]@b/x@y",
+        ("path", f"http://h/x?X-Amz-Signature={SECRET}&y=1"): "http://h/x?X-Amz-Signature=[redacted]&y=1",
+        ("path", f"http://h/x?api_key={SECRET}"): "http://h/x?api_key=[redacted]",
+        ("path", "s3://b/a@b?c"): "s3://b/a@b?c",
+        ("lookup.keys", "id"): "id",
+    }
+    assert {given: redact(*given) for given in shown} == shown
+    assert redact("lookup.storage.client_kwargs", {"a": {"token": SECRET}}) == "[redacted]"
+    given = {"path": f"https://me:{SECRET}@h/t.csv?x=1&sig={SECRET}", "lookup.keys": "id"}
+    assert repr(LookupOptions.parse({**given, "lookup.storage.endpoint_url": "http://h:9"})) == (
+        "LookupOptions(path='https://[redacted]@h/t.csv?x=1&sig=[redacted]', lookup.keys=('id',), "
+        "lookup.storage.endpoint_url='http://h:9')"
+    )
+    for layers, conf in (
+        ([{"path": "/t", "secretly": SECRET}], None),
+        ([{"path": "/t", "lookup.format": f"http://u:{SECRET}@h"}], None),
+        ([{"path": "/t"}], {"lookup.storage.client-kwargs": f'{{"secret": "{SECRET}"}}'}),
+        ([{"path": "/t"}], {"lookup.storage.secret.x": SECRET}),
+    ):
+        assert SECRET not in refusal(*layers, conf=conf)

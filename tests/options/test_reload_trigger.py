@@ -1,0 +1,641 @@
+"""Reload triggers: when a reload is due, what asks for it, and the times of day that put it off."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import math
+import os
+import pickle
+import time
+import zoneinfo
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options.reload_trigger import (
+    Blackout,
+    CacheReloadTrigger,
+    LastReload,
+    PeriodicCacheReloadTrigger,
+    ScheduleMode,
+    TimedCacheReloadTrigger,
+    parse_blackout,
+    parse_iso_time,
+)
+from tests.support.fakes import FakeClock
+
+UTC = datetime.timezone.utc
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+NEW_YORK = zoneinfo.ZoneInfo("America/New_York")
+SAMOA = zoneinfo.ZoneInfo("Pacific/Apia")
+ZONES = [UTC, BERLIN, NEW_YORK, *map(zoneinfo.ZoneInfo, ("Asia/Kathmandu", "Australia/Lord_Howe", "America/Sao_Paulo"))]
+OFFSETS = st.integers(-23 * 4, 23 * 4).map(
+    lambda quarters: datetime.timezone(datetime.timedelta(minutes=15 * quarters))
+)
+DELAY, RATE = ScheduleMode.FIXED_DELAY, ScheduleMode.FIXED_RATE
+DAY = 86400.0
+NOON = 4_000_017_600.0  # 2096-10-02 12:00 UTC
+
+
+class ManualContext(CacheReloadTrigger.Context):
+    """A cache under a test's hand: it notes what a trigger asks for and runs timers when told.
+
+    A reload ends when the test says so, or by itself after `reload_s`. Whoever asks while one runs joins it.
+    """
+
+    def __init__(self, now_s: float = NOON, last: LastReload | None = None, reload_s: float | None = None) -> None:
+        self.clock = FakeClock(now_s)
+        self.last = last
+        self.reload_s = reload_s
+        self.timers: list[tuple[float, Callable[[], object]]] = []
+        self.asked: list[float] = []
+        self.running: concurrent.futures.Future[None] | None = None
+        self.started_s = 0.0
+
+    def current_processing_time(self) -> float:
+        return self.clock.wall_s
+
+    def last_reload(self) -> LastReload | None:
+        return self.last
+
+    def trigger_reload(self) -> concurrent.futures.Future[None]:
+        self.asked.append(self.clock.wall_s)
+        if self.running is None:
+            self.running = concurrent.futures.Future()
+            self.started_s = self.clock.wall_s
+            if self.reload_s is not None:
+                self.schedule(self.clock.wall_s + self.reload_s, self.end)
+        return self.running
+
+    def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
+        timer = (at_s, action)
+        self.timers.append(timer)
+
+        def cancel() -> None:
+            if timer in self.timers:
+                self.timers.remove(timer)
+
+        return cancel
+
+    def reloaded(self, started_s: float, finished_s: float) -> None:
+        """Let the host know of an attempt, as any of its processes does."""
+        first_s = self.last.first_started_at_s if self.last else started_s
+        self.last = LastReload(first_s, started_s, finished_s)
+
+    def end(self, problem: Exception | None = None, trace: bool = True) -> None:
+        """End the reload that runs; without `trace` the host's record of the last one stays as it was."""
+        done, self.running = self.running, None
+        assert done is not None
+        if trace:
+            self.reloaded(self.started_s, self.clock.wall_s)
+        if problem is None:
+            done.set_result(None)
+        else:
+            done.set_exception(problem)
+
+    def due(self) -> list[float]:
+        """When the timers run, in order."""
+        return sorted(at_s for at_s, _ in self.timers)
+
+    def run_until(self, until_s: float) -> None:
+        """Let time pass, running timers as they come due; too many mean a busy loop."""
+        for _ in range(1000):
+            timer = min(self.timers, key=lambda timer: timer[0], default=(math.inf, lambda: None))
+            if timer[0] > until_s:
+                self.clock.wall_s = max(self.clock.wall_s, until_s)
+                return
+            self.timers.remove(timer)
+            self.clock.wall_s = max(self.clock.wall_s, timer[0])
+            timer[1]()
+        pytest.fail("the trigger runs in circles")
+
+    def run_due(self) -> None:
+        """Run what is due now."""
+        self.run_until(self.clock.wall_s)
+
+
+def opened(trigger: CacheReloadTrigger, context: ManualContext) -> ManualContext:
+    trigger.open(context)
+    return context
+
+
+def unix(text: str) -> float:
+    """Unix seconds of an ISO time; one without an offset is UTC."""
+    moment = datetime.datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+@contextlib.contextmanager
+def system_zone(name: str) -> Iterator[None]:
+    """This process as if its machine were in another zone."""
+    try:
+        with mock.patch.dict(os.environ, TZ=name):
+            time.tzset()
+            yield
+    finally:
+        time.tzset()
+
+
+# --- periodic: when ----------------------------------------------------------------------------------
+
+
+def test_intervals_above_zero() -> None:
+    """An interval that is not a finite number above zero, or beyond what a calendar holds, is refused with the option and the value."""
+    for interval_s in (0, -1, -0.0, math.nan, math.inf, -math.inf):
+        with pytest.raises(OptionError, match=f"periodic-reload.interval = {interval_s!r} s.* greater than zero"):
+            PeriodicCacheReloadTrigger(interval_s)
+    for days in (0, -1, 36_501, 10**12):
+        with pytest.raises(OptionError, match=f"timed-reload.interval-in-days = {days}:.* at least 1 day"):
+            TimedCacheReloadTrigger(datetime.time(10, 15), days)
+
+
+SECONDS = st.floats(0, 4e9)
+INTERVALS = st.floats(1e-2, 1e7)
+
+
+@given(st.sampled_from(ScheduleMode), INTERVALS, SECONDS, SECONDS, SECONDS, st.floats(-4e9, 1e9))
+def test_when_a_periodic_reload_is_due(
+    mode: ScheduleMode, interval_s: float, first: float, start: float, took: float, later: float
+) -> None:
+    """FIXED_DELAY is due exactly one interval after the end of the last reload, FIXED_RATE at a multiple of the interval after its
+    start; whatever the clock says, the next is due within one interval from now."""
+    trigger = PeriodicCacheReloadTrigger(interval_s, mode)
+    started = start if mode is DELAY else first + start
+    last = LastReload(first, started, started + took)
+    now_s = last.finished_at_s + later
+    due = trigger.next_due_s(last, now_s)
+    assert due <= now_s + interval_s + 1e-5
+    if mode is DELAY and later >= 0:
+        assert due == last.finished_at_s + interval_s
+    elif mode is RATE and now_s >= started:
+        assert started < due <= started + interval_s + 1e-5
+        assert abs(math.remainder(due - first, interval_s)) < 1e-5
+
+
+def test_a_grid_is_exact_where_quotients_are_not() -> None:
+    """A start on a point, or right before it, is followed by the next one, though the division rounds or an interval is tiny."""
+    trigger = PeriodicCacheReloadTrigger(0.7, RATE)
+    before = math.nextafter(87_278 * 0.7, 0)
+    assert math.floor(before / 0.7) == 87_278
+    assert trigger.next_due_s(LastReload(0.0, before, before), before) == 87_278 * 0.7
+    trigger, point = PeriodicCacheReloadTrigger(60.1, RATE), 4e9 + 696_001 * 60.1
+    assert math.floor((point - 4e9) / 60.1) == 696_000
+    assert trigger.next_due_s(LastReload(4e9, point, point), point) == 4e9 + 696_002 * 60.1
+    due = PeriodicCacheReloadTrigger(1e-12, RATE).next_due_s(LastReload(NOON, NOON, NOON), NOON)
+    assert NOON < due < NOON + 1e-3
+
+
+# --- periodic: what happens --------------------------------------------------------------------------
+
+
+def test_fixed_rate_keeps_the_grid_of_the_first_start() -> None:
+    """The grid begins where the first load did; a timer that runs late asks for one reload, and the next comes on the grid."""
+    context = opened(PeriodicCacheReloadTrigger(10, RATE), ManualContext())
+    context.run_due()
+    context.started_s += 0.5
+    context.run_until(NOON + 3)
+    context.end()
+    context.run_until(NOON + 35)
+    context.clock.tick(20)
+    context.run_until(NOON + 61)
+    assert context.asked == [NOON + at_s for at_s in (0, 10.5, 20.5, 30.5, 55, 60.5)]
+
+
+@pytest.mark.parametrize("mode", ScheduleMode)
+@pytest.mark.parametrize("last", [None, LastReload(NOON - 50, NOON - 20, NOON - 20)])
+@pytest.mark.parametrize("end", ["failed", "refused", "cancelled", "cannot be asked for"])
+def test_no_end_of_a_reload_ends_the_schedule(mode: ScheduleMode, last: LastReload | None, end: str) -> None:
+    """After a reload that failed, was refused or cancelled, or could not be asked for, the next comes a full interval later."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext(last=last))
+    for now_s in (NOON, NOON + 10, NOON + 20):
+        if end == "cannot be asked for":
+            with (
+                mock.patch.object(context, "trigger_reload", side_effect=RuntimeError("no")),
+                pytest.raises(RuntimeError, match="no"),
+            ):
+                context.run_until(now_s)
+        else:
+            context.run_until(now_s)
+            assert context.asked[-1] == now_s
+            assert context.running is not None
+            if end == "cancelled":
+                assert context.running.cancel()
+                context.running = None
+            else:
+                context.end(OSError("the store is away"), trace=end == "failed")
+        context.run_due()
+        assert context.due() == [now_s + 10]
+
+
+@pytest.mark.parametrize(("mode", "started_s", "due_s"), [(DELAY, NOON + 6, NOON + 16), (RATE, NOON + 10, NOON + 20)])
+def test_reloads_of_other_processes_count(mode: ScheduleMode, started_s: float, due_s: float) -> None:
+    """Opening a trigger on a table that was reloaded does not fire it before its time, nor does a timer that runs before its time, as
+    after a clock was set back; one that finds a newer reload waits its interval from that, or leaves it the point."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext(last=LastReload(NOON, NOON, NOON)))
+    ((at_s, action),) = context.timers
+    context.timers.clear()
+    action()
+    assert (at_s, context.asked, context.due()) == (NOON + 10, [], [NOON + 10])
+    context.reloaded(started_s, started_s)
+    context.run_until(NOON + 10)
+    assert (context.asked, context.due()) == ([], [due_s])
+    context.run_until(due_s)
+    assert context.asked == [due_s]
+
+
+@given(st.sampled_from(ScheduleMode), st.lists(st.sampled_from([0.0, 0.25, 3.0, 10.0, 25.0]), min_size=1, max_size=8))
+def test_a_schedule_of_slow_and_fast_reloads(mode: ScheduleMode, takes: list[float]) -> None:
+    """Over any run of reloads FIXED_DELAY keeps the pause, and FIXED_RATE the grid with one reload per point."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext())
+    ends: list[float] = []
+    for takes_s in takes:
+        while context.running is None:
+            context.run_until(context.due()[0])
+        context.run_until(context.started_s + takes_s)
+        ends.append(context.clock.wall_s)
+        context.end()
+    if mode is DELAY:
+        assert context.asked == [NOON] + [end + 10 for end in ends[:-1]]
+    else:
+        assert context.asked == [NOON + 10 * k for k in range(len(context.asked))]
+    assert len(context.due()) == 1
+
+
+# --- closing -----------------------------------------------------------------------------------------
+
+TRIGGERS = [
+    lambda: PeriodicCacheReloadTrigger(10),
+    lambda: PeriodicCacheReloadTrigger(10, RATE),
+    lambda: TimedCacheReloadTrigger(datetime.time(12), 1, UTC),
+]
+each_trigger = pytest.mark.parametrize("make", TRIGGERS, ids=["delay", "rate", "timed"])
+
+
+@each_trigger
+@pytest.mark.parametrize("problem", [None, OSError("gone")])
+def test_a_trigger_that_is_closed_plans_nothing(
+    make: Callable[[], CacheReloadTrigger], problem: Exception | None
+) -> None:
+    """It has no timer, nor does one do anything that the cache had already taken up, nor the end of a reload that was under way. It may be
+    closed twice or without having been opened; opened again it belongs to its new context. A pickled copy is not open."""
+    trigger = make()
+    before = opened(trigger, ManualContext())
+    trigger = pickle.loads(pickle.dumps(trigger))
+    trigger.close()
+    assert len(before.timers) == 1
+    context = opened(trigger, ManualContext())
+    ((_, action),) = context.timers
+    trigger.close()
+    trigger.close()
+    action()
+    assert (context.asked, context.timers) == ([], [])
+    trigger = make()
+    context = opened(trigger, ManualContext())
+    context.run_due()
+    trigger.close()
+    with mock.patch.object(context, "schedule") as schedule:
+        context.end(problem)
+    schedule.assert_not_called()
+    assert (context.asked, context.timers) == ([NOON], [])
+    trigger = make()
+    old = opened(trigger, ManualContext())
+    old.run_due()
+    new = opened(trigger, ManualContext())
+    old.end()
+    assert (old.timers, new.due()) == ([], [NOON])
+
+
+@each_trigger
+def test_close_while_a_timer_is_being_set(make: Callable[[], CacheReloadTrigger]) -> None:
+    """A close from another thread, between the decision to plan and the timer, leaves no timer."""
+    trigger = make()
+
+    class Closing(ManualContext):
+        def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
+            trigger.close()
+            return super().schedule(at_s, action)
+
+    assert opened(trigger, Closing()).timers == []
+
+
+# --- timed: when -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("days", [1, 36_500])
+@pytest.mark.parametrize("steps", [0, 1, -1])
+def test_timed_days_at_their_bounds(days: int, steps: int) -> None:
+    """The fewest and the most days give a next reload, also one interval on, or back if the clock was set so far."""
+    first = unix("2076-05-04T10:15")
+    started = first + steps * days * DAY + 1
+    trigger = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC)
+    assert trigger.next_due_s(LastReload(first - 1, started, started), started) == started - 1 + days * DAY
+
+
+@pytest.mark.parametrize("days", [1, 7])
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize(
+    ("now", "due"), [("2026-05-04T09:00", "04"), ("2026-05-04T10:15", "04"), ("2026-05-04T11:00", "05")]
+)
+def test_a_clock_set_back_costs_one_day(days: int, initial: bool, now: str, due: str) -> None:
+    """If the last reload lies in the future, a timed one is due at the next time of day."""
+    ahead = unix("2027-01-01T00:00")
+    last = LastReload(ahead if initial else ahead - DAY, ahead, ahead)
+    trigger = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC)
+    assert trigger.next_due_s(last, unix(now)) == unix(f"2026-05-{due}T10:15")
+
+
+TIMES = st.builds(datetime.time, st.integers(0, 23) | st.integers(1, 3), st.sampled_from([0, 15, 30, 45]))
+YEAR = st.floats(unix("2026-01-01"), unix("2027-01-01"))
+DAYS = st.integers(1, 10) | st.sampled_from([28, 30, 100])
+# How far from a reload time something is: at it, a moment or days to either side.
+NEAR = st.sampled_from([0.0, 0.001, -0.001, 900.0, -900.0, 3600.0, -3600.0]) | st.integers(
+    -12 * 86_400_000, 12 * 86_400_000
+).map(lambda ms: ms / 1000)
+
+
+# Days on which clocks skip an hour, show one twice, or skip the day.
+CHANGES = {
+    BERLIN: [datetime.date(2026, 3, 29), datetime.date(2026, 10, 25)],
+    NEW_YORK: [datetime.date(2026, 3, 8), datetime.date(2026, 11, 1)],
+    SAMOA: [datetime.date(2011, 12, 30)],
+}
+
+
+def calendar_grid(
+    reload_time: datetime.time, days: int, zone: datetime.tzinfo, first_s: float, steps: range
+) -> list[float]:
+    """The reload times of the steps from the first at or after the first start, found by leafing a calendar."""
+
+    def at_s(day: datetime.date) -> float:
+        return datetime.datetime.combine(day, reload_time, zone).timestamp()
+
+    day = datetime.datetime.fromtimestamp(first_s, zone).date() - datetime.timedelta(days=2)
+    while at_s(day) < first_s:
+        day += datetime.timedelta(days=1)
+    return [at_s(day + datetime.timedelta(days=days * step)) for step in steps]
+
+
+@st.composite
+def first_starts(draw: st.DrawFn, reload_time: datetime.time, zone: datetime.tzinfo) -> float:
+    """The start of a first load, often near a reload time or at it, and shortly before the clocks change."""
+    days = st.dates(datetime.date(2026, 1, 1), datetime.date(2026, 12, 31))
+    if zone in CHANGES:
+        days |= st.builds(
+            lambda day, n: day + datetime.timedelta(n), st.sampled_from(CHANGES[zone]), st.integers(-4, 1)
+        )
+    return datetime.datetime.combine(draw(days), reload_time, zone).timestamp() + draw(NEAR)
+
+
+@settings(max_examples=200)
+@given(st.data(), TIMES, st.sampled_from([*ZONES, *CHANGES]), DAYS, st.integers(-5, 40) | st.integers(0, 3), NEAR)
+def test_a_timed_reload_is_the_next_on_the_grid(
+    data: st.DataObject, reload_time: datetime.time, zone: datetime.tzinfo, days: int, step: int, near: float
+) -> None:
+    """Whenever the last reload began, the first grid time after it is due: none is left out, and none is off the grid. Days with 23 or 25
+    hours count as one; a skipped time comes after the gap, a doubled one once, at its first; an offset knows no summer."""
+    first = data.draw(first_starts(reload_time, zone))
+    grid = calendar_grid(reload_time, days, zone, first, range(-20, 60))
+    started = grid[20 + step] + near
+    expected = grid[20] if started == first else min(at_s for at_s in grid if at_s > started)
+    last = LastReload(first, started, started)
+    for at_time in (reload_time, reload_time.replace(fold=1)):
+        assert TimedCacheReloadTrigger(at_time, days, zone).next_due_s(last, started) == expected
+    if isinstance(zone, zoneinfo.ZoneInfo):
+        with system_zone(zone.key):
+            assert TimedCacheReloadTrigger(reload_time, days).next_due_s(last, started) == expected
+    else:
+        trigger = TimedCacheReloadTrigger(reload_time.replace(tzinfo=zone), days, BERLIN)
+        assert trigger.next_due_s(last, started) == expected
+
+
+@given(st.data(), TIMES, st.sampled_from(ZONES), DAYS, st.sampled_from([0.0, 0.005, 3600.0]))
+def test_timed_reloads_take_every_grid_time_once(
+    data: st.DataObject, reload_time: datetime.time, zone: datetime.tzinfo, days: int, late_s: float
+) -> None:
+    """While timers run, if late, each grid time has its reload; reloads by hand in between add none and take none."""
+    first = data.draw(first_starts(reload_time, zone))
+    grid = calendar_grid(reload_time, days, zone, first, range(10))
+    context = opened(TimedCacheReloadTrigger(reload_time, days, zone), ManualContext(first, reload_s=0.0))
+    context.run_due()
+    for due in grid[1:] if grid[0] == first else grid:
+        share = data.draw(st.sampled_from([None, 0.1, 0.5, 0.9]))
+        if share is not None:
+            context.run_until(context.clock.wall_s + share * (due - context.clock.wall_s))
+            context.reloaded(context.clock.wall_s, context.clock.wall_s)
+        context.run_until(due - 0.0005)
+        context.clock.wall_s = due + late_s
+        context.run_due()
+    assert context.asked == [first] + [at_s if at_s == first else at_s + late_s for at_s in grid]
+
+
+# --- timed: what happens -----------------------------------------------------------------------------
+
+
+MONDAY = unix("2026-05-04T10:15")
+
+
+FOUR_WEEKS = LastReload(NOON - 28 * DAY, NOON - 7 * DAY, NOON - 7 * DAY)
+
+
+@pytest.mark.parametrize(
+    ("last", "minute", "days", "late_s", "wait_s"),
+    [
+        *((None, 0, days, 0.0, DAY) for days in (1, 7)),
+        *((None, 30, days, 0.0, 1800) for days in (1, 7)),
+        *((FOUR_WEEKS, 0, 7, late_s, 7 * DAY) for late_s in (0.0, 0.005, 2 * DAY)),
+        (FOUR_WEEKS, 0, 7, 8 * DAY, 14 * DAY),
+    ],
+)
+def test_a_refused_timed_load_waits_for_its_time(
+    last: LastReload | None, minute: int, days: int, late_s: float, wait_s: float
+) -> None:
+    """An initial load that leaves no trace is asked for again at the next time of day; a later one, on time or late, on the grid."""
+    context = ManualContext(NOON + late_s, last=last)
+    opened(TimedCacheReloadTrigger(datetime.time(12, minute), days, UTC), context)
+    context.run_due()
+    context.end(trace=False)
+    context.run_due()
+    assert (context.asked, context.due()) == ([NOON + late_s], [NOON + wait_s])
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_a_clock_set_back_before_the_first_load_keeps_the_number_of_days(trace: bool) -> None:
+    """With all reloads ahead of the clock, one comes at the next time of day, and then one a week, though timers run late."""
+    late_s = 0.005
+    last = LastReload(MONDAY - 60, MONDAY, MONDAY + 60)
+    context = ManualContext(MONDAY - 26 * DAY, last)
+    opened(TimedCacheReloadTrigger(datetime.time(10, 15), 7, UTC), context)
+    for _ in range(6):
+        (due,) = context.due()
+        context.clock.wall_s = due + late_s
+        context.run_due()
+        context.end(trace=trace or len(context.asked) == 1)
+    assert context.asked == [MONDAY + days * DAY + late_s for days in (-26, -21, -14, -7, 0, 7)]
+
+
+# --- times of day as text ----------------------------------------------------------------------------
+
+
+@given(st.times(), st.none() | OFFSETS, st.sampled_from(["minutes", "seconds", "milliseconds", "microseconds"]))
+def test_iso_times(at: datetime.time, zone: datetime.tzinfo | None, precision: str) -> None:
+    """A time of day is local without an offset, and otherwise has the one it names."""
+    text = at.replace(tzinfo=zone).isoformat(precision)
+    for spelling in (text, f" {text} ", text.replace("+00:00", "Z"), text.replace("+00:00", "-00:00")):
+        found = parse_iso_time(spelling)
+        assert found.replace(tzinfo=None).isoformat("microseconds").startswith(at.isoformat(precision))
+        assert found.utcoffset() == at.replace(tzinfo=zone).utcoffset()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "10", "1015", "T10:15", "1:15", "10:5", "24:00", "10:60", "10:15:60", "10:15:30.5", "10:15:30,250", "10:15.250",
+        "10:15+7", "10:15+07", "10:15+0700", "10:15+24:00", "10:15+07:60", "10:15+07:00:00", "10:15z", "10:15 Z", "10:15ZZ", "-10:15",
+        "10:15\n10:15", "١٠:١٥", "10:15 am", "2026-05-04T10:15", "10:15[Europe/Berlin]",
+    ],
+)  # fmt: skip
+def test_bad_iso_times(text: str) -> None:
+    """What some Python would parse, but not all or not as a time of day, is refused with examples."""
+    with pytest.raises(ValueError, match=r"^an ISO time such as '10:15', '10:15Z' or '10:15\+07:00'$"):
+        parse_iso_time(text)
+
+
+# --- blackouts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("zone", "text", "at", "free"),
+    [
+        (BERLIN, "22:00-06:00", "2026-03-28T23:00+01:00", "2026-03-29T06:00+02:00"),  # 7 hours
+        (BERLIN, "12:00-13:00", "2026-07-01T12:00+02:00", "2026-07-01T13:00+02:00"),
+        # An edge that the clocks skip lies as early (start) or late (end) as it can be read.
+        (BERLIN, "02:30-03:30", "2026-03-29T03:10+02:00", "2026-03-29T03:30+02:00"),
+        (BERLIN, "01:30-02:30", "2026-03-29T01:45+01:00", "2026-03-29T03:30+02:00"),
+        # One that they show twice, too.
+        (BERLIN, "02:15-02:45", "2026-10-25T02:20+02:00", "2026-10-25T02:45+01:00"),
+        (BERLIN, "02:15-02:45", "2026-10-25T02:14+02:00", "2026-10-25T02:14+02:00"),
+        (BERLIN, "02:15-02:45", "2026-10-25T02:45+01:00", "2026-10-25T02:45+01:00"),
+        # A free half hour that the clocks skip is not there that day.
+        (BERLIN, "02:45-02:15", "2026-03-28T03:00+01:00", "2026-03-30T02:15+02:00"),
+        (BERLIN, "22:00-06:00Z", "2026-03-28T23:00+01:00", "2026-03-29T08:00+02:00"),
+        (SAMOA, "22:00-06:00", "2011-12-29T23:00-10:00", "2011-12-31T06:00+14:00"),
+        (SAMOA, "22:00-06:00", "2011-12-31T03:00+14:00", "2011-12-31T06:00+14:00"),
+    ],
+)  # fmt: skip
+def test_local_blackouts_follow_the_clocks(zone: zoneinfo.ZoneInfo, text: str, at: str, free: str) -> None:
+    """A local window holds for what clocks show on that day; where that is unclear, the wider reading counts."""
+    assert parse_blackout(text, zone).postponed_s(unix(at)) == unix(free)
+    with system_zone(zone.key):
+        assert parse_blackout(text).postponed_s(unix(at)) == unix(free)
+
+
+NO_WINDOWS = r"^times of day such as '22:00-06:00, 12:00-13:00'"
+EMPTY = "end at another time than they start"  # it could mean nothing or the whole day
+ALL_DAY = "leave some time of the day free"  # local beside offset ones: if they could
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["", " ", ",", "22:00", "22:00-", "-06:00", "22-06", "22:00-24:00", "22:00-06:00,", ",22:00-06:00", "25:00-06:00"], NO_WINDOWS),
+        (["22:00 06:00", "22:00-06:00;12:00-13:00", "22:00–06:00", "22:00-06:00 12:00-13:00"], NO_WINDOWS),
+        (["22:00Z-06:00Z", "22:00-06:00 Z", "22:00-06:00+2", "22:00-06:00+02:00Z"], NO_WINDOWS),
+        (["12:00-12:00", "22:00-06:00, 00:00-00:00Z", "12:00-12:00:00", "12:00-12:00+02:00"], EMPTY),
+        (["00:00-12:00, 12:00-00:00", "22:00-06:00Z, 06:00-22:00Z", "06:00-23:00, 22:00-07:00"], ALL_DAY),
+        (["00:00-12:00Z, 14:00-02:00+02:00", "10:00-22:00+10:00, 05:00-20:00-07:00", "08:00-20:00, 21:00-09:00Z"], ALL_DAY),
+        (["00:00-08:00, 07:00-17:00, 16:30-23:59:59.999999, 23:59:59.999999-00:00"], ALL_DAY),
+    ],
+)  # fmt: skip
+def test_bad_blackouts(texts: list[str], words: str) -> None:
+    """What is no list of windows is refused with an example of one; so are windows that are empty, or cover the day together."""
+    for text in texts:
+        with pytest.raises(ValueError, match=words):
+            parse_blackout(text)
+
+
+def test_a_blackout_may_leave_little_time_free() -> None:
+    """Overlapping windows count once: what leaves a moment free is accepted and ends there."""
+    for text in (
+        "00:00-12:00, 12:00-23:59",
+        "00:00-12:00, 12:00-23:59:59.999999",
+        "00:00-23:59:59.500, 23:59:59.600-00:00",
+        "10:00-09:59, 09:00-09:30, 22:00-06:00",
+        "08:00-20:00, 21:00-08:59Z",
+        "00:00-12:00Z, 14:00-01:59+02:00",
+        "01:00-03:00+02:00, 20:00-21:00-05:00",
+    ):
+        blackout = parse_blackout(text, UTC)
+        free = blackout.postponed_s(NOON)
+        assert NOON <= free <= NOON + DAY
+        assert blackout.postponed_s(free) == free
+
+
+@pytest.mark.parametrize("zone", [None, BERLIN, datetime.timezone(datetime.timedelta(hours=2))])
+def test_a_blackout_is_a_value(zone: datetime.tzinfo | None) -> None:
+    """`str` gives a text that parses to the same blackout, in one spelling; equal ones are one key of a dict and survive pickling."""
+    for text, canonical in (
+        ("22:00-06:00", None),
+        ("22:00-06:00Z, 12:00-13:00+05:30, 00:00-01:00-03:00", None),
+        ("22:00:30-06:00:00.250", "22:00:30-06:00:00.250000"),
+        (" 22:00:00 - 06:00+00:00 ,12:00-13:00 ", "22:00-06:00Z, 12:00-13:00"),
+    ):
+        blackout = parse_blackout(text, zone)
+        assert str(blackout) == (canonical or text)
+        assert {blackout: 1}[parse_blackout(str(blackout), zone)] == {blackout: 1}[pickle.loads(pickle.dumps(blackout))]
+        assert blackout != parse_blackout("22:00-06:00, 12:00-13:01Z", zone)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            blackout.zone = UTC  # type: ignore[misc]
+
+
+MINUTES = st.integers(0, 24 * 60 - 1).map(lambda minute: f"{minute // 60:02}:{minute % 60:02}")
+WINDOWS = st.lists(st.tuples(MINUTES, MINUTES), min_size=1, max_size=4).map(
+    lambda pairs: ", ".join(f"{start}-{end}" for start, end in pairs)
+)
+
+
+def accepted(text: str, zone: datetime.tzinfo) -> Blackout:
+    """The blackout of a text; a hypothesis example whose text is refused is passed over."""
+    try:
+        return parse_blackout(text, zone)
+    except ValueError:
+        assume(False)
+        raise
+
+
+def is_black(blackout: Blackout, at_s: float, zone: datetime.tzinfo) -> bool:
+    """Whether clocks of a zone show a time inside a window."""
+    shown = datetime.datetime.fromtimestamp(at_s, zone).time()
+    return any(start <= shown < end if start < end else not end <= shown < start for start, end in blackout.windows)
+
+
+@given(WINDOWS, st.sampled_from(ZONES) | OFFSETS, st.integers(0, 60 * 24 * 365), st.floats(0, DAY))
+def test_what_is_postponed_is_free(text: str, zone: datetime.tzinfo, minute: int, later: float) -> None:
+    """The time found is not before the one asked for, is outside every window by the clocks, and keeps the order. Where clocks do not
+    change, a free time stays, and a black one moves within a day, through black time only."""
+    blackout = accepted(text, zone)
+    at_s = unix("2026-01-01") + 60 * minute
+    free = blackout.postponed_s(at_s)
+    assert at_s <= free
+    assert not is_black(blackout, free, zone)
+    assert blackout.postponed_s(free) == free
+    assert free <= blackout.postponed_s(at_s + later)
+    if isinstance(zone, datetime.timezone):
+        assert free < at_s + DAY
+        assert all(is_black(blackout, at_s + 60 * k, zone) for k in range(int((free - at_s) / 60)))
+
+
+@given(WINDOWS, OFFSETS, YEAR)
+def test_an_offset_is_a_zone(text: str, zone: datetime.tzinfo, at_s: float) -> None:
+    """A window with an offset is that window in a zone of that offset, and its text says so."""
+    local = accepted(text, zone)
+    offset = datetime.time(0, tzinfo=zone).isoformat()[8:]
+    fixed = parse_blackout(text.replace(",", offset + ",") + offset, BERLIN)
+    assert fixed.postponed_s(at_s) == local.postponed_s(at_s)
+    assert parse_blackout(str(fixed), BERLIN) == fixed

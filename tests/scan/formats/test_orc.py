@@ -1,0 +1,362 @@
+"""ORC files as Hive and Spark write them: columns without names, types that only Spark has, time zones, times far away."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import random
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import orc
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.scan.formats import RangesFile
+from pyspark_lookup.scan.formats.lzo import decompress_lzo
+from pyspark_lookup.scan.formats.orc import OrcIndex
+from pyspark_lookup.scan.formats.orc_numbers import unsigned_numbers
+from pyspark_lookup.scan.formats.orc_tail import read_tail
+from pyspark_lookup.storage.stores import FileVersion
+from tests.support.iceberg_tables import opened
+from tests.support.iceberg_writing import IcebergTable
+from tests.support.orc_files import JULIAN, PROLEPTIC, orc_file
+
+MODES: dict[str, dict[str, str]] = {
+    "NONE": {},
+    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100"},
+    "FULL": {"lookup.cache": "FULL"},
+}
+
+
+@pytest.mark.parametrize("when", [datetime.datetime(2020, 1, 1), datetime.datetime(9999, 1, 1)])
+def test_a_name_that_is_also_a_path(tmp_path: Path, cache_dir: Path, when: datetime.datetime) -> None:
+    """A column `a.b` is read beside a struct `a` with a field `b`, whichever comes first."""
+    row = {"a.b": when, "a": {"b": 1, "c": when}, "a.c": 3}
+    for names in (list(row), list(reversed(row))):
+        orc.write_table(pa.Table.from_pylist([row]).select(names), tmp_path / "t.orc")
+        table = LookupTable(str(tmp_path / "t.orc"), {"lookup.cache.dir": str(cache_dir)})
+        for columns in (None, ["a.b"], ["a"], ["a.c"]):
+            assert table.scan(columns).to_pylist() == [{name: row[name] for name in columns or names}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_without_names(tmp_path: Path, cache_dir: Path, mode: str) -> None:
+    """Hive's `_col0`, `_col1` are the declared columns by their places, those of the directories left out; beside files with names."""
+    home = tmp_path / "t"
+    (home / "day=1").mkdir(parents=True)
+    (home / "day=2").mkdir()
+    orc.write_table(pa.table({"_col0": [1, 2], "_col1": ["a", "b"]}), home / "day=1" / "a.orc")
+    orc.write_table(pa.table({"_col0": [3]}), home / "day=1" / "b.orc")
+    orc.write_table(pa.table({"name": ["d", "e"], "_col0": [0, 0], "id": [4, 5]}), home / "day=2" / "c.orc")
+    schema = "id BIGINT, day INT, name STRING, more DOUBLE"
+    options = {"lookup.cache.dir": str(cache_dir), "lookup.schema": schema, "lookup.keys": "id", **MODES[mode]}
+    table = LookupTable(str(home), options)
+    rows = {1: ("a", 1), 2: ("b", 1), 3: (None, 1), 4: ("d", 2), 5: ("e", 2)}
+    expected = [{"id": id_, "day": day, "name": name, "more": None} for id_, (name, day) in rows.items()]
+    assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == expected
+    for row in expected:
+        assert table.get(row["id"]) == [row]
+    assert table.get(6) == []
+    where = LookupTable(str(home), {**options, "lookup.where": "name = 'b'", "lookup.columns": "id, name"})
+    assert where.scan().to_pylist() == [{"id": 2, "name": "b"}]
+    # Another version, of which the answers were carried over where no changed file may have the key.
+    orc.write_table(pa.table({"_col0": [2, 6], "_col1": ["B", "f"]}), home / "day=2" / "d.orc")
+    table = LookupTable(str(home), options)
+    assert sorted(row["name"] for row in table.get(2)) == ["B", "b"]
+    assert [row["name"] for row in table.get(6)] == ["f"]
+
+
+def test_columns_without_names_that_are_not_declared(tmp_path: Path, cache_dir: Path) -> None:
+    """More of them than are declared cannot be told; without a declaration they are called as in the file."""
+    path = tmp_path / "a.orc"
+    orc.write_table(pa.table({"_col0": [1], "_col1": ["a"]}), path)
+    options = {"lookup.cache.dir": str(cache_dir)}
+    assert LookupTable(str(path), options).scan().to_pylist() == [{"_col0": 1, "_col1": "a"}]
+    table = LookupTable(str(path), {**options, "lookup.schema": "id BIGINT"})
+    with pytest.raises(
+        SchemaError, match=r"a.orc has 2 columns without names, but lookup.schema has 1: id: declare all"
+    ):
+        table.scan()
+    table = LookupTable(str(path), {**options, "lookup.schema": "_col1 BIGINT, _col0 STRING"})
+    assert table.scan().to_pylist() == [{"_col1": 1, "_col0": "a"}]
+
+
+PATCHED = [2030, 2000, 2020, 1000000, *range(2040, 2191, 10)]
+
+
+@pytest.mark.parametrize(
+    ("version", "data", "expected"),
+    [
+        (1, "610007", [7] * 100),
+        (1, "61ff64", list(range(100, 0, -1))),
+        (1, "fb020306070b", [2, 3, 6, 7, 11]),
+        (2, "0a2710", [10000] * 5),
+        (2, "5e035ca1ab1edeadbeef", [23713, 43806, 57005, 48879]),
+        (2, "8e132b2107d01e00147028323c46505a646e78828c96a0aab4befce8", PATCHED),
+        (2, "c609020222424246", [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]),
+        (2, "c0020403", [4, 2, 0]),
+    ],
+)
+def test_runs_of_numbers(version: int, data: str, expected: list[int]) -> None:
+    """The examples of ORC's specification, alone and behind one another; a stream that ends too soon is none."""
+    stream = bytes.fromhex(data)
+    assert unsigned_numbers(stream * 3, 3 * len(expected), version).tolist() == 3 * expected
+    assert unsigned_numbers(stream, len(expected) - 1, version).tolist() == expected[:-1]
+    for end in range(len(stream)):
+        with pytest.raises(ValueError, match="ends after 0 of"):
+            unsigned_numbers(stream[:end], len(expected), version)
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (b"\x15abcd\x11\0\0", b"abcd"),
+        (b"\x14abc\x27\x08\0\x11\0\0", b"abc" * 4),  # a match that overlaps itself
+        (b"\0\1" + b"x" * 19 + b"\x27\x49\0y\x11\0\0", b"x" * 28 + b"y"),  # a long literal, and one behind a match
+        (b"\x15abcd\x20\0\1\x0c\0\x11\0\0", b"abcd" * 73 + b"a"),  # a long match
+        (b"\x15abcd\x4c\0\xe0\0\x11\0\0", b"abcdabc" + b"c" * 8),  # the short forms
+    ],
+)
+def test_lzo(block: bytes, expected: bytes) -> None:
+    """Each kind of instruction; a block that is cut, or longer than it may be, is none."""
+    assert decompress_lzo(memoryview(block), len(expected)) == expected
+    for end in range(len(block)):
+        with pytest.raises(ValueError, match="an LZO block"):
+            decompress_lzo(memoryview(block)[:end], len(expected))
+    if len(expected) > len(block):
+        with pytest.raises(ValueError, match="an LZO block"):
+            decompress_lzo(memoryview(block), len(expected) - 1)
+
+
+FAR = [
+    "0001-01-01 00:00:00",
+    "1677-09-21 00:12:43",
+    "2262-04-11 23:47:17",
+    "2300-01-01 00:00:00.000001",
+    "9999-12-31 23:59:59.999999",
+]
+EPOCH = datetime.datetime(1970, 1, 1)
+
+
+def micros(values: list[str]) -> list[int]:
+    return [(datetime.datetime.fromisoformat(text) - EPOCH) // datetime.timedelta(microseconds=1) for text in values]
+
+
+def times_table(seed: int, rows: int) -> pa.Table:
+    """Times of any year, some null, at the top and nested; runs of all kinds of fractions."""
+    rng = random.Random(seed)
+    steps = [1, 10, 1000, 10**6, 10**9, 86400 * 10**6]
+    values: list[int | None] = micros(FAR)
+    while len(values) < rows:
+        first, step = rng.randrange(-(10**16), 10**16), rng.choice(steps)
+        run = [first + step * number for number in range(rng.choice([1, 3, 20, 700]))]
+        run = [rng.randrange(-(10**16), 10**16) for _ in run] if rng.random() < 0.3 else run
+        values += [None if rng.random() < 0.1 else value for value in run]
+    values = values[:rows]
+    times = pa.array(values, pa.int64()).cast(pa.timestamp("us"))
+    offsets = pa.array([0, *sorted(rng.choices(range(rows + 1), k=rows - 1)), rows], pa.int32())
+    mask = pa.array([rng.random() < 0.1 for _ in range(rows)])
+    nested = pa.StructArray.from_arrays([times, pa.array(range(rows))], ["t", "n"], mask=mask)
+    keys = pa.array([str(number) for number in range(rows)])
+    columns = {
+        "n": pa.array(range(rows)),
+        "t": times,
+        "z": times.cast(pa.timestamp("us", "UTC")),
+        "s": nested,
+        "many": pa.ListArray.from_arrays(offsets, nested),
+        "by": pa.MapArray.from_arrays(offsets, keys, times),
+    }
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
+def test_times_of_any_year(tmp_path: Path, cache_dir: Path, compression: str) -> None:
+    """Those that no nanoseconds of 64 bits hold, nested, in several stripes; a file of them is as good as any other."""
+    table = times_table(7, 5000)
+    orc.write_table(table, tmp_path / "a.orc", compression=compression, stripe_size=1024, batch_size=1500)
+    options = {"lookup.cache.dir": str(cache_dir)}
+    found = LookupTable(str(tmp_path / "a.orc"), options).scan()
+    found.validate(full=True)
+    for name in table.column_names:
+        assert found.column(name).cast(table.schema.field(name).type).to_pylist() == table.column(name).to_pylist(), (
+            name
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_far_times_by_key(tmp_path: Path, cache_dir: Path, mode: str) -> None:
+    """Found, compared, and no reason to refuse other columns, in plain files and in Iceberg tables."""
+    values = [datetime.datetime.fromisoformat(text) for text in FAR]
+    orc.write_table(pa.table({"n": range(len(FAR)), "t": pa.array(values, pa.timestamp("us"))}), tmp_path / "a.orc")
+    iceberg = IcebergTable.create(tmp_path / "t", {"n": "int", "t": "timestamp", "z": "timestamptz"})
+    utc = [value.replace(tzinfo=datetime.timezone.utc) for value in values]
+    rows = [{"n": n, "t": t, "z": z} for n, (t, z) in enumerate(zip(values, utc, strict=True))]
+    iceberg.commit(iceberg.data(rows, "orc"))
+    options = {"lookup.cache.dir": str(cache_dir), **MODES[mode]}
+    for path in (str(tmp_path / "a.orc"), str(iceberg.home)):
+        table = LookupTable(path, {**options, "lookup.keys": "t", "lookup.columns": "n, t"})
+        for number, value in enumerate(values):
+            assert table.get(value) == [{"n": number, "t": value}]
+        where = LookupTable(
+            path,
+            {**options, "lookup.keys": "n", "lookup.columns": "n", "lookup.where": "t > TIMESTAMP_NTZ'2262-04-12'"},
+        )
+        assert sorted(where.scan().column("n").to_pylist()) == [3, 4]
+    zoned = opened(iceberg.home, cache_dir, "none", "z")
+    assert zoned.get(utc[0]) == [rows[0]]
+
+
+def test_times_that_microseconds_cannot_hold(tmp_path: Path, cache_dir: Path) -> None:
+    """They are refused by the column's name, and other columns are read."""
+    far = pa.array([253402300799, 0], pa.int64()).cast(pa.timestamp("s"))
+    table = pa.table({"n": [1, 2], "far": pa.array([10**13, 0], pa.int64()).cast(pa.timestamp("s")), "t": far})
+    orc.write_table(table, tmp_path / "a.orc")
+    options = {"lookup.cache.dir": str(cache_dir)}
+    with pytest.raises(SchemaError, match=r"column 'far' of file:.*a.orc has a time that is too far away"):
+        LookupTable(str(tmp_path / "a.orc"), options).scan()
+    rest = LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": "n, t"}).scan()
+    assert rest.column("t").to_pylist() == far.to_pylist()
+
+
+SUMMER, WINTER, OLD = "2020-07-01 12:00:00", "2020-01-01 12:00:00.000001", "1930-06-01 00:00:00"
+
+
+@pytest.mark.parametrize(("zone", "shifts"), [("CET", (1, 0, 0)), ("EST", (0, 0, 0)), ("GMT", (0, 0, 0))])
+def test_time_zones_of_writers(tmp_path: Path, cache_dir: Path, zone: str, shifts: tuple[int, ...]) -> None:
+    """Spark's times are instants: what was stored in seconds since the writer's 2015. Others are what its clock has shown."""
+    base = {"CET": -3600, "EST": 18000, "GMT": 0}[zone]
+    stored = micros([SUMMER, WINTER, OLD])
+    table = pa.table({"t": pa.array(stored, pa.int64()).cast(pa.timestamp("us"))})
+    instants = [value + base * 10**6 for value in stored]
+    local = [value + hours * 3600 * 10**6 for value, hours in zip(stored, shifts, strict=True)]
+    marked = table.cast(
+        pa.schema([pa.field("t", pa.timestamp("us"), metadata={"spark.sql.catalyst.type": "timestamp"})])
+    )
+    contents = {
+        "old": orc_file(table, zone=zone, spark=True),
+        "new": orc_file(marked, zone=zone),
+        "hive": orc_file(table, zone=zone),
+    }
+    for name, content in contents.items():
+        (tmp_path / f"{name}.orc").write_bytes(content)
+    options: dict[str, Any] = {"lookup.cache.dir": str(cache_dir)}
+
+    def read(name: str, **more: str) -> tuple[pa.DataType, list[int]]:
+        more = {f"lookup.{key}": value for key, value in more.items()}
+        column = LookupTable(str(tmp_path / f"{name}.orc"), {**options, **more}).scan().column("t")
+        return column.type, column.cast(pa.int64()).to_pylist()
+
+    utc = pa.timestamp("us", "UTC")
+    assert read("old") == read("new") == read("hive", schema="t TIMESTAMP") == (utc, instants)
+    assert read("hive") == read("hive", schema="t TIMESTAMP_NTZ") == (pa.timestamp("us"), local)
+    with pytest.raises(SchemaError, match=r"column 't' of .*new.orc is timestamp\[us, tz=UTC\] and cannot be read"):
+        read("new", schema="t TIMESTAMP_NTZ")
+
+
+def test_an_unknown_time_zone(tmp_path: Path, cache_dir: Path) -> None:
+    """Its times are refused when they are read; other columns are not."""
+    table = pa.table({"n": [1], "t": pa.array([0], pa.timestamp("us"))})
+    (tmp_path / "a.orc").write_bytes(orc_file(table, zone="XYZ", spark=True))
+    options = {"lookup.cache.dir": str(cache_dir)}
+    with pytest.raises(SchemaError, match=r"times of the time zone 'XYZ', which this machine does not know"):
+        LookupTable(str(tmp_path / "a.orc"), options).scan()
+    assert LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": "n"}).scan().to_pylist() == [{"n": 1}]
+
+
+@pytest.mark.parametrize("calendar", [JULIAN, PROLEPTIC])
+def test_old_times(tmp_path: Path, cache_dir: Path, calendar: int) -> None:
+    """Before 1582 the calendar counts, before 1900 what `java.util` takes for the offset of a time zone."""
+    stored = micros(["1500-01-01 00:00:00", "1850-01-01 00:00:00", FAR[-1]])
+    table = pa.table({"t": pa.array(stored, pa.int64()).cast(pa.timestamp("us"))})
+    (tmp_path / "a.orc").write_bytes(orc_file(table, calendar, writer=0, zone="PRC"))
+    options = {"lookup.cache.dir": str(cache_dir)}
+    local = LookupTable(str(tmp_path / "a.orc"), options).scan().column("t").to_pylist()
+    old = "1499-12-23 00:00:00" if calendar == JULIAN else "1500-01-01 00:00:00"
+    assert local == [datetime.datetime.fromisoformat(text) for text in (old, "1850-01-01 00:00:00", FAR[-1])]
+    declared = LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.schema": "t TIMESTAMP"})
+    instants = declared.scan().column("t").cast(pa.int64()).to_pylist()
+    mean = (8 * 3600 + 5 * 60 + 43) * 10**6  # of Shanghai
+    assert instants == [micros([old])[0] - mean, stored[1] - mean, stored[2] - 8 * 3600 * 10**6]
+
+
+def test_types_that_spark_says(tmp_path: Path, cache_dir: Path) -> None:
+    """TIMESTAMP_NTZ and intervals are numbers in ORC, at the top and nested; `lookup.schema` may name the real types."""
+
+    def marked(name: str, said: str) -> pa.Field:
+        return pa.field(name, pa.int64(), metadata={"spark.sql.catalyst.type": said})
+
+    ntz = marked("item", "timestamp_ntz")
+    schema = pa.schema(
+        [
+            marked("t", "timestamp_ntz"),
+            marked("i", "interval day to second"),
+            pa.field("s", pa.struct([marked("t", "timestamp_ntz"), pa.field("n", pa.int64())])),
+            pa.field("a", pa.list_(ntz)),
+            pa.field("m", pa.map_(pa.string(), marked("value", "interval hour to minute"))),
+        ]
+    )
+    (far,) = micros(FAR[-1:])
+    orc.write_table(
+        pa.table([[far, None], [far, 5], [{"t": far, "n": 1}, None], [[far, None], []], [[("x", 5)], None]], schema),
+        tmp_path / "a.orc",
+    )
+    at, five = datetime.datetime.fromisoformat(FAR[-1]), datetime.timedelta(microseconds=5)
+    expected = [
+        {"t": at, "i": at - EPOCH, "s": {"t": at, "n": 1}, "a": [at, None], "m": [("x", five)]},
+        {"t": None, "i": five, "s": None, "a": [], "m": None},
+    ]
+    options = {"lookup.cache.dir": str(cache_dir)}
+    declared = (
+        "t TIMESTAMP_NTZ, i INTERVAL DAY TO SECOND, s STRUCT<t: TIMESTAMP_NTZ, n: BIGINT>, a ARRAY<TIMESTAMP_NTZ>"
+    )
+    for more in ({}, {"lookup.schema": f"{declared}, m MAP<STRING, INTERVAL DAY TO SECOND>"}):
+        assert LookupTable(str(tmp_path / "a.orc"), {**options, **more}).scan().to_pylist() == expected
+
+
+@pytest.mark.parametrize("said", ["time(6)", "interval year to month"])
+def test_types_that_no_python_source_has(tmp_path: Path, cache_dir: Path, said: str) -> None:
+    """They are numbers in ORC, and none of what was written: such a column refuses itself, also as a part of another."""
+    kind = pa.int64() if said.startswith("time") else pa.int32()
+    part = pa.field("x", kind, metadata={"spark.sql.catalyst.type": said})
+    schema = pa.schema([pa.field("n", pa.int64()), part, pa.field("s", pa.struct([part]))])
+    orc.write_table(pa.table([[1], [2], [{"x": 3}]], schema), tmp_path / "a.orc")
+    options = {"lookup.cache.dir": str(cache_dir)}
+    for name in ("x", "s"):
+        with pytest.raises(SchemaError, match=f"column '{name}' is of Spark's type {re.escape(said)}"):
+            LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": f"n, {name}"}).scan()
+    assert LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": "n"}).scan().to_pylist() == [{"n": 1}]
+
+
+def test_rows_without_columns(tmp_path: Path) -> None:
+    """They are counted, though the first column has times that are far away."""
+    (tmp_path / "a.orc").write_bytes(content := orc_file(times_table(1, 100).drop("n")))
+    index = OrcIndex(FileVersion("file:///a.orc", len(content), "1"), content, [])
+    source = RangesFile(len(content), {}, lambda part: b"")
+    assert sum(batch.num_rows for batch in index.batches(index.units[0], [], source)) == 100
+
+
+def test_damaged_tails() -> None:
+    """What is read here and not by pyarrow is damaged, or says something else; nothing else comes of it."""
+    contents = []
+    for compression in ("uncompressed", "zlib", "lz4", "zstd"):
+        out = io.BytesIO()
+        orc.write_table(times_table(3, 200), out, compression=compression)
+        contents.append(out.getvalue())
+    rng = random.Random(5)
+    for _ in range(100):
+        content = bytearray(rng.choice(contents))
+        for _ in range(rng.choice([1, 1, 3, 10])):
+            content[-1 - min(int(rng.expovariate(0.005)), len(content) - 1)] = rng.choice([0, 255, rng.randrange(256)])
+        with contextlib.suppress(ValueError, OSError, zlib.error):
+            tail = read_tail(bytes(content))
+            assert tail.hybrid in (True, False)
+            tail.with_seconds()
+            for stripe in tail.stripes:
+                assert isinstance(stripe.time_zone, str)
+                tail.fractions(stripe, 2, 150)

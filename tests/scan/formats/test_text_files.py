@@ -1,0 +1,620 @@
+"""CSV and JSON files as tables: types that lose nothing, in one file or in several, schemas that are declared, dialects."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.scan.formats.inference import NOTHING, convert, infer_texts, join_inferred
+from tests.support.fuzzing import fuzzed
+
+D = decimal.Decimal
+UTC = datetime.timezone.utc
+CACHES: dict[str, dict[str, str]] = {
+    "none": {},
+    "full": {"lookup.cache": "FULL", "lookup.keys": "id"},
+    "partial": {"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.max-rows": "1000"},
+}
+
+
+@pytest.fixture
+def dim(tmp_path: Path) -> Path:
+    """An empty directory."""
+    (tmp_path / "dim").mkdir()
+    return tmp_path / "dim"
+
+
+def table_of(dim: Path, options: dict[str, str] | None = None) -> LookupTable:
+    return LookupTable(str(dim), {"lookup.cache.dir": str(dim.parent / "cache"), **(options or {})})
+
+
+def read(dim: Path, **options: str) -> pa.Table:
+    """All rows; options by the ends of their names."""
+    named = {f"lookup.{key.replace('__', '.')}".replace("_", "-"): text for key, text in options.items()}
+    return table_of(dim, named).scan()
+
+
+def put(dim: Path, name: str, content: str | bytes | pa.Array) -> None:
+    if isinstance(content, pa.Array):
+        pq.write_table(pa.table({"v": content}), dim / name)
+    else:
+        (dim / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+# --- blank lines of CSV ----------------------------------------------------------------------------------
+
+BLANK_LINES = ["", "N", "NNN", " N", "\tN", " \t N N", "\x0b\x1fN"]
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"], ids=ascii)
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "BOM"])
+def test_blank_lines_of_csv(dim: Path, mark: str, line_end: str) -> None:
+    """They are skipped wherever they are, but in quoted text; DuckDB and Spark read the same rows."""
+    rows = [{"id": 1, "v": f"a{line_end} {line_end}b"}, {"id": 2, "v": '5" of it'}, {"id": 3, "v": "c"}]
+    for before, between in itertools.product(BLANK_LINES, BLANK_LINES):
+        lines = ["id,v", '1,"aN Nb"', '2,5" of it', "3,c"]
+        content = (mark + before + "".join(f"{line}N{between}" for line in lines)).replace("N", line_end)
+        put(dim, "a.csv", content)
+        assert read(dim).to_pylist() == rows, ascii(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "expected"),
+    [
+        (" \nid,v\n \n", {}, {"id": [], "v": []}),
+        ("\ufeff\n \n", {}, {}),
+        ("\n1,a\n \n", {"csv__header": "false"}, {"_c0": [1], "_c1": ["a"]}),
+        (" \n\t\n1\ta\n", {"csv__sep": "\t", "csv__header": "false"}, {"_c0": [None, 1], "_c1": [None, "a"]}),
+        ('id,v\n \n1,"\n', {"csv__quote": ""}, {"id": [1], "v": ['"']}),
+        ('\nid,v\n1,"a \\"\n \n b"\n \n', {"csv__escape": "\\"}, {"id": [1], "v": ['a "\n \n b']}),
+        ("\ufeff\r\n \r\nid,v\r\n1,a\r\n".encode("utf-16-le"), {"csv__encoding": "utf-16-le"}, {"id": [1], "v": ["a"]}),
+    ],
+    ids=ascii,
+)
+def test_blank_lines_of_dialects(
+    dim: Path, content: str | bytes, options: dict[str, str], expected: dict[str, list[Any]]
+) -> None:
+    """A line with the separator is a row, if it is a tab."""
+    put(dim, "a.csv", content)
+    assert read(dim, **options).to_pydict() == expected
+
+
+# --- types that lose nothing -----------------------------------------------------------------------------
+
+NUMBERS = st.one_of(
+    st.integers(-(2**70), 2**70).map(str),
+    st.integers(-99, 99).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.decimals(-1000, 1000, places=2).map(str),
+    st.decimals(-(10**20), 10**20, places=3).map(str),
+)
+WORDS = st.sampled_from(
+    [
+        "", " 1", "1 ", "007", "+5", "1e3", "1.50", "-0", "-0.0", "0.1", "0.30000000000000004", "1.", ".5", "1_000", "0x1f", "٣", "x",
+        "true", "TRUE", "False", "NaN", "Infinity", "infinity", "9007199254740993", "9223372036854775808", "-9223372036854775808", "10:11:12",
+        "2020-01-01", "2020-02-30", "20200101", "2020-01-01 00:00:00", "2020-01-01T10:00", "2020-01-01T00:00:00Z", "2020-01-01T00:00:00+02:00",
+    ]
+)  # fmt: skip
+COLUMNS = st.one_of(
+    st.lists(NUMBERS, max_size=6),
+    st.lists(st.decimals(-1000, 1000, places=2).map(str), max_size=6),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False).map(repr), max_size=6),
+    st.lists(WORDS, max_size=6),
+    st.lists(st.one_of(NUMBERS, WORDS), max_size=6),
+    st.lists(st.datetimes(timezones=st.just(UTC)).map(lambda at: at.isoformat()), max_size=4),
+)
+
+
+def is_back(text: str, value: Any) -> bool:
+    """Whether a value is written as the text it was read from; times are as they are meant, numbers may lack a `.0`."""
+    if value is None:
+        return text == ""
+    if isinstance(value, bool):
+        return text.lower() == str(value).lower()
+    if isinstance(value, float):
+        special = {"NaN": math.isnan(value), "Infinity": value == math.inf, "-Infinity": value == -math.inf}
+        return special.get(text, False) or text == repr(value) or D(text) == D(repr(value))
+    if isinstance(value, datetime.datetime):
+        return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")) == value
+    return text == (value.isoformat() if isinstance(value, datetime.date) else str(value))
+
+
+@fuzzed(150)
+@given(texts=COLUMNS, data=st.data())
+def test_nothing_is_lost(texts: list[str], data: st.DataObject) -> None:
+    """Every value of a column is written back as it was read; whatever files they are in, its type is the same."""
+    whole = infer_texts(pa.array(texts, pa.string()))
+    found = convert(pa.array(texts, pa.string()), whole.type())
+    assert all(is_back(text, value) for text, value in zip(texts, found.to_pylist(), strict=True)) or not texts
+    cut = data.draw(st.integers(0, len(texts)))
+    parts = [infer_texts(pa.array(part, pa.string())) for part in (texts[:cut], texts[cut:])]
+    assert join_inferred(*parts).type() == join_inferred(*reversed(parts)).type()
+    assert join_inferred(*parts).type() == whole.type()
+    assert join_inferred(whole, NOTHING) == whole
+
+
+TYPES: dict[pa.DataType, list[list[str]]] = {
+    pa.int64(): [["1", "-20"], ["1", ""]],
+    pa.float64(): [["1", "2.5"], ["-0.0", "1.1"]],
+    pa.decimal128(18, 2): [["1.50", "22.25"]],
+    # The second is of as many digits as some that fit in 64 bits.
+    pa.decimal128(20, 0): [["18446744073709551615", "1"], ["9223372036854775808", "1"]],
+    pa.bool_(): [["true", "false"]],
+    pa.date32(): [["2020-01-01"]],
+    pa.timestamp("us", "UTC"): [["2020-01-01T01:00:00+01:00"]],
+    pa.timestamp("us"): [["2020-01-01 01:00:00"]],
+    pa.string(): [
+        ["01234", "98765"], ["1", "x"], ["x", ""], [""], ["1.50", "22.5"], ["9007199254740993", "0.5"], ["9" * 39], ["1e3"], ["TRUE", "false"],
+        ["2020-02-30"], ["2020-01-01 01:00:00", "2020-01-01T01:00:00Z"], ["2020-01-01T01:00:00.1234567Z"], ["10:11:12"], ["-0.00", "1.10"],
+        ["0000-01-01"], ["9999-12-31T23:59:59-05:00"], ["9" * 5000],
+    ],
+}  # fmt: skip
+
+
+DECIMALS = [
+    pa.decimal128(10, 2),
+    pa.decimal128(38, 0),
+    pa.decimal128(38, 38),
+    pa.decimal128(38, 20),
+    pa.decimal128(1, 0),
+    pa.decimal128(1, 1),
+]
+ODD_NUMBERS = [
+    "1", "1.", "+1", ".5", "-.5", "00", "-0", "0.10", "0.101", "1e2", "1E-2", "1e28", "9" * 28, "9" * 38, "9" * 39, "99.5", "1e-41", f"0.{'0' * 40}1",
+    f"{'5' * 41}.{'5' * 41}", "0" * 99 + "1", f"1.{'0' * 60}", "1e-300000000", "0e-300000000", "1e300000000", f"1e{10**20}", "1" * 9999, "1e", "x", ".",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DECIMALS, ids=str)
+def test_decimals_are_exact_or_refused(kind: pa.DataType) -> None:
+    """Whatever Arrow makes of such texts: it lets some overflow, and others end the process."""
+    exact = decimal.Context(prec=200, traps=[decimal.Inexact, decimal.InvalidOperation], Emin=-(10**17), Emax=10**17)
+    for text in ODD_NUMBERS:
+        expected: decimal.Decimal | None = None
+        with contextlib.suppress(decimal.InvalidOperation, decimal.Inexact), decimal.localcontext(exact):
+            expected = D(text).quantize(D(1).scaleb(-kind.scale))
+        if expected and expected.adjusted() >= kind.precision - kind.scale:
+            expected = None
+        texts = pa.array(["0", text, None])
+        if expected is None:
+            with pytest.raises(SchemaError, match=re.escape(repr(text[:80]))):
+                convert(texts, kind)
+        else:
+            assert convert(texts, kind).to_pylist() == [0, expected, None], text
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_types(kind: pa.DataType) -> None:
+    """Types by example; in one file, and with a file for each value."""
+    for texts in TYPES[kind]:
+        assert infer_texts(pa.array(texts)).type() == kind, texts
+        found = NOTHING
+        for text in texts:
+            found = join_inferred(found, infer_texts(pa.array([text])))
+        assert found.type() == kind, texts
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-9, 9), st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=3), st.sampled_from(["2020-01-01", "2020-01-01T00:00:00Z", "2020-01-01T01:00:00+01:00", "1", "true"]),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["x", "y"]), inner, max_size=2)),
+    max_leaves=5,
+)  # fmt: skip
+OBJECTS = st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUES, max_size=3), max_size=4)
+
+
+def means(value: Any, found: Any, kind: pa.DataType) -> bool:
+    """Whether what was read of a JSON value has all of it."""
+    if value is None or found is None:
+        return value is None and found is None
+    if pa.types.is_struct(kind):
+        fields = {field.name: field.type for field in kind}
+        return value.keys() <= fields.keys() and all(means(value.get(n), found[n], of) for n, of in fields.items())
+    if pa.types.is_list(kind):
+        pairs = zip(value, found, strict=True)
+        return len(value) == len(found) and all(means(a, b, kind.value_type) for a, b in pairs)
+    if pa.types.is_string(kind) and not isinstance(value, str):
+        return bool(json.loads(found) == value)
+    if pa.types.is_timestamp(kind):
+        return datetime.datetime.fromisoformat(value.replace("Z", "+00:00")) == found
+    if isinstance(value, bool) or isinstance(found, bool):
+        return value is found
+    return bool(found == value) and (not isinstance(value, int) or int(found) == value)
+
+
+@fuzzed(150)
+@given(rows=OBJECTS, cut=st.integers(0, 4), array=st.booleans())
+def test_json_of_any_shape(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], cut: int, array: bool
+) -> None:
+    """JSON lines and arrays, in one file or two, of values of all types at once: all of every value is there."""
+    dim = tmp_path_factory.mktemp("json") / "dim"
+    dim.mkdir()
+    put(dim, "a.json", json.dumps(rows[:cut]) if array else "\n".join(map(json.dumps, rows[:cut])))
+    put(dim, "b.json", "\n".join(map(json.dumps, rows[cut:])))
+    if not any(rows):
+        return  # without any column there is no row
+    found = read(dim)
+    assert found.num_rows == len(rows)
+    assert set(found.column_names) == {name for row in rows for name in row}
+    for row, there in zip(rows, found.to_pylist(), strict=True):
+        assert all(means(row.get(name), there[name], found.schema.field(name).type) for name in there), (row, there)
+
+
+DEEP = 20_000
+OPEN = {
+    'id,v\n1,"a\n2,b\n': None, 'id,v\n1,"a\n2,b': None, 'id,v\r\n1,"a\r\n2,b\r\n': None, 'id,v\n1,"a""\n': None, 'id\n"a\n\n': None,
+    'id,v\n1,"a\n"\n': "a\n", 'id,v\n1,"a\n"': "a\n", 'id,v\n1,"a""\n"\n\n': 'a"\n', 'id,v\r1,"a\r"\r': "a\r", 'id,v\n1,"a"""\n': 'a"',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "expected"), OPEN.items())
+def test_csv_that_ends_inside_of_quotes(dim: Path, content: str, expected: str | None) -> None:
+    """A quote without its counterpart is an error: the rows behind it would be one text. Texts may end with a line end."""
+    put(dim, "a.csv", content)
+    if expected is None:
+        with pytest.raises(DamagedFileError, match="quoted text has no end"):
+            read(dim)
+        assert table_of(dim, {"lookup.csv.quote": ""}).scan().num_rows == len(content.split()) - 1
+    else:
+        assert read(dim)["v"].to_pylist() == [expected]
+
+
+BEHIND_QUOTES: dict[str, str | None] = {
+    '"5" pipe': None, '"5"x': None, '"a"b"c"': None, '"" x': None, '""x': None, '" a"b"': None, '"a" "b"': None, '"a, b"c': None, '"a" b ': None,
+    '"a"b""': None, '"a""b"c': '"a"b"c', '"""" x': '""" x', '"5" ': "5", '"5" \t': "5", '"" ': "", ' "a"b': None, 'x"y"z': None, '"a""b"': 'a"b',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"], ids=ascii)
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_csv_text_behind_a_closing_quote(dim: Path, line_end: str, quote: str) -> None:
+    """It makes the quotes ordinary characters (where `None` is expected), as in Spark with multiLine; blanks there are dropped. Other rows stay the same."""
+    lines = ["id,v,w", '0,5" pipe,"x, ""y"""', *(f'{n},{text},"N""N"' for n, text in enumerate(BEHIND_QUOTES, 1))]
+    content = "".join(f"{line}N" for line in lines).replace("N", line_end)
+    expected = ['5" pipe', *(text if value is None else value for text, value in BEHIND_QUOTES.items())]
+    put(dim, "a.csv", content.replace('"', quote))
+    table = read(dim, csv__quote=quote)
+    assert table["v"].to_pylist() == [value.replace('"', quote) for value in expected]
+    assert set(table["w"].to_pylist()[1:]) == {f'{line_end}"{line_end}'.replace('"', quote)}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('"a\\"b"c', '"a"b"c'),
+        ('"5" pipe', '"5" pipe'),
+        ('"a""b"', None),
+        ('"a"b\\"', None),
+        ('"a\\"', None),
+        ('"a"" ', None),
+    ],
+)
+def test_csv_text_behind_an_escaped_quote(dim: Path, text: str, expected: str | None) -> None:
+    """The same with an escape character; a value whose quotes can then be read in several ways is refused."""
+    put(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
+    if expected is None:
+        with pytest.raises(DamagedFileError, match=r"a\.csv .*line 3: quoted text .*set lookup\.csv\.escape"):
+            read(dim, csv__escape="\\")
+    else:
+        assert read(dim, csv__escape="\\")["v"].to_pylist() == ["x", expected]
+
+
+@pytest.mark.parametrize("content", ['id,v\n1,"a\nb"c\n', 'id,v\n1,"a\n2,"b"\n', 'id,v\r1,"a""\r2,"b"\r'], ids=ascii)
+def test_csv_text_behind_quotes_of_several_lines(dim: Path, content: str) -> None:
+    """Such a value may be several rows, so it is refused."""
+    put(dim, "a.csv", content)
+    with pytest.raises(DamagedFileError, match=r"a\.csv .*line 2: quoted text is followed by .*set lookup\.csv\.quote"):
+        read(dim)
+
+
+@pytest.mark.parametrize(("kind", "text"), [("INT", "0xFFFFFFFF"), ("SMALLINT", "0XFF"), ("BIGINT", "-0x1")])
+def test_csv_of_hexadecimal_numbers(dim: Path, kind: str, text: str) -> None:
+    """They are no integers, as in Spark; to Arrow 0xFFFFFFFF is -1."""
+    put(dim, "a.csv", f"id,v\n1,{text}\n")
+    with pytest.raises(SchemaError, match=text):
+        table_of(dim, {"lookup.schema": f"id INT, v {kind}"}).scan()
+
+
+DEPTHS = {
+    "objects": ('{"id": 1, "v": ' + '{"a": ' * DEEP + "1" + "}" * DEEP + "}", False),
+    "lists": ('{"id": 1, "v": ' + "[" * DEEP + "1" + "]" * DEEP + "}", False),
+    "cut off": ('{"id": 1, "v": ' + '[{"a": ' * DEEP, False),
+    "behind a text": ('{"id": 1, "w": "\\\\", "v": ' + "[" * DEEP + "]" * DEEP + "}", False),
+    "in the second row": ('{"id": 1, "v": "]]"}\n{"id": 1, "v": ' + "[" * DEEP + "]" * DEEP + "}", False),
+    "in an array": ('[{"id": 1, "v": ' + "[" * DEEP + "]" * DEEP + "}]", False),
+    "101": ('{"id": 1, "v": ' + "[" * 101 + "]" * 101 + "}", False),
+    "100": ('{"id": 1, "v": ' + "[" * 100 + "]" * 100 + "}", True),
+    "in texts": ('{"id": 1, "v": "' + "[{" * DEEP + '\\"' + "[{" * DEEP + '\\\\"}', True),
+    "many rows": ("\n".join(f'{{"id": {n}, "v": [[["\\"[", "[\\\\"]]]}}' for n in range(5000)), True),
+    "one after the other": ('{"id": 1, "v": [' + ", ".join(["[[]]"] * DEEP) + "]}", True),
+}
+
+
+@pytest.mark.parametrize(("content", "readable"), DEPTHS.values(), ids=list(DEPTHS))
+def test_json_nested_deep(dim: Path, content: str, readable: bool) -> None:
+    """Values that are nested deeper than a column can be are refused before a parser sees them. Texts are texts."""
+    put(dim, "a.json", content)
+    for mode in CACHES.values():
+        with (
+            contextlib.nullcontext() if readable else pytest.raises(DamagedFileError, match="nested more than 100 deep")
+        ):
+            assert len(table_of(dim, mode).get(1) if mode else read(dim)) >= 1
+
+
+@pytest.mark.parametrize("mode", CACHES)
+@pytest.mark.parametrize(
+    "order", ['NULL\n{"id": 1}', '\ufeff NULL NULL {"id": 1}', '{"id": 1}\nNULL', '[NULL, {"id": 1}]', "NULL"]
+)
+def test_json_of_null(dim: Path, mode: str, order: str) -> None:
+    """A null in the place of an object is a row of nulls, wherever it stands, as in Spark. Arrow's parser ends the process at the first."""
+    put(dim, "b.json", '{"id": 2}')
+    put(dim, "a.json", order.replace("NULL", "null"))
+    table = table_of(dim, {"lookup.keys": "id"} | CACHES[mode])
+    assert sorted(str(n) for n in table.scan()["id"].to_pylist()) == sorted(
+        ["2"] + ["1"] * order.count("1") + ["None"] * order.count("NULL")
+    )
+    assert len(table.get(1)) == order.count("1") and len(table.get(2)) == 1
+
+
+@pytest.mark.parametrize("mode", CACHES)
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("1", "01234", ["1", "01234"]),
+        ("1", "2.5", [1.0, 2.5]),
+        ("1", "99999999999999999999", [D(1), D("99999999999999999999")]),
+        ("1.50", "x", ["1.50", "x"]),
+        ("2020-01-01", "", [datetime.date(2020, 1, 1), None]),
+        ("true", "1", ["true", "1"]),
+        ("Infinity", "2.5", [math.inf, 2.5]),
+    ],
+)
+def test_a_second_file_decides_the_type(dim: Path, mode: str, first: str, second: str, expected: list[Any]) -> None:
+    """A table whose second file has other-looking values goes on, in every mode, and the first file's values are their texts."""
+    table = table_of(dim, CACHES[mode])
+    put(dim, "a.csv", f"id,v\n1,{first}\n")
+    before = table.scan()["v"].to_pylist()
+    assert len(before) == 1
+    put(dim, "b.csv", f"id,v\n2,{second}\n")
+    assert table.scan().sort_by("id")["v"].to_pylist() == expected
+    if mode != "none":
+        assert [table.get(n)[0]["v"] for n in (1, 2)] == expected
+
+
+HALVES = {
+    r"\ud83d": "?", r"\ude00": "?", r"\uD83Dx": "?x", r"\ude00\ud83d": "??", r"\ud83d\ud83d\ude00": "?\U0001f600", r"\ud83d\n\ude00": "?\n?",
+    r"\ud83d\ude00\ude00": "\U0001f600?", r"\\ud83d": r"\ud83d", r"\\\ud83d": r"\?", r"\ud83d\\": "?\\", r"\ud83d\"": '?"', "\\ud83d\U0001f600": "?\U0001f600",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("nested", ['"TEXT"', '["TEXT"]', '{"a": ["TEXT"]}', '{"TEXT": 1}'])
+def test_json_with_half_of_a_pair(dim: Path, nested: str) -> None:
+    """A value of which UTF-16 has one half of a pair has a `?` there, as in Spark; others are as they were."""
+    for written, text in HALVES.items():
+        put(dim, "a.json", f'{{"id": 1, "v": {nested.replace("TEXT", written)}}}')
+        assert read(dim).column("v").to_pylist() == [json.loads(nested.replace("TEXT", json.dumps(text)[1:-1]))]
+
+
+def test_json_by_example(dim: Path) -> None:
+    """An object in one file and a text in the other is text, as it was written; a text with an offset is an instant, others are texts."""
+    instant, local = "2020-01-01T01:00:00+01:00", "2020-01-01T00:00:00"
+    put(dim, "a.json", '{"id": 1, "v": {"b": [1.50, "ü"], "a": null}}\n{"id": 2, "v": 1.50}\n')
+    put(dim, "b.json", f'[{{"id": 3, "v": "x", "i": "{instant}"}},\n {{"id": 4, "v": true, "s": {{"d": "{local}"}}}}]')
+    found = read(dim)
+    assert found["v"].to_pylist() == ['{"b":[1.50,"ü"],"a":null}', "1.50", "x", "true"]
+    assert found["i"].to_pylist() == [None, None, datetime.datetime(2020, 1, 1, tzinfo=UTC), None]
+    assert found["s"].to_pylist() == [None, None, None, {"d": local}]
+
+
+# --- schemas that are declared ---------------------------------------------------------------------------
+
+DECLARED = "zip STRING, n DECIMAL(5, 2), at TIMESTAMP, ok BOOLEAN, gone INT"
+
+
+@pytest.mark.parametrize("mode", CACHES)
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"a.csv": "id,zip,n,at,ok,more\n1,01234,1.5,2020-01-01T00:00:00Z,true,x\n", "b.csv": "zip,id\n0,2\n"},
+        {"a.json": '{"id": 1, "zip": "01234", "n": 1.5, "at": "2020-01-01T00:00:00Z", "ok": true, "more": "x"}', "b.json": '[{"id": 2, "zip": 0}]'},
+    ],
+    ids=["csv", "json"],
+)  # fmt: skip
+def test_a_declared_schema_is_what_one_gets(dim: Path, mode: str, content: dict[str, str]) -> None:
+    """Columns, their order and types as declared, whatever the texts look like; what no file has is null."""
+    for name, text in content.items():
+        put(dim, name, text)
+    table = table_of(dim, {**CACHES[mode], "lookup.schema": f"{DECLARED}, id SMALLINT"})
+    found = table.scan()
+    assert found.schema == pa.schema(
+        [("zip", pa.string()), ("n", pa.decimal128(5, 2)), ("at", pa.timestamp("us", "UTC")), ("ok", pa.bool_()), ("gone", pa.int32()), ("id", pa.int16())]
+    )  # fmt: skip
+    at = datetime.datetime(2020, 1, 1, tzinfo=UTC)
+    first = {"zip": "01234", "n": D("1.50"), "at": at, "ok": True, "gone": None, "id": 1}
+    second = {**dict.fromkeys(first), "zip": "0", "id": 2}
+    assert found.sort_by("id").to_pylist() == [first, second]  # a snapshot has an order of its own
+    if mode != "none":
+        assert (table.get(1), table.get(2), table.get(3)) == ([first], [second], [])
+
+
+@pytest.mark.parametrize("mode", CACHES)
+def test_a_declared_schema_casts_what_it_can(dim: Path, mode: str) -> None:
+    """Parquet is cast where no value changes, and pruned no wrong way; a value that would change is an error that names it."""
+    held = pa.table(
+        {"id": [1, 2], "n": [1.0, 2.0], "s": [b"a", b"b"], "f": [0.5, 0.25], "t": pa.array([{"x": 1}, None])}
+    )
+    pq.write_table(held, dim / "a.parquet")
+    options = {**CACHES[mode], "lookup.schema": "s STRING, id INT, n INT, f FLOAT, t STRUCT<x: TINYINT>"}
+    table = table_of(dim, options)
+    expected = [{"s": "a", "id": 1, "n": 1, "f": 0.5, "t": {"x": 1}}, {"s": "b", "id": 2, "n": 2, "f": 0.25, "t": None}]
+    assert table.scan().sort_by("id").to_pylist() == expected
+    assert table.scan(predicate="s = 'b' AND n = 2").to_pylist() == expected[1:]
+    pq.write_table(pa.table({"id": [3], "n": [2.5], "s": [b"c"], "f": [0.1]}), dim / "b.parquet")
+    with pytest.raises(SchemaError, match=r"column 'n' .*b\.parquet does not fit int32"):
+        table.scan()
+    assert table_of(dim, {**options, "lookup.schema": "id INT, s STRING"}).scan().num_rows == 3
+
+
+def test_declared_columns_of_directories(dim: Path) -> None:
+    """Partition columns have the declared types and places; one that is not declared is not there."""
+    for name in ("r=01/q=x", "r=2/q=y"):
+        (dim / name).mkdir(parents=True)
+        put(dim / name, "a.csv", f"id\n{len(name)}\n")
+    assert read(dim).column_names == ["id", "r", "q"]
+    found = read(dim, schema="r STRING, id BIGINT")
+    assert found.to_pylist() == [{"r": "01", "id": 8}, {"r": "2", "id": 7}]
+    assert read(dim, schema="id INT, r INT", partition="r=1").to_pylist() == [{"id": 8, "r": 1}]
+    with pytest.raises(SchemaError, match=r"column 'R' of lookup\.schema is spelled 'r' in the directories"):
+        read(dim, schema="id INT, R INT")
+
+
+@pytest.mark.parametrize("options", [{"lookup.schema": "id INT"}, {"lookup.csv.sep": ";"}])
+def test_a_managed_table_has_its_own_schema(dim: Path, options: dict[str, str]) -> None:
+    """Its log says what its columns are."""
+    table_of(dim).write(pa.table({"id": [1]}))
+    with pytest.raises(OptionError, match=f"option {next(iter(options))} has no meaning for .* a managed table"):
+        table_of(dim, options).scan()
+
+
+Content = str | bytes | pa.Array
+
+
+def name_of(content: Content) -> str:
+    json_ = isinstance(content, str) and content.startswith("{")
+    return f"a.{'parquet' if isinstance(content, pa.Array) else 'json' if json_ else 'csv'}"
+
+
+def texts(text: str) -> tuple[str, str]:
+    return f"id,v\n1,{text}\n", json.dumps({"id": 1, "v": text})
+
+
+OTHER_VALUES: list[tuple[Content, str, str]] = [
+    *((form, "INT", "string .*'x' is no ") for form in texts("x")),
+    *((form, "DECIMAL(5, 2)", r".*'1\.255.*' is no ") for form in texts("1.255")),
+    *((form, "TIMESTAMP", ".*'2020.*' is no ") for form in texts("2020-01-01 00:00:00")),
+    *((form, "INT", ".*'3000000000' is no ") for form in texts("3000000000")),
+    *((form, "BOOLEAN", "string .*'maybe' is no ") for form in texts("maybe")),
+    # A number is no instant, and the file is not damaged.
+    *(
+        (form, declared, "int64 ")
+        for declared in ("TIMESTAMP", "DATE", "BOOLEAN", "INTERVAL DAY TO SECOND", "ARRAY<INT>", "STRUCT<x: INT>")
+        for form in ("id,v\n1,7\n", '{"id": 1, "v": 7}')
+    ),
+    # What a cast would round or cut; types that are no numbers, whatever the values.
+    (pa.array([2**40]), "INT", ""),
+    (pa.array([0.1]), "FLOAT", ""),
+    (pa.array([float(2**53)]), "DECIMAL(5, 0)", ""),
+    (pa.array([D("12345678901234567890.1234567891")], pa.decimal128(30, 10)), "DOUBLE", ""),
+    (pa.array([D("1.25")], pa.decimal128(5, 2)), "DECIMAL(5, 1)", ""),
+    (pa.array([2**53 + 1]), "DOUBLE", ""),
+    (pa.array([b"\xff"]), "STRING", ""),
+    *((pa.array([], pa.int64()), declared, "int64 ") for declared in ("STRING", "DATE", "ARRAY<INT>", "BOOLEAN")),
+    (pa.array([], pa.string()), "INT", "string "),
+]
+
+
+@pytest.mark.parametrize(("content", "declared", "told"), OTHER_VALUES, ids=str)
+def test_a_value_that_is_none_of_the_declared_type(dim: Path, content: Content, declared: str, told: str) -> None:
+    """No value is rounded, cut or invented: the error names the column, its types and the value; other columns can be read."""
+    put(dim, name_of(content), content)
+    said = rf"column 'v' of .*{name_of(content)} (is .* and cannot be read as|does not fit)"
+    with pytest.raises(SchemaError, match=said) as caught:
+        read(dim, schema=f"v {declared}, id INT")
+    assert re.search(told, str(caught.value).partition(" is ")[2])
+    if isinstance(content, str):
+        assert table_of(dim, {"lookup.schema": f"v {declared}, id INT"}).scan(columns=["id"]).to_pylist() == [{"id": 1}]
+
+
+# --- dialects of CSV -------------------------------------------------------------------------------------
+
+
+WHOLE: list[Content] = ["v\n5\n", '{"v": 5}', pa.array([5])]
+ROWS: list[tuple[dict[str, str], Content, Any]] = [
+    ({"csv__header": "false"}, "1,a\n2,b\n", [{"_c0": 1, "_c1": "a"}, {"_c0": 2, "_c1": "b"}]),
+    ({"csv__header": "false", "schema": "n INT, s STRING"}, "1,a\n", [{"n": 1, "s": "a"}]),
+    ({"csv__sep": ";"}, "a;b\n1,5;x\n", [{"a": "1,5", "b": "x"}]),
+    ({"csv__sep": "\\t"}, "a\tb\n1\tx\n", [{"a": 1, "b": "x"}]),
+    ({"csv__quote": "'"}, "a,b\n'x,\"y',''''\n", [{"a": 'x,"y', "b": "'"}]),
+    ({"csv__quote": ""}, 'a,b\n"x,y"\n', [{"a": '"x', "b": 'y"'}]),
+    ({"csv__null_value": "NA"}, 'a,b\nNA,"NA"\n,""\n', [{"a": None, "b": None}, {"a": None, "b": ""}]),
+    ({"csv__infer_schema": "false"}, "a,b\n1,\n", [{"a": "1", "b": None}]),
+    ({"csv__encoding": "ISO-8859-1"}, "a\nß\n".encode("latin-1"), [{"a": "ß"}]),
+    ({"csv__encoding": "UTF-16"}, "a,b\nß,1\n".encode("utf-16"), [{"a": "ß", "b": 1}]),
+    ({}, "\ufeffa\n1\n", [{"a": 1}]),
+    *(({}, header, []) for header in ("id,name", "id,name\n", "id,name\r\n")),
+    ({}, 'a,b\n1,\n,""\n3,NA\n4,null\n', [{"a": 1, "b": None}, {"a": None, "b": ""}, {"a": 3, "b": "NA"}, {"a": 4, "b": "null"}]),
+    ({}, 'a,b\r\n1,x\r\n2,"y, ""z""\nw"', [{"a": 1, "b": "x"}, {"a": 2, "b": 'y, "z"\nw'}]),
+    ({}, "a,,c\n1,2,3\n", [{"a": 1, "_c1": 2, "c": 3}]),
+    ({}, 'a,b\n"x ""y""",\\\n', [{"a": 'x "y"', "b": "\\"}]),
+    ({"csv__escape": '"'}, 'a\n"x\\""y"\n', [{"a": 'x\\"y'}]),
+    ({"csv__escape": "\\"}, 'a,b\n"x\\"y","c,\\\\"\nd\\\\e,"\\n"\n', [{"a": 'x"y', "b": "c,\\"}, {"a": "d\\\\e", "b": "\\n"}]),
+    # Whole numbers are of each type that has them, whatever the file's format; names are compared in any letter case.
+    *(({"schema": f"V {kind}"}, form, [{"V": v}]) for form in WHOLE for kind, v in (("DECIMAL(10, 2)", D("5.00")), ("DOUBLE", 5.0), ("TINYINT", 5))),
+    *(({"schema": "v STRING"}, form, [{"v": "5"}]) for form in WHOLE[:2]),
+    *(({"schema": "v BOOLEAN"}, form, [{"v": True}]) for form in ("v\n1\n", '{"v": 1}')),
+    ({"schema": "v STRUCT<inner: INT>"}, '{"v": {"Inner": 5}}', [{"v": {"inner": 5}}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "content", "expected"), ROWS, ids=str)
+def test_dialects_and_declared_types(dim: Path, options: dict[str, str], content: Content, expected: list[Any]) -> None:
+    """Each option of `lookup.csv`, and values as `lookup.schema` declares them, by example."""
+    put(dim, name_of(content), content)
+    found = read(dim, **options)
+    assert found.to_pylist() == expected
+    assert expected or found.schema == pa.schema([("id", pa.string()), ("name", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "message"),
+    [
+        ({}, 'a,b\n"x\\"y",1\n', r"has \\\" inside of quoted text, as Spark writes it: set lookup\.csv\.escape"),
+        ({}, "a\n\xff\n".encode("latin-1"), r"bytes that are no utf-8: set lookup\.csv\.encoding"),
+        ({"csv__header": "false", "schema": "a INT"}, "1,2\n", r"has 2 columns and no header, but lookup\.schema has 1: a"),
+        ({"csv__sep": ";;"}, "a\n", r"option lookup\.csv\.sep = ';;'.*: expected one ASCII character"),
+        ({"csv__encoding": "klingon"}, "a\n", r"option lookup\.csv\.encoding = 'klingon'.*: expected the name of an encoding"),
+        ({"schema": "a INT NOT NULL"}, "a\n", r"option lookup\.schema = .*says more"),
+        ({"schema": "a"}, "a\n", r"option lookup\.schema = 'a'.*: expected columns and their types as in CREATE TABLE"),
+        ({}, "a,b\n1,2,3\n", r"not a readable csv file"),
+        *(({}, f"{header}\n1,2,3\n", r"a\.csv: columns .* differ at most in letter case") for header in ("id,a,a", "id,a,A", "id,,_c1")),
+        *(
+            ({}, content, r"a\.json is not a readable json file")
+            for content in ('{"a": 1', '{"a": 1} x', "[1, 2]", '{"a": nan}', '"x"', '[{"a": 1}', '{"a": 1}]', "{'a': 1}")
+        ),
+        ({"csv__sep": ";"}, '{"a": 1}', r"option lookup\.csv\.sep is for CSV files: .* has json: remove it"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_other_files(dim: Path, options: dict[str, str], content: str | bytes, message: str) -> None:
+    """Damage is told by the file's name; errors name the option to set, and nothing is ignored without a word."""
+    put(dim, "a.json" if "json" in message else "a.csv", content)
+    with pytest.raises(PysparkLookupError, match=message):
+        read(dim, **options)
+
+
+def test_two_readers_of_one_path(dim: Path) -> None:
+    """What one makes of the files by its options is nothing to the other, in the same cache."""
+    put(dim, "a.csv", "id;v\n1;01\n")
+    tables = [
+        table_of(dim, {**CACHES["full"], "lookup.csv.sep": ";", **more})
+        for more in ({}, {"lookup.schema": "id INT, v INT"})
+    ]
+    assert [table.get(1) for table in tables] == [[{"id": 1, "v": "01"}], [{"id": 1, "v": 1}]]
+    assert [table.get(1) for table in tables] == [[{"id": 1, "v": "01"}], [{"id": 1, "v": 1}]]

@@ -1,0 +1,690 @@
+"""File formats: what is asked of a file, what comes out of it, and how a damaged one is told."""
+
+from __future__ import annotations
+
+import bz2
+import datetime
+import decimal
+import gzip
+import io
+import itertools
+import json
+import random
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.orc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import cast_column, spark_type
+from pyspark_lookup.core.printable import printable
+from pyspark_lookup.errors import DamagedFileError, OptionError, SchemaError
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
+from pyspark_lookup.scan.formats.file_names import detect_format
+from pyspark_lookup.scan.formats.parquet import spark_fields
+from pyspark_lookup.storage.stores import FileVersion, Range
+from tests.support.fuzzing import fuzzed
+
+BLOCK = 4096
+SMALL = 256 * 1024  # up to here a file comes in one range
+UTC = datetime.timezone.utc
+
+
+class Stored:
+    """A file in a store that serves announced ranges only, and lists them. A range outside it is an error."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self.content = content
+        self.file = FileVersion(f"s3://bucket/{name}", len(content), "v1")
+        self.form = open_format(detect_format([name]), BLOCK)
+        self.asked: list[list[Range]] = []
+        self.held: dict[Range, bytes] = {}
+
+    def bring(self, ranges: list[Range]) -> dict[Range, bytes]:
+        for offset, length in ranges:
+            assert 0 <= offset <= offset + length <= len(self.content), f"{(offset, length)} is outside the file"
+        return {(offset, length): self.content[offset : offset + length] for offset, length in ranges}
+
+    def open(self, planned: pa.Schema | None = None) -> FileIndex:
+        ranges = self.form.first_ranges(self.file)
+        for _ in range(3):
+            self.asked.append(ranges)
+            self.held.update(self.bring(ranges))
+            index = self.form.open_index(self.file, self.held, planned)
+            if not isinstance(index, list):
+                return index
+            ranges = index
+        raise AssertionError("the index asks for ever more ranges")
+
+    def batches(self, index: FileIndex, unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The unit decoded from the head and the ranges announced for these columns: any other is refused."""
+
+        def refuse(part: Range) -> bytes:
+            raise AssertionError(f"{part} was not announced")
+
+        ranges = self.bring(index.ranges(unit, columns))
+        # Parquet needs no more than these; the others see their footer, or blocks, again.
+        head = {} if self.file.url.endswith(".parquet") else self.held
+        for batch in index.batches(unit, columns, RangesFile(len(self.content), {**head, **ranges}, refuse)):
+            batch.validate(full=True)
+            assert set(columns) == set(batch.schema.names)
+            assert batch.num_rows <= BATCH_ROWS
+            yield batch
+
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows, in Spark's types."""
+        index = self.open()
+        schema = pa.schema([(f.name, spark_type(f.type)) for f in index.schema])
+        schema = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        batches = [
+            pa.RecordBatch.from_arrays(
+                [cast_column(batch.column(f.name), f.type, f.name, self.file.url) for f in schema], schema=schema
+            )
+            for unit in index.units
+            for batch in self.batches(index, unit, schema.names)
+        ]
+        return pa.Table.from_batches(batches, schema)
+
+
+def parquet(table: pa.Table, **options: Any) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(table, out, **options)
+    return out.getvalue()
+
+
+def arrow(table: pa.Table, rows: int = 1000, **options: Any) -> bytes:
+    out = io.BytesIO()
+    with pa.ipc.new_file(out, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        for batch in table.to_batches(rows):
+            writer.write_batch(batch)
+    return out.getvalue()
+
+
+def orc(table: pa.Table) -> bytes:
+    out = io.BytesIO()
+    pa.orc.write_table(table, out)
+    return out.getvalue()
+
+
+def noise(bytes_each: int, rows: int, seed: int = 1) -> pa.Array:
+    """Values that no codec makes small."""
+    source = random.Random(seed)
+    return pa.array([source.randbytes(bytes_each) for _ in range(rows)])
+
+
+SAMPLE = pa.table(
+    {
+        "id": pa.array(range(50), pa.int32()),
+        "name": [None if n % 7 == 3 else f"name {n}" for n in range(50)],
+        "amount": pa.array([decimal.Decimal(n) / 4 for n in range(50)], pa.decimal128(9, 2)),
+        "day": [datetime.date(2020, 1, 1) + datetime.timedelta(n) for n in range(50)],
+        "at": pa.array([datetime.datetime(2020, 1, 1, 0, n) for n in range(50)], pa.timestamp("us")),
+        "tags": [[f"t{n}", None] if n % 3 else None for n in range(50)],
+        "pair": [{"x": n, "y": [n]} if n % 4 else None for n in range(50)],
+    }
+)
+
+# --- names ---------------------------------------------------------------------------------------------
+
+
+FORMATS = {
+    FileFormatName.PARQUET: "part-0.parquet part-0.c000.snappy.parquet A.PARQ a.pq a.csv?b.parquet",
+    FileFormatName.ARROW: "a.arrow a.feather a.ipc",
+    FileFormatName.CSV: "a.csv a.csv.gz a.CSV.BZ2",
+    FileFormatName.JSON: "a.json a.jsonl.gz a.ndjson",
+    FileFormatName.ORC: "a.orc",
+}
+
+
+def test_format_of() -> None:
+    """The end of a name tells the format, in any letter case, before a compression and a web query; none, or two formats, are errors."""
+    assert detect_format(["https://b/a.csv?versionId=x.parquet"]) is FileFormatName.CSV
+    for expected, names in FORMATS.items():
+        for name in names.split():
+            assert detect_format([f"s3://b.csv/d.orc/{name}", f"s3://b/{name}"]) is expected
+    for name in ("data", "a.txt", "a.gz", "csv", "parquet.d", "a.csv.zip", ""):
+        with pytest.raises(OptionError, match=r"name of s3://b\.csv/.* does not show its format: set lookup\.format"):
+            detect_format(["s3://b/a.csv", f"s3://b.csv/{name}"])
+    with pytest.raises(OptionError, match=r"files of several formats: a\.csv, c\.parquet: .*lookup\.format"):
+        detect_format(["a.csv", "b.csv.gz", "c.parquet", "d.parquet"])
+
+
+# --- RangesFile ------------------------------------------------------------------------------------------
+
+
+@fuzzed(300)
+@given(st.data())
+def test_ranges_file_reads_as_the_file(data: st.DataObject) -> None:
+    """Seek, tell, read and readinto give what a file of those bytes gives, over gaps, overlaps and fetches."""
+    content = data.draw(st.binary(min_size=0, max_size=60))
+    size = len(content)
+    spans = st.tuples(st.integers(0, size), st.integers(0, size)).map(lambda span: (min(span), max(span)))
+    parts = data.draw(st.lists(spans, max_size=5))
+    ranges = {(start, end - start): memoryview(content)[start:end] for start, end in parts}
+    fetched: list[Range] = []
+
+    def fetch(part: Range) -> bytes:
+        fetched.append(part)
+        return content[part[0] : part[0] + part[1]]
+
+    file, model = RangesFile(size, ranges, fetch), io.BytesIO(content)
+    assert (file.readable(), file.seekable(), file.size()) == (True, True, size)
+    for _ in range(data.draw(st.integers(1, 6))):
+        at, whence = (
+            data.draw(st.integers(0, size + 5)),
+            data.draw(st.sampled_from([io.SEEK_SET, io.SEEK_CUR, io.SEEK_END])),
+        )
+        step = at - (0, model.tell(), size)[whence]
+        assert file.seek(step, whence) == model.seek(step, whence)
+        length = data.draw(st.integers(0, size + 5) | st.sampled_from([-1, None]))
+        assert bytes(file.read(length)) == model.read(length)
+        into, expected = bytearray(b"." * at), bytearray(b"." * at)
+        assert (file.readinto(into), into) == (model.readinto(expected), expected)
+        assert file.tell() == model.tell()
+    held = {at for offset, length in ranges for at in range(offset, offset + length)}
+    assert all(length > 0 and held.isdisjoint(range(offset, offset + length)) for offset, length in fetched)
+
+
+# --- parquet ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FileFormatName.PARQUET, FileFormatName.ARROW])
+def test_a_small_file_comes_in_one_range(kind: FileFormatName) -> None:
+    """A file of up to 256 KiB is asked for once, whole; a larger one by its last 64 KiB, then its parts."""
+    for size, head in (
+        (SMALL, (0, SMALL)),
+        (SMALL + 1, (SMALL + 1 - 65536, 65536)),
+        (0, (0, 0)),
+        (70_000, (0, 70_000)),
+    ):
+        assert open_format(kind, BLOCK).first_ranges(FileVersion("a", size, "v")) == [head]
+    assert open_format(kind, BLOCK).splittable
+
+
+@pytest.mark.parametrize("name", ["wide.parquet", "long.arrow"])
+def test_a_footer_larger_than_the_tail(name: str) -> None:
+    """A footer of more than 64 KiB is asked for in one more range, exactly; then the file reads as any."""
+    if name == "wide.parquet":
+        columns = {f"column {n} {'x' * 40}": pa.array([n, None, n + 1]) for n in range(800)}
+        table = pa.table({**columns, "noise": noise(100_000, 3)})
+        content, mark = parquet(table, compression="none"), 4
+    else:
+        table = pa.table({"id": range(5000), "noise": noise(40, 5000)})
+        content, mark = arrow(table, 1), 6
+    (footer,) = struct.unpack_from("<I", content, len(content) - mark - 4)
+    assert footer > 65536
+    stored = Stored(name, content)
+    assert stored.table().equals(table)
+    end = footer + 4 + mark
+    assert stored.asked == [[(len(content) - 65536, 65536)], [(len(content) - end, end)]]
+
+
+def test_parquet_only_the_chunks_of_asked_columns() -> None:
+    """A unit's ranges are the chunks of the asked columns, nested ones with all their leaves; its middle lies in its row group."""
+    table = SAMPLE.append_column("noise", noise(6000, 50))
+    content = parquet(table, row_group_size=20, compression="none")
+    assert len(content) > SMALL
+    stored = Stored("a.parquet", content)
+    index = stored.open()
+    metadata = pq.read_metadata(io.BytesIO(content))
+    assert [unit.number for unit in index.units] == [0, 1, 2]
+    for unit in index.units:
+        group = metadata.row_group(unit.number)
+        parts: dict[str, list[Range]] = {name: [] for name in table.schema.names}
+        for chunk in map(group.column, range(group.num_columns)):
+            start = min(filter(None, [chunk.dictionary_page_offset, chunk.data_page_offset]))
+            parts[chunk.path_in_schema.split(".")[0]].append((start, chunk.total_compressed_size))
+        for columns in (["id"], ["pair", "name"], ["tags"], []):
+            assert index.ranges(unit, columns) == [part for name in columns for part in parts[name]]
+        everything = index.ranges(unit, table.schema.names)
+        assert everything == [part for of_column in parts.values() for part in of_column]
+        found = pa.Table.from_batches(list(stored.batches(index, unit, ["pair", "name"])))
+        assert found.to_pydict() == table.select(["pair", "name"]).slice(20 * unit.number, 20).to_pydict()
+        assert min(start for start, _ in everything) <= unit.middle < max(sum(part) for part in everything)
+
+
+# Dots, spaces, quotes and letters of any script in names are just names, beside structs of the same path.
+ODD_NAMES = ["a.b", "a.b.c", "", " ", '`q` "r"\'', "größe/尺寸🙂", "list.element", "element"]
+ODD = pa.table({"a": [{"b": 1, "c": "x"}], "list": [[8]], **{name: [n] for n, name in enumerate(ODD_NAMES)}})
+MANY = pa.table({"id": range(3000), "name": [f"n{n}" for n in range(3000)]})
+MANY_TEXT = b"id,name\n" + b"".join(b"%d,n%d\n" % (n, n) for n in range(3000))
+MEMBERS = MANY_TEXT[:5000], MANY_TEXT[5000:]
+# A row larger than any read-ahead is a row.
+LONG = pa.table({"id": [1, 2, 3], "text": ["a", "line\n" * 500_000, "b"]})
+FILES: list[tuple[str, bytes, pa.Table]] = [
+    ("a.parquet", parquet(SAMPLE), SAMPLE),
+    ("a.parquet", parquet(SAMPLE, use_dictionary=False, compression="none"), SAMPLE),
+    ("a.parquet", parquet(SAMPLE, compression="zstd", data_page_version="2.0", data_page_size=10), SAMPLE),
+    ("a.parquet", parquet(SAMPLE, compression="gzip", row_group_size=1), SAMPLE),
+    ("a.parquet", parquet(SAMPLE, compression="lz4", store_schema=False, version="1.0"), SAMPLE),
+    ("a.parquet", parquet(SAMPLE, compression="brotli", write_page_index=True, write_page_checksum=True), SAMPLE),
+    ("a.parquet", parquet(ODD), ODD),
+    *(("a.arrow", arrow(SAMPLE, 20, compression=compression), SAMPLE) for compression in (None, "lz4", "zstd")),
+    ("a.orc", orc(SAMPLE), SAMPLE),
+    ("a.csv", MANY_TEXT, MANY),
+    ("a.csv.gz", gzip.compress(MANY_TEXT), MANY),
+    ("a.CSV.GZ", b"".join(map(gzip.compress, MEMBERS)), MANY),
+    ("a.csv.bz2", b"".join(map(bz2.compress, MEMBERS)), MANY),
+    ("a.csv", ("id,text\n" + "".join(f'{row["id"]},"{row["text"]}"\n' for row in LONG.to_pylist())).encode(), LONG),
+    ("a.json", "\n".join(map(json.dumps, LONG.to_pylist())).encode(), LONG),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"), FILES, ids=[f"{number} {file[0]}" for number, file in enumerate(FILES)]
+)
+def test_rows(name: str, content: bytes, expected: pa.Table) -> None:
+    """Every encoding, codec and layout gives the rows that were written, in the asked columns and order."""
+    stored, names = Stored(name, content), expected.schema.names
+    for columns in (names, names[::-1], *([name] for name in names)):
+        found = stored.table(columns)
+        assert found.schema.names == columns
+        assert found.to_pylist() == expected.select(columns).to_pylist()
+    assert stored.table().schema.names == names
+    if name.endswith((".parquet", ".arrow")):
+        assert all(asked == [(0, len(content))] for asked in stored.asked)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_files_and_units_without_rows(name: str) -> None:
+    """A file without units has its columns; a unit without rows gives none."""
+    for units in (0, 1):
+        out = io.BytesIO()
+        with pq.ParquetWriter(out, SAMPLE.schema) if name == "a.parquet" else pa.ipc.new_file(out, SAMPLE.schema) as to:
+            for _ in range(units):
+                to.write_batch(pa.RecordBatch.from_pylist([], SAMPLE.schema))
+        stored = Stored(name, out.getvalue())
+        assert len(stored.open().units) == units
+        assert stored.table().schema.names == SAMPLE.schema.names
+        assert stored.table(["pair"]).num_rows == 0
+
+
+def test_a_large_unit_comes_in_batches() -> None:
+    """A unit of more rows than a batch comes in several, in order."""
+    table = pa.table({"id": range(BATCH_ROWS * 2 + 5)})
+    rows = table.num_rows
+    contents = {"a.parquet": parquet(table, row_group_size=rows), "a.arrow": arrow(table, rows), "a.orc": orc(table)}
+    for name, content in contents.items():
+        stored = Stored(name, content)
+        index = stored.open()
+        batches = list(stored.batches(index, index.units[0], ["id"]))
+        assert [batch.num_rows for batch in batches] == [BATCH_ROWS, BATCH_ROWS, 5]
+        assert pa.Table.from_batches(batches).equals(table)
+    # Of many columns fewer rows: what is decoded at once takes 16 MiB, about.
+    table = pa.table({f"c{number}": pa.array(range(40_000), pa.int64()) for number in range(64)})
+    stored = Stored("a.parquet", parquet(table, row_group_size=40_000, use_dictionary=False))
+    index = stored.open()
+    batches = list(stored.batches(index, index.units[0], table.column_names))
+    assert [batch.num_rows // 1000 for batch in batches] == [32, 7]
+    assert pa.Table.from_batches(batches).equals(table)
+
+
+INSTANTS = [datetime.datetime(2021, 5, 6, 7, 8, 9, 123456), None, datetime.datetime(1066, 10, 14, 9), datetime.datetime(3000, 1, 1)]  # fmt: skip
+
+
+def test_parquet_int96_is_an_instant() -> None:
+    """INT96 timestamps, flat or at any depth, are instants in UTC of any year, and have no statistics."""
+
+    def table(times: list[datetime.datetime | None], kind: pa.DataType) -> pa.Table:
+        columns: dict[str, tuple[pa.DataType, list[Any]]] = {
+            "flat": (kind, times),
+            "listed": (pa.list_(pa.field("element", kind)), [[i] for i in times]),
+            "inside": (pa.struct([("n", pa.int8()), ("t", kind)]), [{"n": 1, "t": i} for i in times]),
+            "mapped": (pa.map_(pa.string(), kind), [[("k", i)] for i in times]),
+            "text": (pa.string(), ["a", "b", "c", None]),
+            "clock": (pa.binary(), [b"x"] * 4),
+        }
+        return pa.table([pa.array(values, of) for of, values in columns.values()], list(columns))
+
+    content = parquet(table(INSTANTS, pa.timestamp("us")), use_deprecated_int96_timestamps=True, store_schema=False)
+    stored = Stored("hive.parquet", content)
+    expected = table([i and i.replace(tzinfo=UTC) for i in INSTANTS], pa.timestamp("us", "UTC"))
+    index = stored.open()
+    assert index.schema == expected.schema
+    assert stored.table().to_pylist() == expected.to_pylist()
+    assert all(index.stats(index.units[0], name) is None for name in ("flat", "listed", "inside", "mapped"))
+
+
+D = decimal.Decimal
+
+
+NAN = float("nan")
+DAY, TIME = datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3)
+BOUNDED: list[tuple[list[Any], list[pa.DataType]]] = [
+    ([-7, None, 3], [pa.int8(), pa.int64()]),
+    ([3, None, 2**32 - 1], [pa.uint32()]),
+    ([-2.5, None, 1.5], [pa.float32(), pa.float64()]),
+    ([False, None, True], [pa.bool_()]),
+    (["b", None, "ä"], [pa.string(), pa.dictionary(pa.int8(), pa.string())]),
+    ([b"b", None, b"\xff"], [pa.binary()]),
+    ([D("-3.50"), None, D("1.25")], [pa.decimal128(9, 2), pa.decimal128(30, 2)]),
+    ([DAY.replace(year=1969), None, DAY], [pa.date32()]),
+    ([TIME.replace(year=1969), None, TIME], [pa.timestamp("us"), pa.timestamp("ms")]),
+    ([TIME.replace(year=1969, tzinfo=UTC), None, TIME.replace(tzinfo=UTC)], [pa.timestamp("us", "UTC")]),
+]
+TENSOR = pa.fixed_shape_tensor(pa.int8(), [1])
+STATS: list[tuple[pa.Array, dict[str, Any], ColumnStats | None]] = [
+    *((pa.array(of, kind), {}, ColumnStats(of[0], of[2], 1, 3)) for of, kinds in BOUNDED for kind in kinds),
+    # None without statistics, of nested columns and of nanoseconds.
+    (pa.array([1, 2]), {"write_statistics": False}, None),
+    (pa.array([1, 2], pa.timestamp("ns")), {}, None),
+    (pa.array([[1], [2]]), {}, None),
+    (pa.array([{"x": 1}]), {}, None),
+    (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int8())), {}, None),
+    (pa.array([1, 2], pa.duration("ms")), {}, None),
+    (pa.ExtensionArray.from_storage(TENSOR, pa.array([[1]], pa.list_(pa.int8(), 1))), {}, None),
+    # Nulls and NaN bound nothing.
+    (pa.array([None, None], pa.int32()), {}, ColumnStats(None, None, 2, 2)),
+    (pa.array([NAN, 1.0, 3.0, NAN]), {}, ColumnStats(1.0, 3.0, 0, 4)),
+    (pa.array([NAN, NAN]), {}, ColumnStats(None, None, 0, 2)),
+    # Half floats and JSON texts have bounds as raw bytes.
+    *((pa.array([1.5, -2.5, None], pa.float16()), {"store_schema": s}, ColumnStats(None, None, 1, 3)) for s in (True, False)),
+    *((pa.array(['"a"', '"b"', None], pa.json_()), {"store_schema": s}, ColumnStats(None, None, 1, 3)) for s in (True, False)),
+    *((pa.array([b"ab", b"cd"], pa.binary(2)), {"store_schema": s}, ColumnStats(b"ab", b"cd", 0, 2)) for s in (True, False)),
+    # Dates and times that Python cannot hold.
+    (pa.array([0, 2**31 - 1], pa.int32()).view(pa.date32()), {}, ColumnStats(None, None, 0, 2)),
+    (pa.array([-(2**62), 2**62], pa.int64()).view(pa.timestamp("us")), {}, ColumnStats(None, None, 0, 2)),
+]  # fmt: skip
+
+
+def test_parquet_stats() -> None:
+    """Bounds are the least and greatest value in the column's own Python type, with nulls and rows counted, where they are known."""
+    for column, options, expected in STATS:
+        index = Stored("a.parquet", parquet(pa.table({"c": column}), **options)).open()
+        found = index.stats(index.units[0], "c")
+        assert found == expected, column.type
+        assert found is None or expected is None or type(found.low) is type(expected.low)
+        assert index.stats(index.units[0], "other") is None
+
+
+# --- Arrow IPC -------------------------------------------------------------------------------------------
+
+
+def dictionaries(batches: int, rows: int) -> pa.Table:
+    """Batches that share the dictionary of a flat and of a nested column, with incompressible rows."""
+    words = pa.array([f"word {n}" for n in range(100)])
+    codes = pa.array([n % 100 for n in range(rows)], pa.int16())
+    word = pa.DictionaryArray.from_arrays(codes, words)
+    nested = pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), word)
+    schema = pa.schema([("id", pa.int64()), ("word", word.type), ("words", nested.type), ("noise", pa.binary())])
+    return pa.Table.from_batches(
+        [
+            pa.RecordBatch.from_arrays([pa.array(range(n * rows, (n + 1) * rows)), word, nested, noise(100, rows, n)], schema=schema)
+            for n in range(batches)
+        ]
+    )  # fmt: skip
+
+
+def test_arrow_ranges_are_dictionaries_and_the_batch() -> None:
+    """A unit needs its record batch and every dictionary, nothing of other batches, whatever columns are asked."""
+    table = dictionaries(5, 1000)
+    content = arrow(table, 1000)
+    assert len(content) > SMALL
+    stored = Stored("a.arrow", content)
+    index = stored.open()
+    assert stored.asked == [[(len(content) - 65536, 65536)]]
+    ranges = [index.ranges(unit, ["id"]) for unit in index.units]
+    shared = set.intersection(*map(set, ranges))
+    assert len(shared) == 2  # the dictionaries of two columns
+    own = [[part for part in parts if part not in shared] for parts in ranges]
+    assert [len(parts) for parts in own] == [1] * 5
+    spans = sorted([*shared, *(parts[0] for parts in own)])
+    assert all(start + length <= following for (start, length), (following, _) in itertools.pairwise(spans))
+    for unit, ((start, length),) in zip(index.units, own, strict=True):
+        assert start <= unit.middle < start + length
+        assert index.ranges(unit, []) == index.ranges(unit, table.schema.names) == ranges[unit.number]
+        assert index.stats(unit, "id") is None
+        assert sum(batch.num_rows for batch in stored.batches(index, unit, [])) == 1000
+    assert index.schema.field("word").type == pa.string()
+    assert stored.table().to_pylist() == table.to_pylist()
+
+
+def test_other_files_of_arrow_are_refused() -> None:
+    """The first Feather format, and a stream, which has no footer, are told apart from a damaged file."""
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, SAMPLE.schema) as writer:
+        writer.write_table(SAMPLE)
+    feather = b"FEA1" + bytes(100) + struct.pack("<i", 50) + b"FEA1"
+    told = {feather: "Feather version 1 is not supported", out.getvalue(): "does not end with ARROW1"}
+    for content, message in told.items():
+        with pytest.raises(DamagedFileError, match=rf"s3://bucket/old\.feather .*{message}"):
+            Stored("old.feather", content).open()
+
+
+# --- CSV and JSON ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "line", "last", "row"),
+    [
+        ("a.csv", "id\n", "1\n", "2.5\n", {"id": 2.5}),
+        ("a.csv", "id\n", "1\n", "x\n", {"id": "x"}),
+        ("a.csv", "id\n", "1\n", "5000000000\n", {"id": 5_000_000_000}),
+        ("a.json", "", '{"id": 1}\n', '{"id": 1.5, "late": true}\n', {"id": 1.5, "late": True}),
+    ],
+)
+def test_a_late_value_decides_the_type(name: str, head: str, line: str, last: str, row: dict[str, Any]) -> None:
+    """Every value counts for the columns and types, be it the last after megabytes."""
+    text = head + line * (3_000_000 // len(line)) + last
+    stored = Stored(name, text.encode())
+    assert stored.open().schema == pa.Table.from_pylist([row]).schema
+    assert stored.table().slice(3_000_000 // len(line)).to_pylist() == [row]
+
+
+# --- whole files -----------------------------------------------------------------------------------------
+
+
+def test_whole_files_are_asked_for_in_blocks() -> None:
+    """The blocks are aligned, cover the file once, and are all that the one unit needs."""
+    table = pa.table({"id": range(5000), "noise": [f"{n * 7919 % 10007}" for n in range(5000)]})
+    lines = b"".join(b'{"id":%d}\n' % n for n in range(5000))
+    for name, content in {"a.csv": csv_of(table), "a.json": lines, "a.orc": orc(table)}.items():
+        stored = Stored(name, content)
+        index = stored.open()
+        blocks = [(start, min(BLOCK, len(content) - start)) for start in range(0, len(content), BLOCK)]
+        assert len(blocks) > 2
+        assert not stored.form.splittable
+        assert stored.asked == [blocks]
+        assert [(unit.number, unit.middle) for unit in index.units] == [(0, 0)]
+        assert index.ranges(index.units[0], ["id"]) == blocks
+        assert index.stats(index.units[0], "id") is None
+        assert stored.table(["id"])["id"].to_pylist() == list(range(5000))
+        assert sum(batch.num_rows for batch in stored.batches(index, index.units[0], [])) == 5000
+
+
+# --- damaged and foreign files ---------------------------------------------------------------------------
+
+
+def csv_of(table: pa.Table) -> bytes:
+    out = io.BytesIO()
+    pa.csv.write_csv(table, out)
+    return out.getvalue()
+
+
+FLAT = SAMPLE.select(["id", "name", "amount", "day"])
+GOOD: dict[str, bytes] = {
+    "d.parquet": parquet(SAMPLE, row_group_size=20),
+    "d.arrow": arrow(dictionaries(3, 10), 10),
+    "z.arrow": arrow(SAMPLE, 20, compression="zstd"),
+    "d.csv": csv_of(FLAT),
+    "d.csv.gz": gzip.compress(csv_of(FLAT)),
+    "d.csv.bz2": bz2.compress(csv_of(FLAT)),
+    "d.json": "\n".join(json.dumps(row, default=str) for row in SAMPLE.to_pylist()).encode(),
+    "d.json.gz": gzip.compress(b'{"a":1}\n' * 50),
+    "d.orc": orc(SAMPLE),
+}
+BINARY = [name for name in GOOD if name not in ("d.csv", "d.json")]
+
+
+def read_or_damaged(name: str, content: bytes) -> bool:
+    """Whether the file is told to be damaged, by name, with what a parser said of it. Any other error passes through."""
+    try:
+        Stored(name, content).table()
+    except DamagedFileError as problem:
+        assert str(problem).startswith(f"s3://bucket/{name} is not a readable ")
+        # Control characters stand in neither; a cause that had some begins with its type.
+        cause_text = "" if problem.__cause__ is None else re.sub(r"^(OSError|Arrow\w+): ", "", str(problem.__cause__))
+        assert printable(cause_text, lines=True) in str(problem)
+        return True
+    return False
+
+
+def patched(content: bytes, at: int, new: bytes) -> bytes:
+    return content[:at] + new + content[at + len(new) :]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_is_no_file_of_its_format(name: str) -> None:
+    """A file cut anywhere is damaged, by name; a text cut between lines may still be one, and ORC's last mark is optional.
+
+    Of no bytes at all only a text is one: Spark writes it where there was no row. So are bytes of another format damaged ones
+    of this, and a compressed file wherever its stream, its checksum or its length is. Only text has no mark to tell by.
+    """
+    content = GOOD[name]
+    text = name.startswith(("d.csv", "d.json"))
+    assert read_or_damaged(name, b"") is not text
+    step = max(len(content) // 150, 1)
+    points = {*range(1, len(content), step), *range(1, min(40, len(content))), *range(len(content) - 30, len(content))}
+    for point in sorted(points):
+        if not read_or_damaged(name, content[:point]) and name in BINARY:
+            assert name == "d.orc", f"cut at {point} of {len(content)}"
+            assert Stored(name, content[:point]).table() == Stored(name, content).table()
+    for other, foreign in GOOD.items():
+        if name.split(".", 1)[1] == other.split(".", 1)[1]:
+            assert not read_or_damaged(name, foreign)
+        elif name != "d.csv" and (name, other) != ("d.csv.gz", "d.json.gz"):  # anything may be CSV
+            assert read_or_damaged(name, foreign)
+    if name.endswith((".gz", ".bz2")):
+        for at in (0, 12, len(content) // 2, len(content) - 5):
+            assert read_or_damaged(name, patched(content, at, bytes(byte ^ 0xFF for byte in content[at : at + 4])))
+        assert read_or_damaged(name, patched(content, 10, b"\xff" * 20))
+
+
+@pytest.mark.parametrize("name", ["d.parquet", "d.arrow"])
+@fuzzed(100)
+@given(length=st.integers(-(2**31), 2**31 - 1) | st.integers(-50, 5000))
+def test_a_footer_of_another_length(name: str, length: int) -> None:
+    """What begins elsewhere than the footer does is none, whether it is within the file or not."""
+    good, said = GOOD[name], struct.pack("<i", length)
+    at = len(good) - (8 if name == "d.parquet" else 10)
+    assert said == good[at : at + 4] or read_or_damaged(name, patched(good, at, said))
+
+
+@fuzzed(300)
+@given(name=st.sampled_from([name for name in GOOD if not name.endswith((".parquet", ".orc"))]), data=st.data())
+def test_flipped_bytes(name: str, data: st.DataObject) -> None:
+    """Flipped bytes give other values, damage or a type Spark lacks, but never a read beyond the file or memory.
+
+    Not for parquet and ORC, whose parsers in pyarrow may end the process.
+    """
+    content = bytearray(GOOD[name])
+    for at in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3)):
+        content[at] = data.draw(st.integers(0, 255))
+    try:
+        read_or_damaged(name, bytes(content))
+    except SchemaError as problem:
+        assert f"s3://bucket/{name}" in str(problem)
+
+
+@pytest.mark.parametrize("name", ["d.arrow", "d.parquet"])
+def test_parts_outside_the_file(name: str) -> None:
+    """A footer that puts a part outside the file is damage, found before any byte there is asked for."""
+    content = GOOD["d.arrow"] if name == "d.arrow" else parquet(SAMPLE, row_group_size=20, use_dictionary=False)
+    start = Stored(name, content).open().ranges(Unit(1, 0), ["id"])[-1][0]
+    for bad in (-8, len(content) + 8, 2**60):
+        if name == "d.arrow":
+            damaged = patched(content, content.rindex(struct.pack("<q", start)), struct.pack("<q", bad))
+        else:
+            at = len(content) - 8 - struct.unpack("<I", content[-8:-4])[0]
+            assert varint(start) in content[at:-8]
+            footer = content[at:-8].replace(varint(start), varint(bad))
+            damaged = content[:at] + footer + struct.pack("<I", len(footer)) + b"PAR1"
+        with pytest.raises(DamagedFileError, match=rf"s3://bucket/{name} .* is not inside its {len(damaged)} bytes"):
+            Stored(name, damaged).open()
+
+
+def varint(number: int) -> bytes:
+    """A number as Thrift's compact protocol writes it in parquet footers."""
+    zigzag = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while zigzag >= 128:
+        out.append(zigzag & 127 | 128)
+        zigzag >>= 7
+    return bytes([*out, zigzag])
+
+
+def test_arrow_numbers_beyond_the_batch() -> None:
+    """Offsets that point outside a text's buffer are damage, not other memory; so are codes for no value of the dictionary."""
+    texts = pa.array(["aaaa", "bbbb"])
+    codes = pa.array(["a", "b", "a", "b", "b"]).dictionary_encode()
+    for column, good, bads in (
+        (texts, (0, 4, 8), [(0, 4, 2**30), (0, -4, 8), (0, 9, 8), (2**20, 4, 8)]),
+        (codes, (0, 1, 0, 1, 1), [(0, 1, 0, 1, 10**6)]),
+    ):
+        content = arrow(pa.table({"s": column}))
+        held = struct.pack(f"<{len(good)}i", *good)
+        assert content.count(held) == 1
+        for bad in bads:
+            assert read_or_damaged("d.arrow", content.replace(held, struct.pack(f"<{len(bad)}i", *bad)))
+
+
+NO_TEXT: list[tuple[str, bytes]] = [
+    # A column's name.
+    ("d.arrow", arrow(pa.table({"column": [1]})).replace(b"column", b"col\xffmn")),
+    ("d.parquet", parquet(pa.table({"column": [1]}), store_schema=False).replace(b"column", b"col\xffmn")),
+    ("d.json", b'{"col\xffmn": 1}\n'),
+    # A value.
+    ("d.csv", b"id,s\n1,a\n2,\xff\n"),
+    ("d.json", b'{"id":1,"s":"a"}\n{"id":2,"s":"\xff"}\n'),
+]
+
+
+def test_text_that_is_no_utf8() -> None:
+    """A name or a value that is not UTF-8 is damage, also where its type was planned."""
+    for name, content in NO_TEXT:
+        assert read_or_damaged(name, content)
+        with pytest.raises(DamagedFileError, match=r"lookup\.csv\.encoding" if name == "d.csv" else r"\.") as caught:
+            Stored(name, content).open(pa.schema([("id", pa.int64()), ("s", pa.string())]))
+        assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(("name", "rows"), [("d.parquet", 20), ("d.arrow", 10)])
+def test_decoding_fetches_what_was_not_brought(name: str, rows: int) -> None:
+    """A range that the caller left out is fetched, so a reader that asks for more still reads; the store's error is its own."""
+    content = GOOD[name]
+    index = Stored(name, content).open()
+    fetched: list[Range] = []
+    broken = DamagedFileError("the store said no")  # as any error of this package
+
+    def fetch(part: Range) -> bytes:
+        fetched.append(part)
+        return content[part[0] : part[0] + part[1]]
+
+    def fail(part: Range) -> bytes:
+        raise broken
+
+    batches = index.batches(index.units[0], ["id"], RangesFile(len(content), {}, fetch))
+    assert sum(batch.num_rows for batch in batches) == rows
+    assert fetched
+    with pytest.raises(DamagedFileError) as caught:
+        list(index.batches(index.units[0], ["id"], RangesFile(len(content), {}, fail)))
+    assert caught.value is broken
+
+
+def test_what_is_not_sparks_schema() -> None:
+    """What somebody else keeps under the key of Spark's schema says nothing of the columns."""
+    fields, of = [pa.field("i", pa.int64())], b"org.apache.spark.sql.parquet.row.metadata"
+    other = b'{"fields": [{"name": "i"}], "x": "variant"}'
+    for text in (b"", b"interval", b'{"interval": 1}', b'{"fields": "interval"}', other):
+        assert spark_fields(fields, {of: text}, "file:///x") == fields
+    assert spark_fields(fields, None, "file:///x") == fields

@@ -1,0 +1,146 @@
+"""A column that cannot be read refuses itself, not its table: in files, in Delta tables; of Iceberg tables see tests/sources/iceberg."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+from pyarrow import feather, orc
+
+from pyspark_lookup.errors import NotSupportedError, PredicateError, SchemaError
+from tests.support.delta_tables import MODES, opened
+
+TIMES = pa.array([1, 2], pa.time64("us"))
+COLUMNS: dict[str, pa.Array] = {
+    "time": TIMES,
+    "in a struct": pa.array(
+        [{"a": 1, "t": datetime.time(1)}, None], pa.struct([("a", pa.int64()), ("t", pa.time64("us"))])
+    ),
+    "in a list": pa.array([[datetime.time(1)], None], pa.list_(pa.time32("ms"))),
+    "256 bits": pa.array([1, 2], pa.decimal256(50, 0)),
+}
+UNION = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
+FILES: dict[str, tuple[str, pa.Array]] = {
+    **{f"parquet, {name}": ("a.parquet", column) for name, column in COLUMNS.items()},
+    **{f"arrow, {name}": ("a.arrow", column) for name, column in COLUMNS.items()},
+    "arrow, interval": ("a.arrow", pa.array([(1, 2, 3), None], pa.month_day_nano_interval())),
+    "arrow, union": ("a.arrow", UNION),
+    "orc, union": ("a.orc", UNION),
+}
+ROWS = [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}]
+
+
+def write(path: Path, columns: dict[str, pa.Array]) -> None:
+    table = pa.table(columns)
+    if path.suffix == ".arrow":
+        feather.write_feather(table, path, compression="uncompressed")
+    else:
+        (pq if path.suffix == ".parquet" else orc).write_table(table, path)
+
+
+def check(table: Path, cache: Path, name: str, *ways_out: dict[str, str]) -> None:
+    """All columns, or the one, are refused by name; those beside it are read in every mode."""
+    for mode in MODES:
+        for options in ({}, {"columns": f"id, `{name}`"}):
+            for read in (lambda r: r.scan(), lambda r: r.get(2), lambda r: r.schema):
+                with pytest.raises(SchemaError, match=f"(?i){name}.* out by lookup.columns, or by a schema") as refusal:
+                    read(opened(table, cache, mode, "id", **options))
+                assert isinstance(refusal.value, NotSupportedError)
+        with pytest.raises(PredicateError, match=f"(?i){name}.* out by lookup.columns"):
+            opened(table, cache, mode, "id", columns="id", where=f"`{name}` IS NULL").scan()
+        for options in ways_out:
+            reader = opened(table, cache, mode, "id", **options)
+            assert sorted(reader.scan().to_pylist(), key=lambda row: row["id"]) == ROWS
+            assert reader.get(2) == ROWS[1:]
+            assert opened(table, cache, mode, "id", where="v = 'b'", **options).scan().to_pylist() == ROWS[1:]
+
+
+@pytest.mark.parametrize(("name", "column"), FILES.values(), ids=list(FILES))
+def test_columns_of_files(tmp_path: Path, name: str, column: pa.Array) -> None:
+    (tmp_path / "t").mkdir()
+    write(tmp_path / "t" / name, {"odd": column, "id": pa.array([1, 2]), "v": pa.array(["a", "b"])})
+    check(tmp_path / "t", tmp_path / "cache", "odd", {"columns": "id, v"}, {"schema": "id BIGINT, v STRING"})
+
+
+OTHERS: dict[str, tuple[str, object]] = {
+    "polars, int128, parquet": ("a.parquet", pl.Series([2**100, None], dtype=pl.Int128)),
+    "polars, list of uint128, parquet": ("a.parquet", pl.Series([[1], None], dtype=pl.List(pl.UInt128))),
+    "polars, struct of int128, arrow": ("a.arrow", pl.Series([{"a": 1}, None], dtype=pl.Struct({"a": pl.Int128}))),
+    "duckdb, interval": ("a.parquet", "INTERVAL 1 DAY"),
+    "duckdb, list of intervals": ("a.parquet", "[INTERVAL 1 DAY]"),
+    "duckdb, variant": ("a.parquet", "1::VARIANT"),
+}
+
+
+@pytest.mark.parametrize(("name", "column"), OTHERS.values(), ids=list(OTHERS))
+def test_columns_of_files_of_others(tmp_path: Path, name: str, column: object) -> None:
+    """Types for which pyarrow refuses the whole file, and types that it takes for others."""
+    path = tmp_path / "t" / name
+    path.parent.mkdir()
+    if isinstance(column, str):
+        rows = f"SELECT {column} AS odd, i AS id, chr((96 + i)::INT) AS v FROM range(1, 3) AS t(i)"
+        duckdb.connect().execute(f"COPY ({rows}) TO '{path}' (FORMAT parquet)")
+    else:
+        frame = pl.DataFrame({"odd": column, "id": [1, 2], "v": pl.Series(["a", "b"], dtype=pl.Categorical)})
+        frame.write_parquet(path) if path.suffix == ".parquet" else frame.write_ipc(path, compression="zstd")
+    check(path.parent, tmp_path / "cache", "odd", {"columns": "id, v"}, {"schema": "id BIGINT, v STRING"})
+
+
+def test_a_column_that_one_file_has_so(tmp_path: Path) -> None:
+    """It cannot be read, whatever others have; nor can those that differ in letter case only."""
+    (tmp_path / "t").mkdir()
+    write(tmp_path / "t" / "a.parquet", {"id": pa.array([1]), "v": pa.array(["a"]), "odd": pa.array([1])})
+    write(tmp_path / "t" / "b.parquet", {"id": pa.array([2]), "v": pa.array(["b"]), "odd": TIMES[:1]})
+    check(tmp_path / "t", tmp_path / "cache", "odd", {"columns": "id, v"}, {"schema": "id BIGINT, v STRING"})
+    (tmp_path / "u").mkdir()
+    twice = {"odd": pa.array([1, 2]), "ODD": pa.array([1, 2])}
+    write(tmp_path / "u" / "a.parquet", {"id": pa.array([1, 2]), "v": pa.array(["a", "b"]), **twice})
+    check(tmp_path / "u", tmp_path / "cache", "odd", {"columns": "id, v"}, {"schema": "id BIGINT, v STRING"})
+
+
+def _nested(depth: int) -> str:
+    """A type as JSON."""
+    field = '{"type": "struct", "fields": [{"name": "a", "nullable": true, "metadata": {}, "type": '
+    return field * depth + '"long"' + "}]}" * depth
+
+
+DELTA_TYPES = {
+    "variant": "variant",
+    "interval": "interval year to month",
+    "geometry": "geometry(4326)",
+    "struct": {"type": "struct", "fields": [{"name": "x", "type": "variant", "nullable": True, "metadata": {}}]},
+    "array": {"type": "array", "elementType": "invented", "containsNull": True},
+    "decimal": "decimal(50,2)",
+}
+DELTA_TYPES = {name: json.dumps(kind) for name, kind in DELTA_TYPES.items()} | {str(n): _nested(n) for n in (101, 200)}
+
+
+@pytest.mark.parametrize("kind", DELTA_TYPES.values(), ids=list(DELTA_TYPES))
+def test_columns_of_delta_tables(tmp_path: Path, kind: str) -> None:
+    table = tmp_path / "t"
+    write_deltalake(str(table), pa.table({"id": [1, 2], "v": ["a", "b"]}))
+    (commit,) = (table / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    (metadata,) = (action["metaData"] for action in actions if "metaData" in action)
+    schema = json.loads(metadata["schemaString"])
+    schema["fields"].append({"name": "odd", "type": "ODD", "nullable": True, "metadata": {}})
+    metadata["schemaString"] = json.dumps(schema).replace('"ODD"', kind)
+    commit.write_text("\n".join(map(json.dumps, actions)))
+    check(table, tmp_path / "cache", "odd", {"columns": "id, v"})
+
+
+@pytest.mark.parametrize("other", [{"t": pa.array([5])}, {"T": pa.array(["b"])}], ids=["type", "spelling"])
+def test_files_that_disagree_on_a_column(tmp_path: Path, cache_dir: Path, other: dict[str, pa.Array]) -> None:
+    """A column of which two files have types that nothing unites, or two spellings, refuses itself; the files, and their others, are named and read."""
+    table = tmp_path / "t"
+    table.mkdir()
+    write(table / "a.parquet", {"id": pa.array([1]), "v": pa.array(["a"]), "t": pa.array(["a"])})
+    write(table / "b.parquet", {"id": pa.array([2]), "v": pa.array(["b"]), **other})
+    check(table, cache_dir, "t", {"columns": "id, v"}, {"schema": "id BIGINT, v STRING"})

@@ -1,0 +1,182 @@
+"""What a Delta table costs at the store: nothing new, a commit, deleted rows, rewritten files; and a host that has never seen it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pyspark_lookup import LookupTable
+from tests.sources.delta.test_histories import files_of
+from tests.support.delta_tables import MODES, append_commit, vector_of, vectors_of
+from tests.support.s3server import S3Server
+
+COUNTS = ("ufsHeadCount", "ufsListCount", "ufsGetCount")
+
+
+class Remote:
+    """A Delta table that is written on this disk, and lies there or on S3."""
+
+    def __init__(self, home: Path, server: S3Server | None) -> None:
+        self.local, self._server = home / "table", server
+        self.cache = home / "cache"
+        self.url, self._storage = str(self.local), {}
+        self._sent: set[str] = set()
+        if server is not None:
+            server.client.create_bucket(Bucket=(bucket := f"delta-{home.name.replace('_', '-').lower()}"[:60]))
+            self._bucket, self.url = bucket, f"s3://{bucket}/table"
+            self._storage = {"lookup.storage.endpoint_url": server.endpoint}
+
+    def send(self) -> None:
+        for path in sorted(self.local.rglob("*")) if self._server is not None else ():
+            key = str(path.relative_to(self.local))
+            if path.is_file() and key not in self._sent:
+                self._server.client.put_object(Bucket=self._bucket, Key=f"table/{key}", Body=path.read_bytes())
+                self._sent.add(key)
+
+    def open(self, mode: str = "full", cache: Path | None = None, **options: str) -> LookupTable:
+        own = {"lookup.cache.dir": str(cache or self.cache), "lookup.keys": "id", **MODES[mode], **options}
+        return LookupTable(self.url, own | self._storage)
+
+    def write(self, rows: dict[str, list[Any]], **given: Any) -> None:
+        write_deltalake(str(self.local), pa.table(rows), mode="append", **given)
+        self.send()
+
+
+@pytest.fixture(params=["disk", "s3"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
+    made = Remote(tmp_path, request.getfixturevalue("s3") if request.param == "s3" else None)
+    configuration = {"delta.enableDeletionVectors": "true"}
+    for number in range(5):
+        given: dict[str, Any] = {"configuration": configuration} if not number else {}
+        made.write({"id": [*range(number * 10, number * 10 + 10)], "name": [f"n{number}"] * 10}, **given)
+    DeltaTable(str(made.local)).create_checkpoint()
+    made.write({"id": [100], "name": ["last"]})
+    return made
+
+
+def counting(table: LookupTable, act: Callable[[], Any]) -> tuple[int, int, int, int]:
+    """(heads, lists, gets, bytes) of what is done."""
+    before = table.metrics()
+    act()
+    after = table.metrics()
+    heads, lists, gets = (after[name] - before[name] for name in COUNTS)
+    return heads, lists, gets, after["ufsGetBytes"] - before["ufsGetBytes"]
+
+
+def unchanged(remote: Remote) -> tuple[int, int, int]:
+    """What proves that nothing is new: on S3 a listing, elsewhere a look at the last commit and at the one after it."""
+    return (0, 1, 0) if remote.url.startswith("s3:") else (2, 0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_new(remote: Remote, mode: str) -> None:
+    table = remote.open(mode)
+    assert table.get_many([3, 100]).num_rows == 2
+    assert counting(table, lambda: table.get_many([3, 100]))[:3] == unchanged(remote)
+    fresh = remote.open(mode)  # of another query, of the same host
+    assert counting(fresh, lambda: fresh.get_many([3]))[:3] == unchanged(remote)
+    remote.write({"id": [200], "name": ["new"]})
+    heads, lists, gets, _ = counting(table, lambda: table.get_many([3, 200]))
+    assert (heads, lists) == ((3, 0) if unchanged(remote)[0] else (0, 1))
+    # The commit, and the new file, whose footer may come with it.
+    assert gets in (2, 3)
+    assert table.get(200) == [{"id": 200, "name": "new"}]
+    assert counting(table, lambda: table.get(200))[:3] == unchanged(remote)
+
+
+def test_a_host_that_comes_late_starts_from_the_checkpoint(remote: Remote, tmp_path: Path) -> None:
+    """It reads the checkpoint and what follows it, and no other commit."""
+    for number in range(5):
+        (remote.local / "_delta_log" / f"{number:020}.json").write_text("not to be read")
+    late = remote.open("none", tmp_path / "late")
+    assert late.scan().num_rows == 51
+
+
+def test_vectors_and_rewritten_files(remote: Remote) -> None:
+    """Rows that a vector deletes are gone from a full cache without a byte of data files; a rewritten table is fetched once."""
+    table = remote.open()
+    assert table.scan().num_rows == 51
+    # The names are random: the first file is that of the first commit.
+    key, add = next(iter(files_of(remote.local, 5).items()))
+    vector = vector_of(remote.local, [0, 3], "i")
+    version = append_commit(
+        remote.local,
+        [
+            {"remove": {"path": key[0], "deletionTimestamp": 1, "dataChange": True}},
+            {"add": {**add, "dataChange": True, "deletionVector": vector}},
+        ],
+    )
+    remote.send()
+    _, _, gets, size = counting(table, table.scan)
+    commit = (remote.local / "_delta_log" / f"{version:020}.json").stat().st_size
+    assert (gets, size) == (1, commit)
+    assert table.scan().num_rows == 49
+
+
+def test_vectors_that_share_a_file(remote: Remote) -> None:
+    """They are one request, and each is that of its file."""
+    table = remote.open()
+    assert table.scan().num_rows == 51
+    adds = [*files_of(remote.local, 5).values()][:3]
+    vectors = vectors_of(remote.local, [[0], [1, 2], [3, 4, 5]])
+    removes = [{"remove": {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}} for add in adds]
+    both = zip(adds, vectors, strict=True)
+    append_commit(remote.local, [*removes, *({"add": {**add, "deletionVector": vector}} for add, vector in both)])
+    remote.send()
+    assert counting(table, table.scan)[2] == 2
+    assert {*range(30)} - {*table.scan().column("id").to_pylist()} == {0, 11, 12, 23, 24, 25}
+
+
+def test_what_an_optimized_table_keeps(remote: Remote) -> None:
+    """OPTIMIZE changes no rows: a partial cache keeps all keys. An append drops those that its file may have, by the log's statistics."""
+    table = remote.open("partial")
+    asked = [3, 13, 23, 33, 43, 100, 500]
+
+    def misses() -> int:
+        before = table.metrics()["missCount"]
+        table.get_many(asked)
+        return table.metrics()["missCount"] - before
+
+    assert (misses(), misses()) == (7, 0)
+    DeltaTable(str(remote.local)).optimize.compact()
+    remote.send()
+    assert (misses(), misses()) == (0, 0)
+    remote.write({"id": [20, 40], "name": ["a", "b"]})
+    assert (misses(), misses()) == (2, 0)  # 23 and 33 lie between them
+
+
+def test_a_full_cache_goes_on_while_it_adopts_an_optimized_table(remote: Remote) -> None:
+    """OPTIMIZE changes no rows, so queries need not wait for its file, here one that cannot be read yet; later removes name it."""
+    table = remote.open()
+    rows = sorted(table.scan().to_pylist(), key=lambda row: row["id"])
+    before = {*remote.local.glob("*.parquet")}
+    DeltaTable(str(remote.local)).optimize.compact()
+    (written,) = {*remote.local.glob("*.parquet")} - before
+    aside = written.rename(remote.local.parent / "aside")
+    remote.send()
+    assert table.get(3) == [{"id": 3, "name": "n0"}]
+    assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == rows
+    size = aside.rename(written).stat().st_size
+    remote.send()
+    assert counting(table, table.reload)[3] <= size
+    add = next(iter(files_of(remote.local, 6).values()))
+    vector = vector_of(remote.local, range(5), "u")
+    remove = {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}
+    append_commit(remote.local, [{"remove": remove}, {"add": {**add, "dataChange": True, "deletionVector": vector}}])
+    remote.send()
+    heads, lists, gets, _ = counting(table, lambda: table.get(3))
+    assert (heads + lists, gets) == (sum(unchanged(remote)) + (not lists), 2)  # the commit, and the vector
+    assert table.scan().num_rows == len(rows) - 5
+
+
+def test_files_that_statistics_rule_out(remote: Remote, tmp_path: Path) -> None:
+    """Of files that cannot have a row nothing is read, not even their footers: the log says between which values they lie."""
+    late = remote.open("none", tmp_path / "late", **{"lookup.where": "id = 13"})
+    assert counting(late, late.scan)[2] <= 5  # the hint, the checkpoint, a commit, and one file
+    assert late.metrics()["filesPrunedCount"] == 5
+    assert late.scan().column("name").to_pylist() == ["n1"]

@@ -1,0 +1,255 @@
+"""Columns of Delta tables as keys, and under other names: partition columns, renamed and dropped ones."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from pyspark_lookup import SchemaError
+from tests.support.delta_tables import MODES, append_commit, opened
+
+MAPPED = {"minReaderVersion": 2, "minWriterVersion": 5}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "value", ["a b/%=ü", 7, True, Decimal("1.50"), datetime.date(2026, 3, 1), datetime.datetime(2026, 3, 1, 2, 3, 4, 5)]
+)
+def test_a_partition_column_is_the_key(tmp_path: Path, mode: str, value: Any) -> None:
+    rows = pa.table({"id": [1, 2], "part": pa.array([value, None])})
+    write_deltalake(str(tmp_path / "t"), rows, partition_by=["part"])
+    table = opened(tmp_path / "t", tmp_path / "cache", mode, "part")
+    for _ in range(2):  # the second time the files' values are known
+        assert table.get(value) == [{"id": 1, "part": value}]
+
+
+def test_partitions_that_are_no_numbers(tmp_path: Path) -> None:
+    """NaN and infinities are values of a partition column, NaN the largest; a value that is none of its type is named."""
+    path, values = tmp_path / "t", ["NaN", "Infinity", "-Infinity", "1.5", None]
+    write_deltalake(str(path), pa.table({"id": [0], "part": [0.5]}), partition_by=["part"])
+    add = next(line["add"] for line in map(json.loads, (path / "_delta_log" / f"{0:020}.json").open()) if "add" in line)
+    for number, value in enumerate(values, 1):
+        pq.write_table(pa.table({"id": [number]}), path / f"{number}.parquet")
+        size = (path / f"{number}.parquet").stat().st_size
+        more = {"path": f"{number}.parquet", "partitionValues": {"part": value}, "size": size, "stats": None}
+        append_commit(path, [{"add": {**add, **more}}])
+    assert opened(path, tmp_path / "cache").scan().num_rows == len(values) + 1
+    for options, ids in (
+        ({"partition": "max_pt()"}, [1]),
+        ({"partition": "part=NaN"}, [1]),
+        ({"where": "part = DOUBLE('NaN')"}, [1]),
+        ({"where": "part > 1.5D"}, [1, 2]),
+        ({"where": "part < 0D"}, [3]),
+        ({"where": "part IS NULL"}, [5]),
+    ):
+        assert sorted(opened(path, tmp_path / "cache", **options).scan().column("id").to_pylist()) == ids, options
+    append_commit(path, [{"add": {**add, "partitionValues": {"part": "much"}}}])
+    for options in ({}, {"partition": "max_pt()"}):
+        with pytest.raises(SchemaError, match=r"'much' of .*\.parquet"):
+            opened(path, tmp_path / "cache", **options).scan()
+
+
+def schema(columns: Sequence[tuple[str, str]]) -> str:
+    """Of numbers: (name, name in the files)."""
+    mapped = [
+        {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": stored}
+        for number, (_, stored) in enumerate(columns)
+    ]
+    fields = [
+        {"name": name, "type": "long", "nullable": True, "metadata": metadata}
+        for (name, _), metadata in zip(columns, mapped, strict=True)
+    ]
+    return json.dumps({"type": "struct", "fields": fields})
+
+
+def write_mapped(
+    path: Path, columns: Sequence[tuple[str, str]], rows: pa.Table, protocol: dict[str, Any]
+) -> dict[str, Any]:
+    """A table with one file; its metadata."""
+    (path / "_delta_log").mkdir(parents=True)
+    pq.write_table(rows, path / "f.parquet")
+    add = {"path": "f.parquet", "partitionValues": {}, "size": (path / "f.parquet").stat().st_size, "dataChange": True}
+    metadata = {"id": "x", "format": {"provider": "parquet"}, "schemaString": schema(columns), "partitionColumns": []}
+    metadata["configuration"] = {"delta.columnMapping.mode": "name"}
+    actions = [{"protocol": protocol}, {"metaData": metadata}, {"add": add}]
+    (path / "_delta_log" / f"{0:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+    return metadata
+
+
+ROWS = pa.table({"p1": [1, 2], "p2": [2, 7]})
+CHANGES = {
+    "renamed": ([("a", "p1"), ("c", "p2")], {"a": 2, "c": 7}),
+    "dropped and added": ([("a", "p1"), ("b", "p3")], {"a": 2, "b": None}),
+    "swapped": ([("b", "p1"), ("a", "p2")], {"a": 2, "b": 1}),
+}
+"""Columns of a table that had `a` and `b`, and its row of 2."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_names_that_mean_other_columns(tmp_path: Path, mode: str, change: str) -> None:
+    """What a host has cached by a name is of the column that had it; and so it is when the change is taken back."""
+    columns, row = CHANGES[change]
+    path, before = tmp_path / "t", [("a", "p1"), ("b", "p2")]
+    metadata = write_mapped(path, before, ROWS, MAPPED)
+    table = opened(path, tmp_path / "cache", mode, "a")
+    assert table.get_many([1, 2, 7]).num_rows == 2
+    for now, found in ((columns, row), (before, {"a": 2, "b": 7}), (before[:1], {"a": 2}), (before, {"a": 2, "b": 7})):
+        append_commit(path, [{"metaData": {**metadata, "schemaString": schema(now)}}])
+        assert table.get(2) == [found]
+        assert opened(path, tmp_path / "cache", mode, "a").get(2) == [found]
+
+
+@pytest.mark.parametrize("said", [["readerFeatures", "writerFeatures"], ["writerFeatures"]])
+def test_a_mapping_that_only_writers_are_asked_for(tmp_path: Path, said: list[str]) -> None:
+    """Delta on Spark has left the feature out for readers, where a table came from version 2 of the protocol."""
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": []}
+    write_mapped(
+        tmp_path / "t",
+        [("a", "p1"), ("b", "p2")],
+        pa.table({"p1": [1], "p2": [2]}),
+        protocol | {name: ["columnMapping"] for name in said},
+    )
+    assert opened(tmp_path / "t", tmp_path / "cache").scan().to_pylist() == [{"a": 1, "b": 2}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_table_with_files_of_the_same_names(tmp_path: Path, mode: str) -> None:
+    """A writer may name its files by their number, and these may be as large as before."""
+    path = tmp_path / "t"
+    for name, number in (("first", 1), ("second", 2)):
+        shutil.rmtree(path, ignore_errors=True)
+        metadata = write_mapped(path, [("a", "a")], pa.table({"a": [number]}), MAPPED)
+        append_commit(path, [{"metaData": {**metadata, "id": name}}])
+        table = opened(path, tmp_path / "cache", mode, "a")
+        assert [len(table.get(key)) for key in (1, 2)] == [number == 1, number == 2]
+
+
+@pytest.mark.parametrize("shape", ["struct", "list", "large list", "fixed list", "list view", "map"])
+@pytest.mark.parametrize("mode", MODES)
+def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, shape: str) -> None:
+    """The fields of a struct are told by their mapping, also where the file's have the planned names and types."""
+    path, values = tmp_path / "t", {"a": 10, "b": 20}
+    wrap = {"struct": lambda one: one, "map": lambda one: [("k", one)]}.get(shape, lambda one: [one])
+    kind = pa.struct({"a": pa.int64(), "b": pa.int64()})
+    lists = {"list": pa.list_(kind), "large list": pa.large_list(kind), "fixed list": pa.list_(kind, 1)}
+    lists["list view"] = pa.list_view(kind)
+    kind = {"struct": kind, "map": pa.map_(pa.string(), kind), **lists}[shape]
+    rows = pa.table({"id": [1, 2], "of": pa.array([wrap(values), None], kind)})
+    metadata = write_mapped(path, [("id", "id")], rows, MAPPED)
+
+    def commit(fields: Sequence[tuple[str, str]]) -> None:
+        inner = json.loads(schema(fields))
+        of = {
+            "struct": inner,
+            "map": {"type": "map", "keyType": "string", "valueType": inner, "valueContainsNull": True},
+        }.get(shape, {"type": "array", "elementType": inner, "containsNull": True})
+        whole = json.loads(schema([("id", "id"), ("of", "of")]))
+        whole["fields"][1]["type"] = of
+        append_commit(path, [{"metaData": {**metadata, "schemaString": json.dumps(whole)}}])
+
+    for fields, found in (
+        ([("a", "a"), ("b", "b")], values),
+        ([("a", "a"), ("b", "new")], {"a": 10, "b": None}),
+        ([("a", "b"), ("b", "a")], {"a": 20, "b": 10}),
+        ([("a", "a"), ("b", "b")], values),
+    ):
+        commit(fields)
+        table = opened(path, tmp_path / "cache", mode, "id")
+        assert table.get(1) == [{"id": 1, "of": wrap(found)}]
+        assert table.get(2) == [{"id": 2, "of": None}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_partition_columns_that_are_renamed(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "t"
+    metadata = write_mapped(path, [("id", "id")], pa.table({"id": [1]}), MAPPED)
+    add = json.loads((path / "_delta_log" / f"{0:020}.json").read_text().splitlines()[2])["add"]
+    actions: list[dict[str, Any]] = [{"add": {**add, "partitionValues": {"p": "7", "q": "8"}}}]
+    for names, found in ((["p", "q"], [7, 8]), (["q", "p"], [7, 8]), (["x", "y"], [7, 8])):
+        columns = [("id", "id"), *zip(names, ["p", "q"], strict=True)]
+        now = {**metadata, "schemaString": schema(columns), "partitionColumns": names}
+        append_commit(path, [{"metaData": now}, *actions])
+        actions = []
+        table = opened(path, tmp_path / "cache", mode, "id")
+        assert table.get(1) == [{"id": 1, **dict(zip(names, found, strict=True))}]
+        assert opened(path, tmp_path / "cache", mode, names[0]).get(7)[0]["id"] == 1
+
+
+def write_raw(path: Path, fields: dict[str, Any], rows: pa.Table, parts: dict[str, str | None]) -> None:
+    """A table with one file, whatever the log says of it. `fields`: their types; `parts`: partition columns, and values if not None."""
+    metadata = write_mapped(path, [], rows, {"minReaderVersion": 1, "minWriterVersion": 2})
+    types = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields.items()]
+    said = {"schemaString": json.dumps({"type": "struct", "fields": types}), "partitionColumns": [*parts]}
+    add = json.loads((path / "_delta_log" / f"{0:020}.json").read_text().splitlines()[2])["add"]
+    add["partitionValues"] = {name: value for name, value in parts.items() if value is not None}
+    remove = {"path": add["path"], "dataChange": True}
+    append_commit(path, [{"metaData": {**metadata, "configuration": {}, **said}}, {"remove": remove}])
+    append_commit(path, [{"add": add}])
+
+
+ARRAY, STRUCT = {"type": "array", "elementType": "integer", "containsNull": True}, {"type": "struct", "fields": [
+    {"name": name, "type": "integer", "nullable": True, "metadata": {}} for name in "ab"
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "found"),
+    [
+        ("string", pa.array([b"abc"]), "abc"),
+        ("short", pa.array([5], pa.int32()), 5),
+        ("byte", pa.array([5], pa.int32()), 5),
+        ("integer", pa.nulls(1), None),
+        ("timestamp", pa.nulls(1), None),
+        (ARRAY, pa.array([[None]], pa.list_(pa.null())), [None]),
+        (STRUCT, pa.array([{"a": 1, "b": None}], pa.struct({"a": pa.int32(), "b": pa.null()})), {"a": 1, "b": None}),
+    ],
+)
+def test_files_that_say_less_than_the_log(tmp_path: Path, kind: Any, values: pa.Array, found: object) -> None:
+    """Some writers annotate neither text nor short numbers, or write no type for what is null everywhere."""
+    write_raw(tmp_path / "t", {"id": "long", "v": kind}, pa.table({"id": [1], "v": values}), {})
+    for mode in MODES:
+        assert opened(tmp_path / "t", tmp_path / "cache", mode, "id").get(1) == [{"id": 1, "v": found}]
+    if isinstance(found, str | int):
+        for mode in MODES:
+            assert opened(tmp_path / "t", tmp_path / "cache", mode, "v").get(found) == [{"id": 1, "v": found}]
+        shown = repr(found)
+        assert opened(tmp_path / "t", tmp_path / "cache", where=f"v = {shown}").scan().num_rows == 1
+
+
+def test_a_number_too_large_for_what_the_log_says(tmp_path: Path) -> None:
+    write_raw(tmp_path / "t", {"v": "short"}, pa.table({"v": pa.array([2**15], pa.int32())}), {})
+    with pytest.raises(SchemaError, match=r"'v' of .*f.parquet does not fit int16"):
+        opened(tmp_path / "t", tmp_path / "cache").scan()
+
+
+def test_partition_values_as_some_writers_have_them(tmp_path: Path) -> None:
+    """One that is not mentioned is null; an instant may say its offset; a float is the float of its digits."""
+    fields = {"id": "long", "none": "string", "at": "timestamp", "f": "float"}
+    parts = {"none": None, "at": "2024-01-01 02:00:00+02:00", "f": "0.1"}
+    write_raw(tmp_path / "t", fields, pa.table({"id": [1]}), parts)
+    (row,) = opened(tmp_path / "t", tmp_path / "cache").scan().to_pylist()
+    assert (row["none"], row["at"]) == (None, datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc))
+    for where in ("f = 0.1F", "f IN (0.1F)", "f > 0.1D", "none IS NULL", "at = TIMESTAMP '2024-01-01 00:00:00Z'"):
+        assert opened(tmp_path / "t", tmp_path / "cache", where=where).scan().num_rows == 1, where
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("names", [("ma\u00df", "mass"), ("\ufb01", "fi")])
+def test_names_that_are_others_to_spark(tmp_path: Path, names: tuple[str, str], mode: str) -> None:
+    """They would be one without letter case, but are two in lower case, which is how Spark compares them."""
+    values = dict(zip(names, ("one", "two"), strict=True))
+    rows = pa.table({"id": [1], **{name: [value] for name, value in values.items()}, "of": [values]})
+    write_deltalake(str(tmp_path / "t"), rows)
+    assert opened(tmp_path / "t", tmp_path / "cache", mode, "id").get(1) == [{"id": 1, **values, "of": values}]
+    assert opened(tmp_path / "t", tmp_path / "cache", mode, names[1].upper()).get("two")[0]["id"] == 1

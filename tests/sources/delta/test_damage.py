@@ -1,0 +1,246 @@
+"""Delta tables that are damaged, dropped or not understood: an error that names the file and the version, or the rows as they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pyspark_lookup import (
+    DamagedFileError,
+    LookupTable,
+    NotSupportedError,
+    PysparkLookupError,
+    UfsNotFoundError,
+    VersionGoneError,
+)
+from tests.sources.delta.test_histories import files_of
+from tests.support.delta_tables import MODES, append_commit, opened, vector_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A table of four versions, a checkpoint of the third, and a vector in the last."""
+    path = tmp_path / "table"
+    for number in range(3):
+        configuration = {} if number else {"configuration": {"delta.enableDeletionVectors": "true"}}
+        write_deltalake(str(path), pa.table({"id": [number]}), mode="append", **configuration)
+    DeltaTable(str(path)).create_checkpoint()
+    write_deltalake(str(path), pa.table({"id": [7, 8, 9]}), mode="append")
+    add = next(add for add in files_of(path, 3).values() if json.loads(add["stats"])["numRecords"] == 3)
+    vector = vector_of(path, [1], "u")
+    append_commit(
+        path, [{"remove": {"path": add["path"], "dataChange": True}}, {"add": {**add, "deletionVector": vector}}]
+    )
+    return path
+
+
+def commit(path: Path, version: int) -> Path:
+    return path / "_delta_log" / f"{version:020}.json"
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def make_directory(file: Path) -> None:
+    """Put a directory in its place."""
+    file.unlink()
+    file.mkdir()
+
+
+def checkpoint(path: Path) -> Path:
+    return next((path / "_delta_log").glob("*.checkpoint.parquet"))
+
+
+def vector(path: Path) -> Path:
+    return next(path.rglob("deletion_vector_*"))
+
+
+def data_file(path: Path) -> Path:
+    return next(iter(path.glob("part-*")))
+
+
+HARM: dict[str, tuple[Callable[[Path], Any], type[PysparkLookupError], str]] = {
+    "a commit is cut": (
+        lambda path: cut(commit(path, 4)),
+        DamagedFileError,
+        "00000000000000000004.json is no Delta commit",
+    ),
+    "a commit is empty": (lambda path: commit(path, 4).write_bytes(b""), DamagedFileError, "4.json is no Delta commit"),
+    "a commit is missing": (
+        lambda path: commit(path, 3).unlink(),
+        DamagedFileError,
+        "a gap, 00000000000000000003.json",
+    ),
+    "the commit of a checkpoint is missing": (
+        lambda path: [commit(path, n).unlink() for n in (2, 3, 4)],
+        DamagedFileError,
+        "lacks 00000000000000000002.json, of its newest checkpoint",
+    ),
+    "no commit is there": (
+        lambda path: [commit(path, n).unlink() for n in range(5)],
+        UfsNotFoundError,
+        "holds no commit, but a checkpoint of version 2, which may not be the newest: restore 00000000000000000002.json",
+    ),
+    "a vector is cut": (lambda path: cut(vector(path)), VersionGoneError, "deletion_vector_.*current version 4"),
+    "a vector is flipped": (lambda path: flip(vector(path)), DamagedFileError, "deletion_vector_.*checksum"),
+    "a vector is missing": (
+        lambda path: vector(path).unlink(),
+        VersionGoneError,
+        "deletion_vector_.*current version 4",
+    ),
+    "a vector is a directory": (
+        lambda path: make_directory(vector(path)),
+        VersionGoneError,
+        "deletion_vector_.*current version 4",
+    ),
+    "a file is missing": (lambda path: data_file(path).unlink(), VersionGoneError, "part-.*current version 4"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_harm_is_told(path: Path, tmp_path: Path, harm: str) -> None:
+    do, error, words = HARM[harm]
+    do(path)
+    with pytest.raises(error, match=words):
+        opened(path, tmp_path / "cache").scan()
+
+
+@pytest.mark.parametrize("harm", [cut, flip, lambda file: file.write_bytes(b"")])
+def test_a_damaged_checkpoint_is_passed_over(path: Path, tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    """While the commits before it are there; else the error names it. So is a hint that leads nowhere."""
+    harm(checkpoint(path))
+    (path / "_delta_log" / "_last_checkpoint").write_text('{"version": 17}')
+    assert sorted(opened(path, tmp_path / "cache").scan().column("id").to_pylist()) == [0, 1, 2, 7, 9]
+    commit(path, 0).unlink()
+    with pytest.raises(DamagedFileError, match=r"checkpoint.parquet is no Delta checkpoint"):
+        opened(path, tmp_path / "late").scan()
+
+
+def test_a_checkpoint_of_several_files(path: Path, tmp_path: Path) -> None:
+    """It is used if all of them are there."""
+    rows = opened(path, tmp_path / "known").scan().num_rows
+    older = checkpoint(path)
+    DeltaTable(str(path)).create_checkpoint()
+    older.unlink()
+    whole, log = checkpoint(path), path / "_delta_log"
+    actions = pq.read_table(whole)
+    whole.unlink()
+    added = actions.column("add").is_valid().to_numpy()
+    added[added.argmax()] = False  # so that the first part would do for a table of one file
+    for number, part in enumerate((actions.filter(pa.array(~added)), actions.filter(pa.array(added))), 1):
+        assert opened(path, tmp_path / f"host{number}").scan().num_rows == rows
+        pq.write_table(part, log / f"{whole.name[:20]}.checkpoint.{number:010}.{2:010}.parquet")
+    for commit in log.glob("*.json"):
+        if commit.name[:20] != whole.name[:20]:
+            commit.unlink()
+    assert opened(path, tmp_path / "late").scan().num_rows == rows
+
+
+def check_in_json(path: Path, actions: Sequence[dict[str, Any]]) -> None:
+    """Make a V2 checkpoint of the newest version, in JSON."""
+    log = path / "_delta_log"
+    newest = max(file.name[:20] for file in log.glob("*.json"))
+    first = {"checkpointMetadata": {"version": int(newest)}}
+    file = log / f"{newest}.checkpoint.{uuid.uuid4()}.json"
+    file.write_text("".join(json.dumps(action) + "\n" for action in (first, *actions)))
+
+
+def described(path: Path) -> list[dict[str, Any]]:
+    """The protocol and the metadata of the first commit."""
+    actions = list(map(json.loads, commit(path, 0).read_text().splitlines()))
+    return [action for action in actions if "protocol" in action or "metaData" in action]
+
+
+def test_a_checkpoint_that_lacks_a_sidecar_is_passed_over(path: Path, tmp_path: Path) -> None:
+    sidecar = {"path": f"{uuid.uuid4()}.parquet", "sizeInBytes": 900, "modificationTime": 1}
+    check_in_json(path, [*described(path), {"sidecar": sidecar}])
+    assert opened(path, tmp_path / "cache").scan().num_rows == 5
+    for number in range(4):
+        commit(path, number).unlink()
+    checkpoint(path).unlink()
+    with pytest.raises(DamagedFileError, match=sidecar["path"]):
+        opened(path, tmp_path / "late").scan()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_checkpoint_is_no_compaction(tmp_path: Path, mode: str) -> None:
+    """Its actions say that they change no data, of whatever commits they are the sum."""
+    path = tmp_path / "t"
+    write_deltalake(str(path), pa.table({"id": [1], "value": [10]}))
+    table = opened(path, tmp_path / "cache", mode, "id")
+    assert table.get(1)[0]["value"] == 10
+    begin = described(path)
+    (old,) = files_of(path, 0).values()
+    write_deltalake(str(path), pa.table({"id": [1], "value": [11]}), mode="overwrite")
+    new = next(add for add in files_of(path, 1).values() if add["path"] != old["path"])
+    remove = {"path": old["path"], "dataChange": False}
+    check_in_json(path, [*begin, {"add": {**new, "dataChange": False}}, {"remove": remove}])
+    commit(path, 0).unlink()
+    commit(path, 1).write_text('{"commitInfo": {}}\n')
+    assert table.get(1)[0]["value"] == 11
+    assert opened(path, tmp_path / "cache", mode, "id").get(1)[0]["value"] == 11
+
+
+def test_what_a_host_knows_outlives_damage(path: Path, tmp_path: Path) -> None:
+    """In CACHE mode queries go on with the last version; an old log that was cleaned up is not missed."""
+    options = {"metadata.source": "CACHE", "metadata.sync-interval": "0"}
+    table = opened(path, tmp_path / "cache", **options)
+    assert table.scan().num_rows == 5
+    for number in range(3):
+        commit(path, number).unlink()
+    write_deltalake(str(path), pa.table({"id": [10]}), mode="append")
+    assert table.scan().num_rows == 6
+    cut(commit(path, 5))
+    append_commit(path, [{"commitInfo": {}}])
+    commit(path, 6).write_text("{")
+    assert opened(path, tmp_path / "cache", **options).scan().num_rows == 6
+    assert table.metrics()["keptVersionCount"] >= 1
+
+
+def test_a_table_that_was_made_anew(path: Path, tmp_path: Path) -> None:
+    """Another table at the same path is another table, whatever its version."""
+    table = opened(path, tmp_path / "cache", "full", "id")
+    assert table.scan().num_rows == 5
+    shutil.rmtree(path)
+    for number in range(5):
+        write_deltalake(str(path), pa.table({"id": [number + 100]}), mode="append")
+    assert sorted(table.scan().column("id").to_pylist()) == [100, 101, 102, 103, 104]
+    shutil.rmtree(path)
+    with pytest.raises(UfsNotFoundError):
+        table.scan()
+
+
+def test_a_partition_column_of_another_case(path: Path, tmp_path: Path) -> None:
+    metadata = next(action["metaData"] for action in described(path) if "metaData" in action)
+    append_commit(path, [{"metaData": {**metadata, "partitionColumns": ["ID"]}}])
+    with pytest.raises(DamagedFileError, match="no column ID, by which it is partitioned"):
+        opened(path, tmp_path / "cache").scan()
+
+
+def test_what_is_not_understood(path: Path, tmp_path: Path) -> None:
+    """A reader feature, a mode of column mapping, a type, a version that is not there."""
+    with pytest.raises(VersionGoneError, match="has no version 9: the log has 0 to 4"):
+        opened(path, tmp_path / "cache", version=9).scan()
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors", "timeTravel"]}
+    append_commit(path, [{"protocol": protocol | {"writerFeatures": ["deletionVectors", "timeTravel"]}}])
+    with pytest.raises(NotSupportedError, match=r"version 5 of a Delta table: .* reader feature timeTravel"):
+        opened(path, tmp_path / "cache").scan()
+    with pytest.raises(PysparkLookupError, match=r"lookup\.format has no meaning .* delta table"):
+        LookupTable(str(path), {"lookup.format": "parquet", "lookup.cache.dir": str(tmp_path / "cache")}).scan()

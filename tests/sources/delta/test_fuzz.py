@@ -1,0 +1,412 @@
+"""Logs, checkpoints, vectors and records of Delta tables, damaged: the rows that an independent evaluation finds, or an error that names the table.
+
+As `tests/test_fuzz.py`; more examples, and others: LOOKUPCACHE_FUZZ=100 pytest tests/sources/delta/test_fuzz.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.errors import DamagedFileError, PysparkLookupError
+from pyspark_lookup.sources.delta.vectors import DeletionVector
+from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
+from tests.support.delta_evaluation import State, commits_of, decoded_z85, evaluated, shown, vector_values
+from tests.support.delta_judging import LAST, NAME, Reader, commit, copied, in_bounds, judge, world
+from tests.support.delta_tables import by_deltalake, encode_z85, roaring
+from tests.support.delta_worlds import CHECKPOINT, SHAPES, copy_world, sealed
+from tests.support.fuzzing import altered, damaged, fuzzed, misspelled
+
+pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
+Hurt = Callable[[st.DataObject, Path], int]
+"""Damages a table, and returns from which version on that may be seen."""
+
+
+def tried(data: st.DataObject, hurt: Hurt) -> None:
+    """A table is damaged before a host learns of it, or when it knows some of its versions."""
+    shape = data.draw(st.sampled_from(list(SHAPES)))
+    known = data.draw(st.sampled_from([None, None, None, 4, LAST]))
+    mode = data.draw(st.sampled_from(["none", "none", "partial", "full"]))
+    truth = world(shape)[1]
+    with copied(shape) as path, in_bounds():
+        cache = path.parent / "cache"
+        if data.draw(st.booleans()):
+            for version in range(CHECKPOINT):
+                commit(path, version).unlink()
+        if known is not None:
+            later = {
+                commit(path, version): commit(path, version).read_bytes() for version in range(known + 1, LAST + 1)
+            }
+            for file in later:
+                file.unlink()
+            Reader(path, cache, mode).get_many()
+            for file, text in later.items():
+                file.write_bytes(text)
+        since = hurt(data, path)
+        judge(path, cache, mode, evaluated(path), [truth] if known is not None and since <= known else [])
+        version = data.draw(st.integers(0, LAST))
+        if known is None:
+            judge(path, cache, "none", evaluated(path, version), version=version)
+        with contextlib.suppress(PysparkLookupError):
+            Reader(path, cache).history()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_evaluation_is_that_of_others(shape: str) -> None:
+    """What is not damaged are the rows that delta-rs reads, from checkpoints and from commits."""
+    with copied(shape) as path:
+        assert [state.rows for state in evaluated(path)] == [shown(by_deltalake(path).to_pylist())] * 2
+        for version in range(LAST + 1):
+            judge(path, path.parent / "cache", "none", evaluated(path, version), version=version)
+
+
+# --- commits ----------------------------------------------------------------------------------------------
+
+
+def other_action(data: st.DataObject, action: dict[str, Any]) -> Any:
+    """An action in which something is something else; also within the texts that are JSON themselves."""
+    if (vector := (action.get("add") or {}).get("deletionVector")) and data.draw(st.booleans()):
+        return {"add": {**action["add"], "deletionVector": other_vector(data, vector)}}
+    for kind, name in (("metaData", "schemaString"), ("add", "stats")):
+        text = (action.get(kind) or {}).get(name)
+        if text and data.draw(st.booleans()):
+            return {kind: {**action[kind], name: json.dumps(data.draw(altered(json.loads(text))))}}
+    return data.draw(altered(action))
+
+
+def other_vector(data: st.DataObject, vector: dict[str, Any]) -> Any:
+    name = data.draw(st.sampled_from(["all", *vector]))
+    if name == "all":
+        return data.draw(altered(vector))
+    if isinstance(vector[name], str):
+        pieces = ["u", "i", "p", "..", "/", "\0", "~", "00000", "#####"]
+        return {**vector, name: data.draw(misspelled(vector[name], pieces))}
+    numbers = [0, -1, vector[name] + 1, vector[name] - 1, 2**31 - 1, 2**31, 2**40, 2**60, 2**63 - 1, 2**64]
+    return {**vector, name: data.draw(st.sampled_from(numbers))}
+
+
+def other_lines(data: st.DataObject, lines: list[str]) -> list[str]:
+    """The lines of a commit with one of them gone, twice, elsewhere, cut, or with other values."""
+    at = data.draw(st.integers(0, len(lines) - 1))
+    action = json.loads(lines[at])
+    match data.draw(st.sampled_from(["value"] * 6 + ["remove", "repeat", "move", "cut", "twice", "deep", "number"])):
+        case "remove":
+            return lines[:at] + lines[at + 1 :]
+        case "repeat":
+            return [*lines, lines[at]]
+        case "move":
+            return [*lines[:at], *lines[at + 1 :], lines[at]]
+        case "cut":
+            cut = data.draw(st.integers(0, len(lines[at])))
+            return [*lines[:at], lines[at][:cut], *data.draw(st.sampled_from([[], lines[at + 1 :]]))]
+        case "twice":  # two values of one name: the last one counts
+            second = other_action(data, action)
+            both = [
+                json.dumps(one)[1:-1] for one in data.draw(st.permutations([action, second])) if isinstance(one, dict)
+            ]
+            lines[at] = "{" + ", ".join(filter(None, both)) + "}"
+        case "deep":
+            depth = data.draw(st.sampled_from([100, 5000, 100_000]))
+            opening, closing = data.draw(st.sampled_from([("[", "]"), ('{"a":', "}")]))
+            lines[at] = f'{{"add": {opening * depth}1{closing * depth}}}'
+        case "number":
+            numbers = st.sampled_from(["1e400", "-0", "9" * 5000, "NaN", "-Infinity", "1.0", "0x1", "1e3"])
+            lines[at] = lines[at].replace('"size": ', f'"size": {data.draw(numbers)}, "was": ', 1)
+        case _:
+            lines[at] = json.dumps(other_action(data, action))
+    return lines
+
+
+def hurt_commit(data: st.DataObject, path: Path) -> int:
+    versions = sorted(commits_of(path))
+    version, other = (data.draw(st.sampled_from(versions)) for _ in range(2))
+    file = commit(path, version)
+    if data.draw(st.integers(0, 3)) == 0:
+        file.write_bytes(data.draw(damaged(file.read_bytes(), [commit(path, other).read_bytes()])))
+    else:
+        lines = other_lines(data, file.read_text().splitlines())
+        file.write_text("".join(f"{line}\n" for line in lines))
+    return version
+
+
+@given(data=st.data())
+@fuzzed(60)
+def test_a_damaged_commit(data: st.DataObject) -> None:
+    tried(data, hurt_commit)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------
+
+TYPES: list[tuple[pa.DataType, Callable[[Any], Any]]] = [
+    (pa.string(), str),
+    (pa.large_string(), str),
+    (pa.binary(), lambda value: str(value).encode()),
+    (pa.int64(), lambda value: value if isinstance(value, int) else len(str(value))),
+    (pa.uint64(), lambda value: 2**64 - 1),
+    (pa.int32(), lambda value: -1),
+    (pa.float64(), lambda value: float(value) if isinstance(value, int) else float("nan")),
+    (pa.bool_(), bool),
+    (pa.null(), lambda value: None),
+    (pa.decimal128(38, 2), lambda value: None),
+    (pa.timestamp("us", "UTC"), lambda value: value if isinstance(value, int) and abs(value) < 2**50 else 0),
+    (pa.list_(pa.string()), lambda value: [str(value)]),
+    (pa.map_(pa.string(), pa.int64()), lambda value: [("part", 1), ("num", 2)]),
+    (pa.map_(pa.int64(), pa.string()), lambda value: [(1, "part")]),
+    (pa.struct({"path": pa.string()}), lambda value: {"path": str(value)}),
+    (pa.list_(pa.struct({"path": pa.string(), "size": pa.int64()})), lambda value: [{"path": "x", "size": 1}] * 2),
+]
+
+
+def other_array(data: st.DataObject, column: pa.Array) -> pa.Array:
+    """A column of another type, or with other values; of a struct mostly one of its fields."""
+    if pa.types.is_struct(column.type) and column.type.num_fields and data.draw(st.integers(0, 4)):
+        at = data.draw(st.integers(0, column.type.num_fields - 1))
+        names, parts = [field.name for field in column.type], [column.field(n) for n in range(column.type.num_fields)]
+        if data.draw(st.integers(0, 4)) == 0:
+            names[at:], parts[at:] = names[at + 1 :], parts[at + 1 :]
+        elif data.draw(st.integers(0, 5)) == 0:
+            names[at] = data.draw(st.sampled_from([*names, "x", "Path", ""]))
+        else:
+            parts[at] = other_array(data, parts[at])
+        return pa.StructArray.from_arrays(parts, names, mask=column.is_null()) if parts else pa.nulls(len(column))
+    values = column.to_pylist()
+    at = data.draw(st.integers(0, max(len(values) - 1, 0)))
+    match data.draw(st.sampled_from(["type", "type", "null", "nulls", "value"])):
+        case "null" if values:
+            return pa.array([*values[:at], None, *values[at + 1 :]], column.type)
+        case "nulls":
+            return pa.nulls(len(values), column.type)
+        case "value" if values:
+            with contextlib.suppress(pa.ArrowException, OverflowError, TypeError, ValueError):
+                return pa.array([*values[:at], data.draw(altered(values[at])), *values[at + 1 :]], column.type)
+    kind, made = data.draw(st.sampled_from(TYPES))
+    return pa.array([None if value is None else made(value) for value in values], kind)
+
+
+def other_name(name: str) -> st.SearchStrategy[str]:
+    """A name in which another number is another one, as of a part."""
+    numbers = re.findall(r"\d+", name)
+    others = st.sampled_from(["0", "1", "2", "4", "5", "6", "7", "9" * 20])
+    return st.tuples(st.sampled_from(numbers), others).map(
+        lambda pair: name.replace(pair[0], pair[1][: len(pair[0])].zfill(len(pair[0])))
+    )
+
+
+def hurt_checkpoint(data: st.DataObject, path: Path) -> int:
+    """Of one file: other bytes; or other columns, rows, values of other types, with the checksums of those."""
+    log = path / "_delta_log"
+    files = sorted([*log.glob("*.checkpoint.*"), *log.glob("_sidecars/*")])
+    file = data.draw(st.sampled_from(files))
+    if data.draw(st.integers(0, 9)) == 0:
+        file.rename(file.with_name(data.draw(other_name(file.name))))
+    elif data.draw(st.booleans()):
+        others = [file.read_bytes() for file in [*files, commit(path, LAST)]]
+        file.write_bytes(data.draw(damaged(file.read_bytes(), others)))
+    elif file.suffix == ".json":
+        file.write_text("".join(f"{line}\n" for line in other_lines(data, file.read_text().splitlines())))
+    else:
+        table = pq.read_table(file).combine_chunks()
+        at = data.draw(st.integers(0, table.num_columns - 1))
+        column, names = table.column(at).combine_chunks(), table.column_names
+        match data.draw(st.sampled_from(["column"] * 5 + ["remove", "rename", "rows", "twice"])):
+            case "remove":
+                table = table.remove_column(at)
+            case "rename":
+                table = table.rename_columns([*names[:at], data.draw(st.sampled_from([*names, "x"])), *names[at + 1 :]])
+            case "rows":
+                rows = st.lists(st.integers(0, max(table.num_rows - 1, 0)), max_size=8)
+                table = pa.concat_tables([table.slice(0, 0), *(table.slice(n, 1) for n in data.draw(rows))])
+            case "twice":
+                table = table.append_column(names[at], column)
+            case _:
+                table = table.set_column(at, names[at], other_array(data, column))
+        file.unlink()
+        with contextlib.suppress(pa.ArrowException):  # what cannot be written is a file that is empty
+            pq.write_table(table, file, write_page_checksum=data.draw(st.booleans()))
+    return -1
+
+
+@given(data=st.data())
+@fuzzed(50)
+def test_a_damaged_checkpoint(data: st.DataObject) -> None:
+    tried(data, hurt_checkpoint)
+
+
+@given(data=st.data())
+@fuzzed(16)
+def test_a_damaged_hint(data: st.DataObject) -> None:
+    """Whatever `_last_checkpoint` says: the rows are right."""
+    shape = data.draw(st.sampled_from(list(SHAPES)))
+    with copied(shape) as path, in_bounds():
+        hint = path / "_delta_log" / "_last_checkpoint"
+        if data.draw(st.booleans()):
+            hint.write_bytes(data.draw(damaged(hint.read_bytes(), [commit(path, LAST).read_bytes()])))
+        else:
+            said = data.draw(altered(json.loads(hint.read_text())) | st.integers(-1, 8).map(lambda n: {"version": n}))
+            hint.write_text(json.dumps(said))
+        if data.draw(st.booleans()):
+            for version in range(CHECKPOINT):
+                commit(path, version).unlink()
+        assert Reader(path, path.parent / "cache").scan() == world(shape)[1]
+
+
+# --- deletion vectors -------------------------------------------------------------------------------------
+
+
+def hurt_vector(data: st.DataObject, path: Path) -> int:
+    """Its bytes, or what the log says of it; with a checksum, a size or a number of rows of what it is now, or without."""
+    version = data.draw(st.sampled_from([4, 5, 6]))
+    lines = [json.loads(line) for line in commit(path, version).read_text().splitlines()]
+    adds = [line["add"] for line in lines if "deletionVector" in line.get("add", {})]
+    vector = adds[0]["deletionVector"]
+    way = data.draw(st.sampled_from(["bytes", "sealed", "sealed", "described"]))
+    place = next(path.rglob("ab/deletion_vector_*" if version == 4 else "deletion_vector_*"))
+    if way == "described":
+        adds[0]["deletionVector"] = other_vector(data, vector)
+    elif way == "bytes" and vector["storageType"] != "i":
+        place.write_bytes(data.draw(damaged(place.read_bytes())))
+    else:
+        offset = vector.get("offset", 0)
+        inline = vector["storageType"] == "i"
+        held = (
+            decoded_z85(vector["pathOrInlineDv"])[: vector["sizeInBytes"]]
+            if inline
+            else place.read_bytes()[offset + 4 : -4]
+        )
+        now = data.draw(damaged(held, [roaring(range(5000)), roaring([2**32, 5]), roaring(range(3, 9), True)]))
+        vector["sizeInBytes"] = len(now)
+        if inline:
+            vector["pathOrInlineDv"] = encode_z85(now)
+        else:
+            place.write_bytes(place.read_bytes()[:offset] + sealed(now))
+        with contextlib.suppress(Exception):
+            if data.draw(st.booleans()):
+                vector["cardinality"] = len(vector_values(now))
+    commit(path, version).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return version
+
+
+@given(data=st.data())
+@fuzzed(40)
+def test_a_damaged_vector(data: st.DataObject) -> None:
+    tried(data, hurt_vector)
+
+
+@functools.cache
+def bitmaps() -> list[bytes]:
+    rng = random.Random(5)
+    sparse = [rng.randrange(2**34) for _ in range(50)]
+    dense = [n for n in range(2**17) if rng.random() < 0.1]
+    found = [[], [0], [65535, 65536], range(70_000), sparse, dense, range(0, 2**20, 2**16), [2**32 - 1, 2**32]]
+    return [roaring(places, runs) for places in found for runs in (False, True) if places or not runs]
+
+
+def test_bitmaps_of_all_kinds() -> None:
+    for blob in bitmaps():
+        assert vector_of(blob, len(vector_values(blob))).tolist() == sorted(vector_values(blob))
+
+
+def vector_of(blob: bytes, rows: int, claimed: int | None = None) -> Any:
+    """What the package makes of a bitmap in a file."""
+    size = len(blob) if claimed is None else claimed
+    vector = DeletionVector("of.parquet", "p", "x", 1, size, rows, f"file:///{NAME}/x")
+    return vector.positions(sealed(blob))["of.parquet"]
+
+
+def test_a_text_that_is_filled_up() -> None:
+    """Z85 of bytes that four does not divide, as Rust writes it: of the row 3, by delta-kernel-rs."""
+    text = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg##093"
+    found = DeletionVector("of.parquet", "i", text, 0, 34, 1, None).positions(b"")
+    assert found["of.parquet"].tolist() == [3]
+    for wrong in (text[:-5] + "####0", text[:-5] + "##zzz", text[:-1]):
+        with pytest.raises(DamagedFileError):
+            DeletionVector("of.parquet", "i", wrong, 0, 34, 1, None).positions(b"")
+
+
+@given(data=st.data())
+@fuzzed(250)
+def test_a_damaged_bitmap(data: st.DataObject) -> None:
+    """With a checksum of what it is now: its rows, if it makes sense, are those of the evaluation."""
+    blob = data.draw(damaged(data.draw(st.sampled_from(bitmaps())), bitmaps()))
+    values: set[int] | None = None
+    with contextlib.suppress(Exception):
+        values = vector_values(blob)
+    with in_bounds():
+        try:
+            found = vector_of(blob, len(values or ()))
+        except DamagedFileError as problem:
+            assert values is None
+            assert NAME in str(problem)
+        else:
+            assert values is not None
+            assert found.tolist() == sorted(values)
+
+
+# --- what a host has on record ----------------------------------------------------------------------------
+
+
+def of_record(path: Path, base: Any, tail: Any) -> list[State]:
+    """What the host's record says that the table is; [] if it makes no sense."""
+    state = State(path)
+    with contextlib.suppress(Exception):
+        state.metadata, state.protocol = base["metadata"], base["protocol"]
+        for place, partition, size, _, statistics, vector in base["files"]:
+            add = {"path": place, "partitionValues": dict(partition), "size": size, "stats": statistics}
+            names = ("storageType", "pathOrInlineDv", "offset", "sizeInBytes", "cardinality")
+            state.apply([{"add": add | ({"deletionVector": dict(zip(names, vector, strict=True))} if vector else {})}])
+        for text in tail["commits"]:
+            state.apply([json.loads(line) for line in text.split("\n") if line])
+        known = base["version"] + len(tail["commits"])
+        return state.following(commits_of(path), known, LAST)
+    return []
+
+
+@functools.cache
+def recorded(shape: str) -> tuple[Path, Path]:
+    """A table, and the cache directory of a host that has seen its last three versions come."""
+    path = copy_world(world(shape)[0], world(shape)[0].parent / "recorded" / NAME)
+    cache = path.parent / "cache"
+    later = {commit(path, version): commit(path, version).read_bytes() for version in (5, 6)}
+    for file in later:
+        file.unlink()
+    Reader(path, cache).scan()
+    for file, text in later.items():
+        file.write_bytes(text)
+        Reader(path, cache).scan()
+    return path, cache
+
+
+@given(data=st.data(), sound=st.booleans())
+@fuzzed(40)
+def test_a_damaged_record_of_the_log(data: st.DataObject, sound: bool) -> None:
+    """The rows are right; where the record is sound and says something else, they may be those that it says, or an error of ours."""
+    shape = data.draw(st.sampled_from(list(SHAPES)))
+    path, made = recorded(shape)
+    with tempfile.TemporaryDirectory() as home, in_bounds():
+        cache = Path(shutil.copytree(made, Path(home) / "cache"))
+        records = [next(cache.rglob(f"records/{kind}/*")) for kind in ("log", "log-tail")]
+        hurt = data.draw(st.sampled_from(records))
+        if not sound:
+            other = data.draw(st.sampled_from(records)).read_bytes()
+            hurt.write_bytes(data.draw(damaged(hurt.read_bytes(), [other])))
+            assert Reader(path, cache).scan() == world(shape)[1]
+            return
+        said = [json.loads(record.read_bytes()[HEADER_BYTES:]) for record in records]
+        said[records.index(hurt)] = now = data.draw(altered(said[records.index(hurt)]))
+        hurt.write_bytes(wrap(json.dumps(now).encode(), f"{hurt.parent.name}/{hurt.name}"))
+        judge(path, cache, "none", [*evaluated(path), *of_record(path, *said)])

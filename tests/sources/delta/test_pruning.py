@@ -1,0 +1,360 @@
+"""Files that the log rules out are not opened; files that VACUUM has removed are missed by name."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pyspark_lookup.errors import VersionGoneError
+from tests.sources.delta.test_calls import counting
+from tests.support.delta_tables import MODES, opened
+
+DAYS = [datetime.date(2026, 3, day) for day in range(1, 5)]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Four days, a file of ten rows each, one of them with a null; beside the days a column of regions with odd names."""
+    path = tmp_path / "t"
+    for number, day in enumerate(DAYS):
+        ids = [*range(number * 10, number * 10 + 10)]
+        rows = pa.table(
+            {"id": ids, "name": [None, *(f"n{id:03}" for id in ids[1:])], "day": [day] * 10, "region": ["a b/%=ü"] * 10}
+        )
+        write_deltalake(str(path), rows, mode="append", partition_by=["day", "region"])
+    return path
+
+
+def bytes_read(table: Path, cache: Path, **options: Any) -> tuple[int, int]:
+    """(rows, how many GETs they cost) on a new host, but for those of the log."""
+    reader = opened(table, cache, **options)
+    assert reader.version
+    found: list[int] = []
+    _, _, gets, _ = counting(reader, lambda: found.append(reader.scan().num_rows))
+    return found[0], gets
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "files"),
+    [
+        ({"partition": "max_pt()"}, 10, 1),
+        ({"partition": "day=2026-03-02,region=a b%2F%25%3Dü"}, 10, 1),
+        ({"where": "day = DATE '2026-03-03'"}, 10, 1),
+        ({"where": "day >= DATE '2026-03-03' AND region = 'a b/%=ü'"}, 20, 2),
+        ({"where": "region = 'other'"}, 0, 0),
+        ({"where": "id = 15"}, 1, 1),
+        ({"where": "id > 18 AND id < 21"}, 2, 2),
+        ({"where": "name = 'n031'"}, 1, 1),
+        ({"where": "name IS NULL"}, 4, 4),
+        ({"where": "id IS NULL"}, 0, 0),
+        ({"where": "id = 1000"}, 0, 0),
+    ],
+)
+def test_the_log_rules_files_out(table: Path, tmp_path: Path, options: dict[str, str], rows: int, files: int) -> None:
+    found, gets = bytes_read(table, tmp_path / "cache", **options)
+    assert found == rows
+    assert (gets > 0, gets <= 2 * files) == (files > 0, True)  # a footer and what it names, for each
+
+
+def test_keys_open_the_files_that_may_have_them(table: Path, tmp_path: Path) -> None:
+    reader = opened(table, tmp_path / "cache", keys="id")
+    assert reader.version
+    for keys, files in (([15], 1), ([5, 6, 35], 2), ([1000, -1], 0)):
+        _, _, gets, _ = counting(reader, lambda keys=keys: reader.get_many(keys))  # type: ignore[misc]
+        assert (gets > 0, gets <= 2 * files) == (files > 0, True)
+
+
+@pytest.mark.parametrize("says", ["nothing", "truncated", "no nulls", "wide", "rows only"])
+def test_what_statistics_do_not_say(table: Path, tmp_path: Path, says: str) -> None:
+    """Missing, cut and wide bounds rule out nothing that is there."""
+    for commit in (table / "_delta_log").glob("*.json"):
+        lines = [json.loads(line) for line in commit.read_text().splitlines()]
+        for add in (line["add"] for line in lines if "add" in line):
+            found = json.loads(add["stats"])
+            if says == "truncated":  # as Delta does: what is above ends with a character above all that was cut
+                found["minValues"]["name"] = found["minValues"]["name"][:2]
+                found["maxValues"]["name"] = found["maxValues"]["name"][:2] + "\ufffd"
+            elif says == "no nulls":
+                del found["nullCount"]
+            elif says == "wide":
+                found |= {"tightBounds": False, "nullCount": {"id": 0, "name": 3}}
+                found["minValues"]["id"] -= 100
+            elif says == "rows only":
+                found = {"numRecords": found["numRecords"]}
+            add["stats"] = None if says == "nothing" else json.dumps(found)
+        commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for where, rows in (
+        ("name = 'n031'", 1),
+        ("name IS NULL", 4),
+        ("name IS NOT NULL", 36),
+        ("id = 15", 1),
+        ("id < 0", 0),
+    ):
+        assert bytes_read(table, tmp_path / where.replace(" ", ""), where=where)[0] == rows
+    assert opened(table, tmp_path / "keys", keys="name").get("n031")[0]["id"] == 31
+
+
+def test_instants_between_milliseconds(tmp_path: Path) -> None:
+    """The log rounds bounds of instants down to milliseconds, the highest as well."""
+    table = tmp_path / "t"
+    write_deltalake(
+        str(table), pa.table({"at": [datetime.datetime(2026, 3, 1, 12, 0, 0, 123456, datetime.timezone.utc)]})
+    )
+    (commit,) = (table / "_delta_log").glob("*.json")
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    (add,) = (line["add"] for line in lines if "add" in line)
+    bounds = {"at": "2026-03-01T12:00:00.123Z"}
+    add["stats"] = json.dumps(json.loads(add["stats"]) | {"minValues": bounds, "maxValues": bounds})
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for where in ("at = TIMESTAMP '2026-03-01 12:00:00.123456Z'", "at > TIMESTAMP '2026-03-01 12:00:00.1234Z'"):
+        assert opened(table, tmp_path / "cache", where=where).scan().num_rows == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("offset", ["+00:19:32", "-00:25:21", "+00:00:59", "-00:00:01", "+02:00:00", "-11:30:00"])
+def test_instants_with_an_offset_that_was_cut(tmp_path: Path, offset: str, mode: str) -> None:
+    """Writers give bounds in the session's zone, whose old offsets have seconds that they leave out."""
+    table, local = tmp_path / "t", datetime.datetime(1930, 1, 5, 12)
+    at = datetime.datetime.fromisoformat(f"{local}{offset}").astimezone(datetime.timezone.utc)
+    write_deltalake(str(table), pa.table({"at": [at], "id": [1]}))
+    (commit,) = (table / "_delta_log").glob("*.json")
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    (add,) = (line["add"] for line in lines if "add" in line)
+    bounds = {"at": f"{local.isoformat()}.000{offset[:6]}"}
+    add["stats"] = json.dumps(json.loads(add["stats"]) | {"minValues": bounds, "maxValues": bounds})
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reader = opened(table, tmp_path / "cache", mode, "at", where=f"at = TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}Z'")
+    assert reader.scan().num_rows == len(reader.get(at)) == 1
+
+
+def test_a_partition_value_that_is_an_empty_text(table: Path, tmp_path: Path) -> None:
+    """It is null, by the protocol."""
+    commit = table / "_delta_log" / f"{1:020}.json"
+    commit.write_text(commit.read_text().replace('"region":"a b/%=ü"', '"region":""'))
+    assert opened(table, tmp_path / "cache", where="region IS NULL").scan().num_rows == 10
+    assert opened(table, tmp_path / "cache", where="region = ''").scan().num_rows == 0
+
+
+CACHED = {"metadata.source": "CACHE", "metadata.sync-interval": "-1"}
+
+
+@pytest.mark.parametrize("mode", ["none", "partial"])
+@pytest.mark.parametrize("gone", ["FAIL", "NEWER", None])
+def test_vacuum_under_a_query(table: Path, tmp_path: Path, mode: str, gone: str | None) -> None:
+    """A version that has lost files is an error that names it, unless the newer one may be read instead."""
+    options = CACHED if gone is None else {**CACHED, "on-version-gone": gone}
+    assert mode in MODES
+    reader = opened(table, tmp_path / "cache", mode, "id", **options)
+    assert reader.version
+    delta = DeltaTable(str(table))
+    delta.optimize.compact()
+    delta.delete("id = 15")
+    delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    if gone == "NEWER":
+        assert (reader.get(15), len(reader.get(14))) == ([], 1)
+    else:
+        with pytest.raises(VersionGoneError, match=r"version 3\b"):
+            reader.get(15)
+
+
+def test_an_older_version_that_was_vacuumed(table: Path, tmp_path: Path) -> None:
+    """A version by its number whose files are gone says so, and which one it is."""
+    delta = DeltaTable(str(table))
+    delta.delete("id >= 10")
+    delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert opened(table, tmp_path / "cache").scan().num_rows == 10
+    with pytest.raises(VersionGoneError, match=r"version 3\b.*(VACUUM|vacuum)"):
+        opened(table, tmp_path / "cache", version=3).scan()
+
+
+def test_statistics_that_are_rounded(tmp_path: Path) -> None:
+    """A decimal in delta-rs's statistics is a double; a float in Delta's has its shortest text, which is that of another double."""
+    numbers = [decimal.Decimal(text) for text in ("12345678901234567890.123456789", "-12345678901234567.1", "0.1", "7")]
+    for number in numbers:
+        rows = pa.table({"d": pa.array([number], pa.decimal128(38, 9)), "f": pa.array([-0.1], pa.float32())})
+        write_deltalake(str(tmp_path / "t"), rows, mode="append")
+    for commit in (tmp_path / "t" / "_delta_log").glob("*.json"):
+        commit.write_text(commit.read_text().replace("-0.10000000149011612", "-0.1"))
+    table = opened(tmp_path / "t", tmp_path / "cache", keys="d")
+    assert [table.get(number)[0]["d"] for number in numbers] == numbers
+    for number in numbers:
+        assert bytes_read(tmp_path / "t", tmp_path / "cache", where=f"d = {number}")[0] == 1
+    for where in ("f < -0.1", "f = -0.10000000149011612D", "f = CAST(-0.1 AS FLOAT)"):
+        assert bytes_read(tmp_path / "t", tmp_path / "cache", where=where)[0] == len(numbers), where
+
+
+def check_in_values(path: Path, name: str, kind: pa.DataType, low: Any, high: Any, **form: Any) -> None:
+    """Make a checkpoint of the only version, which has the bounds of a column as values; `form`: of its Parquet."""
+    commit = path / "_delta_log" / f"{0:020}.json"
+    actions = {name: of for line in commit.open() for name, of in json.loads(line).items() if name != "commitInfo"}
+    said = {"numRecords": 1, "minValues": {name: low}, "maxValues": {name: high}}
+    actions["add"] |= {"stats": None, "stats_parsed": said}
+    texts = pa.map_(pa.string(), pa.string())
+    kinds = {"protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()})}
+    kinds["metaData"] = pa.struct(
+        {"id": pa.string(), "schemaString": pa.string(), "partitionColumns": pa.list_(pa.string())}
+    )
+    bounds = pa.struct({name: kind})
+    statistics = pa.struct({"numRecords": pa.int64(), "minValues": bounds, "maxValues": bounds})
+    kinds["add"] = pa.struct(
+        {"path": pa.string(), "partitionValues": texts, "size": pa.int64(), "stats_parsed": statistics}
+    )
+    rows = [{name: {**of, "partitionValues": []} if name == "add" else of} for name, of in actions.items()]
+    made = pa.Table.from_pylist(rows, pa.schema(kinds))
+    pq.write_table(made, path / "_delta_log" / f"{0:020}.checkpoint.parquet", **form)
+    commit.write_text('{"commitInfo": {}}\n')
+
+
+def test_statistics_of_days_that_python_lacks(tmp_path: Path) -> None:
+    """A checkpoint has them as values: it can be read all the same, and they rule out nothing."""
+    path = tmp_path / "t"
+    write_deltalake(str(path), pa.table({"id": [1], "day": [DAYS[0]]}))
+    check_in_values(path, "day", pa.date32(), 2**31 - 1, 2**31 - 1)
+    for where in ("id = 1", "day IS NOT NULL", f"day = DATE '{DAYS[0]}'"):
+        assert opened(path, tmp_path / "cache", where=where).scan().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("digits", "text"), [(10, "2.5"), (15, "-1234567890.12345"), (38, "12345678901234567890.123456789")]
+)
+def test_statistics_of_decimals_that_are_values(tmp_path: Path, digits: int, text: str) -> None:
+    """A checkpoint whose statistics are no JSON has decimals as such: they rule out a file as numbers in JSON do."""
+    path, number = tmp_path / "t", decimal.Decimal(text)
+    kind = pa.decimal128(digits, max(-int(number.as_tuple().exponent), 0))
+    write_deltalake(str(path), pa.table({"d": pa.array([number], kind)}))
+    check_in_values(path, "d", kind, number, number)
+    assert bytes_read(path, tmp_path / "cache", where=f"d = {text}")[0] == 1
+    assert bytes_read(path, tmp_path / "cold", where=f"d > {number.copy_abs() * 2}") == (0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_statistics_of_instants_beyond_nanoseconds(tmp_path: Path, mode: str) -> None:
+    """Spark writes those in a checkpoint as INT96, which reaches further than 64 bits of nanoseconds."""
+    path, times = tmp_path / "t", [datetime.datetime(year, 1, 1) for year in (1, 2024, 9999)]
+    instants = pa.array(times, pa.timestamp("us", "UTC"))
+    write_deltalake(str(path), pa.table({"id": [0, 1, 2], "at": instants}))
+    check_in_values(path, "at", pa.timestamp("us"), times[0], times[-1], use_deprecated_int96_timestamps=True)
+    table = opened(path, tmp_path / "cache", mode, "at")
+    assert [table.get(at.as_py())[0]["id"] for at in instants] == [0, 1, 2]
+    later = "at > TIMESTAMP '2100-01-01 00:00:00Z'"
+    assert opened(path, tmp_path / "cache", where=later).scan().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "high", ["a" * 32 + "\ufffd", "a" * 31 + "?\ufffd", "a" * 31 + "\ud83d\ufffd", "a" * 32 + "\U0010ffff"]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_texts_that_were_cut(tmp_path: Path, high: str, mode: str) -> None:
+    """What was cut off may be above U+FFFD, or begin with the half of a pair of UTF-16; half a pair rules out nothing."""
+    path, name = tmp_path / "t", high[:32].rstrip("?\ud83d") + "\U0001f600" * 9
+    write_deltalake(str(path), pa.table({"name": [name]}))
+    commit = path / "_delta_log" / f"{0:020}.json"
+    lines = [json.loads(line) for line in commit.open()]
+    for add in (line["add"] for line in lines if "add" in line):
+        bounds = {"minValues": {"name": "a"}, "maxValues": {"name": high}}
+        add["stats"] = json.dumps({"numRecords": 1, **bounds, "nullCount": {"name": 0}})
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for _ in range(2):
+        assert opened(path, tmp_path / "cache", mode, "name").get(name) == [{"name": name}]
+    assert bytes_read(path, tmp_path / "cache", where=f"name = '{name}'")[0] == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "number", ["1e300000000", "-1e300000000", "1e-300000000", "0e-300000000", f"1e{10**20}", "9" * 4000, "9" * 5000]
+)
+def test_numbers_that_no_column_holds(tmp_path: Path, number: str, mode: str) -> None:
+    """In statistics, as numbers or texts, they bound nothing, and cost nothing."""
+    rows = {
+        "k": pa.array([1, 2]),
+        "small": pa.array([decimal.Decimal("1.50"), decimal.Decimal("2.50")], pa.decimal128(10, 2)),
+        "large": pa.array([decimal.Decimal("1.50"), decimal.Decimal("2.50")], pa.decimal128(38, 2)),
+        "double": [1.5, 2.5],
+        "day": DAYS[:2],
+    }
+    write_deltalake(str(tmp_path / "t"), pa.table(rows))
+    (commit,) = (tmp_path / "t" / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    (add,) = (action["add"] for action in actions if "add" in action)
+    for side, form in (("minValues", number), ("maxValues", number), ("maxValues", f'"{number}"')):
+        bounds = ", ".join(f'"{name}": {form}' for name in rows)
+        stats = {"numRecords": 2, "nullCount": dict.fromkeys(rows, 0), "minValues": {}, "maxValues": {}, side: "bounds"}
+        add["stats"] = json.dumps(stats).replace('"bounds"', f"{{{bounds}}}")
+        commit.write_text("\n".join(map(json.dumps, actions)))
+        for where in ("k = 2", "small = 2.50", "large = 2.50", "double > 2", "day = DATE '2026-03-02'"):
+            for _ in range(2):  # the second time as it is on record
+                reader = opened(tmp_path / "t", tmp_path / f"cache-{side}-{len(form)}", mode, "k", where=where)
+                assert reader.scan().column("k").to_pylist() == [2]
+                assert len(reader.get(2)) == 1
+
+
+OTHER_TYPES = ['"5"', '"1"', "true", "false", "[1]", '{"a": 1}', "1.5e0", "-3", '"Infinity"', "NaN"]
+PLACES = [
+    "minValues.",
+    "maxValues.",
+    "nullCount.",
+    "minValues",
+    "maxValues",
+    "nullCount",
+    "numRecords",
+    "tightBounds",
+    "",
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_statistics_of_another_type(tmp_path: Path, place: str) -> None:
+    """A statistic of the wrong JSON type bounds nothing: no query loses a row."""
+    rows = {
+        "k": pa.array([2, 3]),
+        "small": pa.array([decimal.Decimal("2.50"), decimal.Decimal("3.50")], pa.decimal128(10, 2)),
+        "double": [2.5, 3.5],
+        "text": ["b", "c"],
+        "flag": [True, False],
+        "day": DAYS[:2],
+        "at": pa.array([2, 3], pa.timestamp("us", "UTC")),
+    }
+    write_deltalake(str(tmp_path / "t"), pa.table(rows))
+    (commit,) = (tmp_path / "t" / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    (add,) = (action["add"] for action in actions if "add" in action)
+    true, (outer, dot, _) = json.loads(add["stats"]), place.partition(".")
+    for form in OTHER_TYPES:
+        mark = dict.fromkeys(rows, "HERE") if dot else "HERE"
+        add["stats"] = json.dumps({**true, outer: mark}).replace('"HERE"', form) if outer else "HERE"
+        text = "\n".join(map(json.dumps, actions))
+        commit.write_text(text if outer else text.replace('"HERE"', form))
+        reader = opened(tmp_path / "t", tmp_path / "cache", keys="k")
+        wheres = (
+            "k = 3",
+            "k > 2",
+            "small = 3.50",
+            "double >= 3",
+            "text = 'c'",
+            "flag = false",
+            f"day = DATE '{DAYS[1]}'",
+        )
+        for where in wheres:
+            assert reader.scan(predicate=where).column("k").to_pylist() == [3], (form, where)
+        every = " AND ".join(f"{column} IS NOT NULL" for column in rows)
+        assert reader.scan(predicate=every).num_rows == reader.scan().num_rows == 2, form
+        assert len(reader.get(3)) == 1, form
+
+
+def test_whole_decimals_beyond_64_bits(tmp_path: Path) -> None:
+    """In delta-rs's statistics they are the largest number of 64 bits, or the smallest."""
+    numbers = [
+        decimal.Decimal(text) for text in ("573096138496390943431669", "-953253285529623221394983006894890291", "7")
+    ]
+    for number in numbers:
+        write_deltalake(str(tmp_path / "t"), pa.table({"d": pa.array([number], pa.decimal128(38))}), mode="append")
+    table = opened(tmp_path / "t", tmp_path / "cache", keys="d")
+    assert [table.get(number)[0]["d"] for number in numbers] == numbers

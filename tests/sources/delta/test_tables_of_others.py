@@ -1,0 +1,119 @@
+"""Delta tables that other projects wrote, with the rows that delta-rs reads, in every mode, by scan and by key; or refused by name."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import PysparkLookupError
+from tests.support.delta_tables import MODES, Rows, by_deltalake, opened, rows_of
+from tests.support.fuzzing import share
+from tests.support.tables_of_others import unpack
+
+REFUSED = {
+    "simple_table_features": "readers of protocol version 5",
+    "spark-shredded-variant-preview-delta": "is of type 'variant'",
+    "spark-variant-checkpoint": "is of type 'variant'",
+    "spark-variant-stable-feature-checkpoint": "is of type 'variant'",
+    "table-with-domain-metadata": "_delta_log holds no commit, but a checkpoint of version 108",
+    "variant-stats-nested-no-checkpoint": "is of type 'variant'",
+    "variant-stats-no-checkpoint": "is of type 'variant'",
+    "variant-stats-state-reconstruction": "is of type 'variant'",
+    "variant-stats-with-struct-no-checkpoint": "is of type 'variant'",
+    "basic_catalog_managed": "catalogManaged",
+    "catalog-owned-preview": "catalogManaged",
+    "deltalog-invalid-protocol-version": "readers of protocol version 99",
+    "data-reader-absolute-paths-escaped-chars": "lacks the table's metadata",
+    "deltalog-state-reconstruction-without-metadata": "lacks the table's metadata",
+    "deltalog-state-reconstruction-without-protocol": "lacks the table's protocol",
+    "versions-not-contiguous": "00000000000000000001.json is missing before version 2",
+    "table-with-dv-special-char": "a file of another store",
+    **dict.fromkeys(
+        (
+            "canonicalized-paths-normal-a",
+            "canonicalized-paths-normal-b",
+            "canonicalized-paths-special-a",
+            "canonicalized-paths-special-b",
+            "corrupted-last-checkpoint",
+            "deltalog-commit-info",
+            "deltalog-state-reconstruction-from-checkpoint-missing-metadata",
+            "deltalog-state-reconstruction-from-checkpoint-missing-protocol",
+            "update-deleted-directory",
+        ),
+        "has no schemaString",
+    ),
+    **dict.fromkeys(
+        (
+            "checkpoint",
+            "checkpoint_with_partitions",
+            "checkpoints",
+            "checkpoints_vacuumed",
+            "delete-re-add-same-file-different-transactions",
+            "latest_not_checkpointed",
+            "log-replay-special-characters-b",
+            "parquet-decimal-dictionaries-v1",
+            "partitioned-table-with-dv-large",
+            "table-with-dv-gigantic",
+            "table-with-dv-large",
+            "delta_spark/table-with-dv-small",
+            "with_checkpoint_no_last_checkpoint",
+        ),
+        "it is still a file of the current version",
+    ),
+}
+"""The tables that are refused, with words of the error."""
+ROWS = {
+    "basic-with-vacuum-protocol-check-feature": 100,
+    "table_with_edge_timestamps": 2,
+    "type-widening": 2,
+    "type-widening-nested": 2,
+}
+"""The number of rows in tables that delta-rs cannot read, or reads wrongly (a year that nanoseconds do not have)."""
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    home = unpack("delta.tgz", tmp_path_factory.mktemp("tables"))
+    paths = sorted(path.parent for path in home.rglob("_delta_log") if path.is_dir())
+    assert len(paths) > 150
+    return paths
+
+
+@functools.cache
+def _expected(path: Path) -> Rows:
+    return rows_of(by_deltalake(path))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows(tables: list[Path], tmp_path: Path, mode: str) -> None:
+    for path in share(tables, list(MODES).index(mode), len(MODES)):
+        refusal = REFUSED.get(path.name) or REFUSED.get(f"{path.parent.name}/{path.name}")
+        if refusal is not None:
+            with pytest.raises(PysparkLookupError, match=refusal):
+                opened(path, tmp_path / "cache").scan()
+            continue
+        mine = opened(path, tmp_path / "cache").scan()
+        if path.name in ROWS:
+            assert mine.num_rows == ROWS[path.name]
+            continue
+        assert rows_of(mine) == _expected(path), path.name
+        flat = [
+            field
+            for field in mine.schema
+            if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
+        ]
+        if not flat:
+            continue
+        keys = flat[0].name
+        table = opened(path, tmp_path / "cache", mode, keys)
+        asked = pa.table({keys: mine.column(keys).unique().drop_null()})
+        found = table.get_many(asked)
+        wanted = rows_of(mine.filter(mine.column(keys).is_valid()))
+        assert rows_of(found.drop_columns(["key_index"])) == wanted, (path.name, keys)
+        assert collections.Counter(found.column("key_index").to_pylist()).keys() == {*range(asked.num_rows)}
+        if mode != "partial":
+            assert rows_of(table.scan()) == _expected(path), path.name

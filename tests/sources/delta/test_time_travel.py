@@ -1,0 +1,173 @@
+"""`lookup.timestamp`: the version that was the current one at a time, of Delta tables and of managed ones."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import VersionGoneError
+from tests.sources.managed.test_writer import Site, ids_of, rows, site
+from tests.support.delta_tables import append_commit, opened
+
+__all__ = ["site"]
+
+DAY = datetime.timedelta(days=1)
+SECOND = datetime.timedelta(seconds=1)
+SECOND = datetime.timedelta(seconds=1)
+BEGIN = datetime.datetime(2026, 3, 1, tzinfo=datetime.timezone.utc)
+
+
+def write_days(table: Path, days: int) -> None:
+    """A version a day; each has the number of its day, and those before it."""
+    for day in range(days):
+        write_deltalake(str(table), pa.table({"id": [day]}), mode="append")
+    for day in range(days):
+        set_time(table, day, BEGIN + day * DAY)
+
+
+def set_time(table: Path, version: int, at: datetime.datetime) -> None:
+    os.utime(table / "_delta_log" / f"{version:020}.json", (at.timestamp(), at.timestamp()))
+
+
+def rows_at(table: Path, cache: Path, at: datetime.datetime, mode: str = "none") -> list[int]:
+    found = opened(table, cache, mode, "id", timestamp=at.isoformat()).scan()
+    return sorted(found.column("id").to_pylist())
+
+
+@pytest.mark.parametrize("mode", ["none", "partial", "full"])
+def test_each_version_has_a_time(tmp_path: Path, mode: str) -> None:
+    """At the moment of a commit it is there, before it is not; later than all of them is the current version."""
+    table, cache = tmp_path / "t", tmp_path / "cache"
+    write_days(table, 4)
+    for day in range(4):
+        for after in (datetime.timedelta(0), DAY / 2, DAY - datetime.timedelta(milliseconds=1)):
+            assert rows_at(table, cache, BEGIN + day * DAY + after, mode) == [*range(day + 1)]
+    write_deltalake(str(table), pa.table({"id": [4]}), mode="append")
+    assert rows_at(table, cache, BEGIN + 10000 * DAY, mode) == [*range(5)]
+    assert rows_at(table, cache, BEGIN + 2 * DAY, mode) == [*range(3)]
+    with pytest.raises(VersionGoneError, match=r"lookup\.timestamp.* 0, is of 2026-03-01T00:00:00\+00:00"):
+        rows_at(table, cache, BEGIN - DAY, mode)
+
+
+def test_what_views_show_finds_its_version(tmp_path: Path) -> None:
+    """Times as `versions` shows them name these versions, also where the clock went back in between."""
+    table, cache = tmp_path / "t", tmp_path / "cache"
+    write_days(table, 3)
+    set_time(table, 2, BEGIN + DAY / 2)  # before the commit that it follows
+    reader = opened(table, cache)
+    for row in reader.versions():
+        assert rows_at(table, cache, row["committed_at"]) == [*range(row["version"] + 1)]
+    assert [row["committed_at"] - BEGIN for row in reader.versions()][2] == DAY + datetime.timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize("copied", ["what they say", "all"])
+def test_in_commit_timestamps(tmp_path: Path, copied: str) -> None:
+    """A table with `delta.enableInCommitTimestamps` has the times that its commits say, from the version on that enabled it.
+
+    What the files of earlier commits say in a copy of the table changes nothing of that.
+    """
+    table, cache = tmp_path / "t", tmp_path / "cache"
+    write_days(table, 2)
+    actions = [
+        json.loads(line)
+        for line in (table / "_delta_log" / f"{0:020}.json").read_text().splitlines()
+        if "metaData" in line
+    ]
+    actions[0]["metaData"]["configuration"] = {
+        "delta.enableInCommitTimestamps": "true",
+        "delta.inCommitTimestampEnablementVersion": "2",
+        "delta.inCommitTimestampEnablementTimestamp": str(int((BEGIN + 2 * DAY).timestamp() * 1000)),
+    }
+    for number, more in ((2, actions), (3, list[dict[str, Any]]())):
+        at_ms = int((BEGIN + number * DAY).timestamp() * 1000)
+        added = json.loads(
+            next(line for line in (table / "_delta_log" / f"{0:020}.json").read_text().splitlines() if '"add"' in line)
+        )
+        added["add"]["path"] = f"{number}.parquet"
+        (table / f"{number}.parquet").write_bytes(next(table.glob("part-*.parquet")).read_bytes())
+        assert append_commit(table, [{"commitInfo": {"inCommitTimestamp": at_ms}}, *more, added]) == number
+        set_time(table, number, BEGIN + 30 * DAY)  # as a copy of the table would have it
+    if copied == "all":
+        for number in (0, 1):
+            set_time(table, number, BEGIN + 30 * DAY)
+        with pytest.raises(VersionGoneError):
+            rows_at(table, cache, BEGIN + DAY)
+    for day in range(0 if copied != "all" else 2, 4):
+        assert len(rows_at(table, cache, BEGIN + day * DAY + DAY / 2)) == day + 1
+    shown = [row["committed_at"] for row in opened(table, cache).versions()]
+    assert shown == sorted(shown)
+    assert shown[2:] == [BEGIN + 2 * DAY, BEGIN + 3 * DAY]
+
+
+def test_a_time_that_is_past_costs_one_look_at_the_log(tmp_path: Path) -> None:
+    """Once known, a version by time costs what one by number does."""
+    table, cache = tmp_path / "t", tmp_path / "cache"
+    write_days(table, 3)
+
+    def calls(**pin: Any) -> int:
+        reader = opened(table, cache, "full", "id", **pin)
+        reader.scan()
+        before = reader.metrics()
+        reader.scan()
+        after = reader.metrics()
+        return sum(after[name] - before[name] for name in ("ufsHeadCount", "ufsListCount", "ufsGetCount"))
+
+    assert calls(timestamp=(BEGIN + DAY).isoformat()) == calls(version=1)
+
+
+def test_managed_tables(tmp_path: Path) -> None:
+    """The same of a managed table, whose log says when each event was."""
+    table = LookupTable(str(tmp_path / "t"), {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.keys": "id"})
+    for number in range(3):
+        table.write(pa.table({"id": [number]}))
+    shown = [row for row in table.versions() if row["operation"] != "create"]
+    assert len(shown) == 3
+    # Events of one millisecond are one moment.
+    last = {
+        row["committed_at"].replace(microsecond=row["committed_at"].microsecond // 1000 * 1000): row["version"]
+        for row in shown
+    }
+    for row in shown:
+        options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.timestamp": row["committed_at"].isoformat()}
+        version = last[row["committed_at"].replace(microsecond=row["committed_at"].microsecond // 1000 * 1000)]
+        by_number = LookupTable(str(tmp_path / "t"), {"lookup.version": str(version)}).scan()
+        assert LookupTable(str(tmp_path / "t"), options).scan().equals(by_number)
+    with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
+        LookupTable(str(tmp_path / "t"), {"lookup.timestamp": "2001-01-01"}).scan()
+
+
+@pytest.mark.parametrize("ahead_s", [365 * 86400.0, -365 * 86400.0], ids=["ahead", "behind"])
+def test_one_host_has_a_wrong_clock(site: Site, ahead_s: float) -> None:
+    """Times are the store's, whatever the writers' clocks show: of `lookup.timestamp`, of the view, now and at each commit."""
+    table = site.created({"lookup.write.compact-after": "0"})
+    site.clock.tick(ahead_s)
+    table.write(rows(0))
+    site.clock.tick(-ahead_s)
+    for number in range(1, 4):
+        table.write(rows(number), "overwrite")
+    for path in (site.path / "_lookup/log").iterdir():  # an hour between any two events
+        at_s = time.time() + 3600 * (int(path.stem) - 1000)
+        os.utime(path, (at_s, at_s))
+    shown = [(row["version"], row["committed_at"]) for row in table.versions()]
+    assert [at for _, at in shown] == sorted(at for _, at in shown)
+    ids = [ids_of(table_at(site, at).scan()) for _, at in shown]
+    assert ids == [[], [0], [1], [2], [3]]
+    assert [ids_of(table_at(site, at - SECOND).scan()) for _, at in shown[1:]] == ids[:-1]
+    assert ids_of(table_at(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
+    os.utime(site.path / f"_lookup/log/{shown[2][0]:020d}.json", (time.time() + 7200,) * 2)  # the store's own was ahead
+    assert ids_of(table_at(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
+    with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
+        table_at(site, BEGIN).scan()
+
+
+def table_at(site: Site, at: datetime.datetime) -> LookupTable:
+    return site.table({"lookup.timestamp": at.isoformat()})

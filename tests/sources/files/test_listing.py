@@ -1,0 +1,455 @@
+"""What a path means: which files are data, which partitions they lie in, and what is no table at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.errors import (
+    NotATableError,
+    OptionError,
+    PysparkLookupError,
+    TableBusyError,
+    TableEmptyError,
+    TableFormatError,
+)
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.files.listing import data_files, refuse_tables
+from pyspark_lookup.sources.managed.source import MANAGED
+from pyspark_lookup.sources.registry import SOURCES
+from pyspark_lookup.storage.glob import glob_root, is_glob
+from pyspark_lookup.storage.stores import FileVersion, Listing
+from pyspark_lookup.versions.deletes import DeleteFile
+from pyspark_lookup.versions.model import Kind, Table, TableVersion
+from pyspark_lookup.versions.partitions import partition_fields, partition_value, partition_values, select_partitions
+from tests.support.fakes import FakeClock, Host, make_host
+
+ROOT = "file:///data/dim"
+
+
+def listing(*names: str, empty: Sequence[str] = ()) -> Listing:
+    """A listing of ROOT: files by relative name, a name that ends in `/` is a directory without files."""
+    directories = {name.rstrip("/") for name in names if name.endswith("/")}
+    found = [name for name in names if not name.endswith("/")]
+    for name in (*found, *directories):
+        parts = name.split("/")
+        directories.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
+    files = [FileVersion(f"{ROOT}/{name}", 0 if name in empty else 7, "v1") for name in (*found, *empty)]
+    return Listing(ROOT, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+
+def data_names(found: Listing, pattern: str | None = None, success_file: bool = False) -> list[str]:
+    """Relative names of the data files of a directory, or of a glob below it."""
+    url, kind = (ROOT, Kind.DIRECTORY) if pattern is None else (f"{ROOT}/{pattern}", Kind.GLOB)
+    refuse_tables(url, kind, found, SOURCES)
+    return [file.url[len(ROOT) + 1 :] for file in data_files(url, kind, found, success_file)]
+
+
+def directory_of(*names: str) -> tuple[Table, tuple[FileVersion, ...]]:
+    """A directory table and its data files."""
+    table = Table(ROOT, "file", Kind.DIRECTORY, FileFormatName.PARQUET)
+    return table, data_files(ROOT, Kind.DIRECTORY, listing(*names))
+
+
+def put(path: Path, rows: int = 1) -> Path:
+    """A small parquet file on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": range(rows)}), path)
+    return path
+
+
+def discovered(path: Path | str, host: Host | None = None) -> tuple[Table, TableVersion]:
+    """What planning learns of a local path."""
+    return (host or make_host(str(path), None)).resolver.discover(LookupOptions.parse({"path": str(path)}))
+
+
+# --- which files count ----------------------------------------------------------------------------
+
+
+def test_names_with_underscore_or_dot_are_skipped_at_any_depth() -> None:
+    """Files named or below a directory named `_…` or `.…` are no data, nor are those of zero bytes; `_k=v` directories are."""
+    found = listing(
+        "a.parquet", "_b.parquet", ".c.parquet", "_d/e.parquet", ".f/g.parquet", "h/_i/j.parquet", "h/.k/l.parquet",
+        "h/_m.parquet", "h/n/o.parquet", "_p=1/q.parquet", "_p=1/_r=2/s.parquet", "_p=1/_t.parquet", ".u=1/v.parquet",
+        "_SUCCESS", "_metadata", ".a.parquet.crc", empty=["c.parquet", "h/_started", "h/d.parquet"],
+    )  # fmt: skip
+    for pattern in (None, "*"):
+        assert data_names(found, pattern) == ["_p=1/_r=2/s.parquet", "_p=1/q.parquet", "a.parquet", "h/n/o.parquet"]
+    assert data_names(found, "*.parquet") == ["a.parquet"]
+    hidden = "file:///home/.cache/_tables/dim"  # names above the table say nothing
+    found = Listing(hidden, (FileVersion(f"{hidden}/x/a.parquet", 1, "1"),), frozenset({"x"}))
+    assert data_files(hidden, Kind.DIRECTORY, found) == found.files
+
+
+def test_an_explicit_file_may_have_any_name(tmp_path: Path) -> None:
+    """The skip rules are for what a directory happens to hold, not for a file that is asked for."""
+    for name in (".dim.parquet", "_dim.parquet", "_dir/dim.parquet", ".dir/dim.parquet"):
+        path = put(tmp_path / name)
+        table, version = discovered(path)
+        assert (table.kind, [file.url for file in version.files]) == (Kind.FILE, [f"file://{path}"])
+
+
+# --- globs ----------------------------------------------------------------------------------------
+
+MANY = ("a.parquet", "b.parquet", "b.csv", "x/a.parquet", "x/deep/a.parquet", "y/a.parquet", "z1/a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("*.parquet", ["a.parquet", "b.parquet"]),
+        ("?.csv", ["b.csv"]),
+        ("??.csv", []),
+        ("[ac].parquet", ["a.parquet"]),
+        ("[!a].parquet", ["b.parquet"]),
+        ("[^a].parquet", ["b.parquet"]),
+        ("[a-b].*", ["a.parquet", "b.csv", "b.parquet"]),
+        ("{a,b}.parquet", ["a.parquet", "b.parquet"]),
+        ("{a,b}.{csv,orc}", ["b.csv"]),
+        ("{a.parquet,x}", ["a.parquet", "x/a.parquet", "x/deep/a.parquet"]),
+        ("{x,{y,z?}}/a.parquet", ["x/a.parquet", "y/a.parquet", "z1/a.parquet"]),
+        ("{x/deep,y}/*.parquet", ["x/deep/a.parquet", "y/a.parquet"]),
+        ("*/a.parquet", ["x/a.parquet", "y/a.parquet", "z1/a.parquet"]),
+        ("*/*/a.parquet", ["x/deep/a.parquet"]),
+        ("x*", ["x/a.parquet", "x/deep/a.parquet"]),
+        ("[yz]*/", ["y/a.parquet", "z1/a.parquet"]),
+        ("*", sorted(MANY)),
+        ("A.*", []),
+    ],
+)
+def test_a_glob_matches_component_by_component(tmp_path: Path, pattern: str, wanted: list[str]) -> None:
+    """`*`, `?`, `[…]` and `{a,b}` match within one path component; a matching directory gives all files below it."""
+    for name in MANY:
+        put(tmp_path / name)
+    host = make_host(str(tmp_path), None)
+    table = Table(host.ufs.url_of(f"{tmp_path}/{pattern}"), "file", Kind.GLOB, None)
+    found = host.ufs.list_status(table.root)
+    if not wanted:
+        with pytest.raises(TableEmptyError, match="no file matches the glob"):
+            data_files(table.url, table.kind, found)
+    else:
+        files = data_files(table.url, table.kind, found)
+        assert [file.url.removeprefix(f"file://{tmp_path}/") for file in files] == wanted
+
+
+def test_a_globs_root_is_the_directory_above_the_first_wildcard() -> None:
+    """The listing starts, and partition directories count, below the last component without a wildcard."""
+    for root, below in (
+        ("s3://b/t", "*.parquet"),
+        ("s3://b/t", "dt=*/x.parquet"),
+        ("s3://b/t/dt=1", "[ab]?.parquet"),
+        ("s3://b/t", "{x/y,z}/*.parquet"),
+        ("s3://b", "*"),
+        ("file:///data", "a?c/d"),
+    ):
+        url = f"{root}/{below}"
+        assert is_glob(url)
+        assert glob_root(url) == Table(url, "s3", Kind.GLOB, None).root == root
+    # Of the web it is a query.
+    for url in ("https://host/a.csv?token=[x]*", "http://host/a.csv?b=1", "s3://bucket/dim/a=1/x.parquet"):
+        assert not is_glob(url)
+
+
+def test_partition_directories_below_a_root_count() -> None:
+    """Each `k=v` directory is a column, outermost first, plain ones between them are none; nor is what lies above a file or a glob."""
+    found = listing("dt=1/x/hh=02/a.parquet", "dt=2/y/hh=3/b.parquet").files
+    both = pa.schema([("dt", pa.int32()), ("hh", pa.int32())])
+    for path, kind, files, fields in (
+        ("", Kind.DIRECTORY, found, both),
+        ("/dt=*/*/hh=*/*.parquet", Kind.GLOB, found, both),
+        ("/dt=1/*/*", Kind.GLOB, found[:1], pa.schema([both.field("hh")])),
+        ("/dt=1/a.parquet", Kind.FILE, (FileVersion(f"{ROOT}/dt=1/a.parquet", 1, "1"),), pa.schema([])),
+    ):
+        assert partition_fields(Table(f"{ROOT}{path}", "file", kind, FileFormatName.PARQUET), files) == fields
+
+
+def test_what_lies_beside_a_glob_is_none_of_its_business() -> None:
+    """Another table's log or job directory counts only where the glob's own files may lie."""
+    found = listing(
+        "a/x.parquet", "b/_delta_log/", "b/.hoodie/", "b/_temporary/", "c/metadata/v1.metadata.json", "c/.spark-staging-1/"
+    )  # fmt: skip
+    assert data_names(found, "a*/*.parquet") == ["a/x.parquet"]
+    assert data_names(found, "a/[x].parquet") == ["a/x.parquet"]
+    for pattern in ("*/*.parquet", "{a,b}/*.parquet"):
+        with pytest.raises(TableFormatError, match="Delta"):
+            data_names(found, pattern)
+    with pytest.raises(TableFormatError, match="Iceberg"):
+        data_names(found, "[ac]/*.parquet")
+    with pytest.raises(TableBusyError, match="_temporary"):
+        data_names(listing("b/x.parquet", "b/_temporary/"), "b*")
+
+
+# --- partitions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "typed"),
+    [
+        (["1", "02", "-3"], pa.int32(), [1, 2, -3]),
+        (["2147483647", "-2147483648"], pa.int32(), [2**31 - 1, -(2**31)]),
+        (["2147483648", "1"], pa.int64(), [2**31, 1]),
+        (["9223372036854775807", "-9223372036854775808"], pa.int64(), [2**63 - 1, -(2**63)]),
+        (["9223372036854775808", "1"], pa.decimal128(19, 0), [decimal.Decimal(2**63), decimal.Decimal(1)]),
+        (["2024-01-31", "0001-01-01"], pa.date32(), [datetime.date(2024, 1, 31), datetime.date(1, 1, 1)]),
+        (["2024-02-30"], pa.string(), ["2024-02-30"]),
+        (["2024-01-31", "7"], pa.string(), ["2024-01-31", "7"]),
+        (["20240131"], pa.int32(), [20240131]),
+        (["1.5", "2", "-.5e1"], pa.float64(), [1.5, 2.0, -5.0]),
+        (["1.5", "2147483648"], pa.string(), ["1.5", "2147483648"]),
+        (["a", "1"], pa.string(), ["a", "1"]),
+        (["", "1"], pa.string(), ["", "1"]),
+        (["10:00:00"], pa.string(), ["10:00:00"]),
+        (["nan"], pa.string(), ["nan"]),
+        (["1_000"], pa.string(), ["1_000"]),
+        (["7", None], pa.int32(), [7, None]),
+        (["2024-01-31", None], pa.date32(), [datetime.date(2024, 1, 31), None]),
+        (["1.5", None], pa.float64(), [1.5, None]),
+        ([None], pa.string(), [None]),
+    ],
+)
+def test_partition_values_are_typed_by_all_of_them(
+    values: list[str | None], kind: pa.DataType, typed: list[object]
+) -> None:
+    """int32, int64, decimal, date, double or string: the narrowest that holds every value exactly; nulls fit any."""
+    names = [f"k={'__HIVE_DEFAULT_PARTITION__' if v is None else v}/{n}.parquet" for n, v in enumerate(values)]
+    table, files = directory_of(*names)
+    assert partition_fields(table, files) == pa.schema([("k", kind)])
+    raw = {int(file.url[-9]): partition_values(ROOT, file.url) for file in files}
+    assert raw == {number: (("k", value),) for number, value in enumerate(values)}
+    assert [partition_value(value, kind) for value in values] == typed
+
+
+def test_a_value_that_is_none_of_its_columns_type_is_an_error() -> None:
+    """What inference would not have taken for the type is not read as it later either."""
+    for kind, values in (
+        (pa.int32(), ["x", "2147483648", " 1"]),
+        (pa.int64(), ["1.5", "1_000"]),
+        (pa.decimal128(3, 0), ["1234", "1_0"]),
+        (pa.date32(), ["2024-02-30", "20240131"]),
+        (pa.float64(), ["x", "1_0.5", "nan"]),
+    ):
+        for value in values:
+            with pytest.raises(ValueError):
+                partition_value(value, kind)
+
+
+def test_percent_escapes_are_undone() -> None:
+    """Column names and values are unescaped as UTF-8; a plus sign, other equal signs and lone percents stay."""
+    url = f"{ROOT}/a%3Db=x%2Fy/city=S%C3%A3o%20Paulo/c=1%252/d=1+1=2/e=100%/f=/plain/x=1.parquet"
+    assert partition_values(ROOT, url) == (
+        ("a=b", "x/y"), ("city", "São Paulo"), ("c", "1%2"), ("d", "1+1=2"), ("e", "100%"), ("f", ""),
+    )  # fmt: skip
+
+
+def test_partition_values_that_are_no_utf8() -> None:
+    """Each byte is a character, as in Spark: two directories are two values. Digits of other scripts make no fraction."""
+    url = f"{ROOT}/a=%ff/b=%FE%C3/c=%C3%A9/x.parquet"
+    assert partition_values(ROOT, url) == (("a", "\xff"), ("b", "\xfe\xc3"), ("c", "\xe9"))
+    with pytest.raises(ValueError, match=r"\u0663\.5"):
+        partition_value("\u0663.5", pa.float64())
+
+
+def test_disagreeing_directories_name_two_files() -> None:
+    """Files whose directories name other columns are not one table: the error shows a file of each."""
+    for one, other in (
+        ("a.parquet", "dt=1/b.parquet"),
+        ("dt=1/a.parquet", "dt=1/hh=2/b.parquet"),
+        ("dt=1/hh=2/a.parquet", "hh=2/dt=1/b.parquet"),
+        ("dt=1/a.parquet", "day=1/b.parquet"),
+    ):
+        with pytest.raises(NotATableError, match="one table") as caught:
+            partition_fields(*directory_of(one, other))
+        assert all(f"{ROOT}/{name}" in str(caught.value) for name in (one, other))
+    with pytest.raises(NotATableError, match="two directories of one partition column"):
+        partition_fields(*directory_of("a=1/A=2/x.parquet"))
+
+
+# --- lookup.partition -----------------------------------------------------------------------------
+
+
+def selected(partition: str, *names: str) -> list[str]:
+    """The relative names of the files that `lookup.partition` leaves."""
+    table, files = directory_of(*names)
+    options = LookupOptions.parse({"path": "/data/dim", "lookup.partition": partition})
+    return [file.url[len(ROOT) + 1 :] for file in select_partitions(table, TableVersion(table.id, files), options)]
+
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+PARTS = ["dt=1/c=a b/x", "dt=1/c=é/x", "dt=2/c=é/x", f"dt={NULL}/c=é/x"]
+
+
+@pytest.mark.parametrize(
+    ("partition", "names", "wanted"),
+    [
+        ("max_pt()", ["dt=9/a", "dt=10/a", "dt=10/b"], ["dt=10/a", "dt=10/b"]),
+        (" MAX_PT( ) ", ["dt=-1/a", "dt=-2/a"], ["dt=-1/a"]),
+        ("max_pt()", ["dt=010/a", "dt=10/a", "dt=9/a"], ["dt=010/a", "dt=10/a"]),
+        ("max_pt()", ["dt=x9/a", "dt=x10/a"], ["dt=x9/a"]),
+        ("max_pt()", ["dt=2024-01-31/a", "dt=2024-02-01/a"], ["dt=2024-02-01/a"]),
+        ("max_pt()", ["dt=9.5/a", "dt=10/a"], ["dt=10/a"]),
+        ("max_pt()", ["dt=9223372036854775808/a", "dt=10/a"], ["dt=9223372036854775808/a"]),
+        ("max_pt()", [f"dt={NULL}/a", "dt=-5/a"], ["dt=-5/a"]),
+        ("max_pt()", [f"dt={NULL}/a"], [f"dt={NULL}/a"]),
+        ("max_pt()", ["y=2024/m=12/a", "y=2025/m=1/a", "y=2025/m=2/a"], ["y=2025/m=2/a"]),
+        ("max_pt()", ["y=2024/m=12/a", f"y=2025/m={NULL}/a", "y=2025/m=1/a"], ["y=2025/m=1/a"]),
+        ("max_pt()", ["y=2024/m=12/a", f"y=2025/m={NULL}/a"], [f"y=2025/m={NULL}/a"]),
+        ("dt=1", PARTS, PARTS[:2]),
+        ("dt=01", PARTS, PARTS[:2]),
+        (" DT = 1 , C = a b ", PARTS, PARTS[:1]),
+        ("c=%C3%A9,dt=2", PARTS, PARTS[2:3]),
+        (f"dt={NULL}", PARTS, PARTS[3:]),
+        ("dt=3", PARTS, []),
+    ],
+)
+def test_partition_selects_files(partition: str, names: list[str], wanted: list[str]) -> None:
+    """`max_pt()`: level by level the largest value in the column's type, null below all; `k=v,…`: typed values, names in any case."""
+    assert sorted(selected(partition, *names)) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("partition", "names", "message"),
+    [
+        ("max_pt()", ["a.parquet"], "has no k=v directories"),
+        ("dt=1", ["a.parquet"], "has no k=v directories"),
+        ("day=1", ["dt=1/a.parquet"], "over dt"),
+        ("max_pt(x)", ["dt=1/a.parquet"], "over dt"),
+        ("dt", ["dt=1/hh=2/a.parquet"], "over dt, hh"),
+        ("dt=1,", ["dt=1/a.parquet"], "over dt"),
+        ("dt=x", ["dt=1/a.parquet"], "'x' is no int32 for column dt"),
+        ("dt=2024-13-01", ["dt=2024-12-01/a.parquet"], "is no date32"),
+    ],
+)
+def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: list[str], message: str) -> None:
+    """A table without partitions, an unknown column or a value of another type: the error names the option and why."""
+    with pytest.raises(OptionError, match=message) as caught:
+        selected(partition, *names)
+    assert "lookup.partition" in str(caught.value)
+
+
+# --- what is no version ---------------------------------------------------------------------------
+
+FOREIGN = {
+    "_delta_log/": (PysparkLookupError, "Delta table"),
+    "_delta_log/00000000000000000000.json": (PysparkLookupError, "Delta (table|commit)"),
+    ".hoodie/": (TableFormatError, r"Hudi table.*format\('hudi'\)"),
+    ".hoodie/hoodie.properties": (TableFormatError, r"Hudi table.*format\('hudi'\)"),
+    "metadata/v3.metadata.json": (TableFormatError, "Iceberg table.*catalog"),
+    "metadata/00001-5f.gz.metadata.json": (TableFormatError, "Iceberg table.*catalog"),
+    "_temporary/": (TableBusyError, "_temporary.*remove the directory"),
+    "_temporary/0/_temporary/attempt_1/part-0.parquet": (TableBusyError, "_temporary.*lookup.busy-timeout"),
+    ".spark-staging-8c1f/": (TableBusyError, ".spark-staging-8c1f.*remove the directory"),
+    ".hive-staging_hive_2024/": (TableBusyError, ".hive-staging_hive_2024.*remove the directory"),
+    "__magic/": (TableBusyError, "__magic.*remove the directory"),
+}
+
+
+@pytest.mark.parametrize("depth", ["", "x/", "dt=1/hh=2/"])
+@pytest.mark.parametrize("marker", FOREIGN)
+def test_a_foreign_or_busy_directory_is_never_half_a_table(tmp_path: Path, depth: str, marker: str) -> None:
+    """A table format's log or a job's directory at any depth, also of a glob, is its named error with the way out."""
+    kind, message = FOREIGN[marker]
+    inner = "dt=1/hh=2/" if depth.startswith("dt") else ""
+    path = tmp_path / "dim"
+    put(path / inner / "a.parquet")
+    if marker.endswith("/"):
+        (path / depth / marker).mkdir(parents=True)
+    else:
+        put(path / depth / marker)
+    for place in path.rglob("*"):
+        os.utime(place, (FakeClock().wall_s, FakeClock().wall_s))  # else it is of a job that died long ago
+    for asked in (path, path / "*"):
+        with pytest.raises(kind, match=message) as caught:
+            discovered(asked)
+        assert depth + marker.split("/", maxsplit=1)[0] in str(caught.value)
+
+
+def test_which_directories_are_a_version(tmp_path: Path) -> None:
+    """Names that only resemble markers are data; where there is none, the table is empty. With lookup.success-file it is busy
+    without `_SUCCESS`, which may be empty; one further down is another job's; and one file has none."""
+    names = ["delta_log/c", "metadata/a", "metadata/metadata.json", "x/v1.metadata.json", "y/magic/b"]
+    assert data_names(listing(*names, "_temporary")) == names
+    for hidden in ((), ("x/",), ("_a.parquet", ".b/c.parquet"), ("_SUCCESS",)):
+        with pytest.raises(TableEmptyError, match=r"holds no data file.*_ or"):
+            data_names(listing(*hidden, empty=["started.parquet"]))
+    for names, says in (
+        (["a.parquet"], r"_SUCCESS.*lookup\.success-file=true"),
+        (["x/a.parquet", "x/_SUCCESS"], "_SUCCESS"),
+        (["a.parquet", "_temporary/"], "_temporary"),  # which says more than the missing mark
+    ):
+        with pytest.raises(TableBusyError, match=says):
+            data_names(listing(*names), success_file=True)
+    assert data_names(listing("a.parquet", empty=["_SUCCESS"]), success_file=True) == ["a.parquet"]
+    assert data_names(listing("a.parquet")) == ["a.parquet"]
+    path = str(put(tmp_path / "a.parquet"))
+    with pytest.raises(OptionError, match=r"lookup\.success-file"):
+        planner.find(make_host(path, None).reader, LookupOptions.parse({"path": path, "lookup.success-file": "true"}))
+
+
+# --- names of tables and versions -----------------------------------------------------------------
+
+# Sizes and identities that run into each other when they are written side by side.
+FILES = st.dictionaries(
+    st.sampled_from(["s3://b/t/a", "s3://b/t/a1", "s3://b/t/b"]),
+    st.tuples(st.sampled_from([1, 11, 111]), st.sampled_from(["", "1", "11", "1,", '"1"'])),
+    max_size=3,
+)
+
+
+Files = dict[str, tuple[int, str]]
+
+
+def version_of(files: Files, table_id: str = "t") -> TableVersion:
+    return TableVersion(table_id, tuple(FileVersion(url, *files[url]) for url in sorted(files)))
+
+
+@given(FILES, FILES, st.booleans())
+def test_digests_are_equal_if_and_only_if_the_files_are(one: Files, other: Files, settled: bool) -> None:
+    """Any added, removed, resized or rewritten file is another digest, as another table is; when a version was seen is not."""
+    first, second = version_of(one), version_of(other)
+    assert (first.digest == second.digest) == (one == other)
+    assert first.digest != version_of(one, "u").digest
+    assert (len(first.digest), first.bytes) == (32, sum(size for size, _ in one.values()))
+    seen = tuple(dataclasses.replace(file, modified_at_s=5.0, settled=settled) for file in first.files)
+    again = TableVersion("t", seen)
+    assert (again, again.digest, again.settled().digest) == (first, first.digest, first.digest)
+    assert all(file.settled for file in again.settled().files)
+
+
+def test_deleted_rows_make_another_digest() -> None:
+    """Of the same files with more, or other, deletes."""
+    several = [(), (DeleteFile("s3://a/dim/one", 1),), (DeleteFile("s3://a/dim/two", 1),)]
+    files = [FileVersion("s3://a/dim/a", 1, "i", deletes=deletes) for deletes in several]
+    assert len({TableVersion("t", (file,)).digest for file in files}) == 3
+
+
+TABLES = st.builds(
+    Table,
+    url=st.sampled_from(["s3://a/dim", "s3://b/dim", "s3://a/dim2", "s3://a/dim/*"]),
+    scope=st.sampled_from(['s3"http://one"', 's3"http://two"', "file"]),
+    kind=st.sampled_from([Kind.FILE, Kind.DIRECTORY, Kind.GLOB, MANAGED]),
+    format=st.sampled_from([None, FileFormatName.PARQUET]),
+    success_file=st.booleans(),
+    settle_s=st.sampled_from([None, 0.0, 1.0]),
+)
+
+
+@given(TABLES, TABLES)
+def test_ids_are_equal_if_and_only_if_references_must_agree(one: Table, other: Table) -> None:
+    """Store, location, kind and what counts as a version make the id; how files are parsed does not."""
+    same = dataclasses.replace(one, format=None) == dataclasses.replace(other, format=None)
+    assert (one.id == other.id) == same
+    assert len(one.id) == 32

@@ -1,0 +1,440 @@
+"""What an Iceberg table costs at its catalog and its store: nothing new, a snapshot, deleted rows, rewritten files; and a host that comes late."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from sqlalchemy import Engine, delete, event, insert
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.storage.stores import local
+from tests.sources.delta.test_calls import counting
+from tests.support.fakes import wait_until_settled
+from tests.support.fuzzing import by_day
+from tests.support.iceberg_definition import Publish
+from tests.support.iceberg_manifests import Entry, File
+from tests.support.iceberg_oracle import DATA, load
+from tests.support.iceberg_tables import MODES, opened, sql_catalog
+from tests.support.iceberg_writing import IcebergTable
+from tests.support.rest_catalog import RestCatalog
+from tests.support.s3server import S3Server
+
+COLUMNS = {"id": "int", "name": "string"}
+FILES = 5
+
+
+class RestOverStore(RestCatalog):
+    """Knows tables by their files on this disk, and says that they lie where their locations are."""
+
+    def __init__(self, local: Callable[[str], Path]) -> None:
+        super().__init__()
+        self._local = local
+        self._places: dict[str, str] = {}
+
+    def publisher(self, identifier: str) -> Callable[[str], None]:
+        return lambda location: self._places.update({identifier: location})
+
+    def answer(self, method: str, path: str) -> tuple[int, Any]:
+        place = self._places.get(path.removeprefix("/v1/namespaces/").replace("/tables/", "."))
+        if place is None:
+            return super().answer(method, path)
+        self.requests.append(f"{method} {path}")
+        return 200, {"metadata-location": place, "metadata": load(self._local(place)), "config": {}}
+
+
+def _in_catalog(catalog: SqlCatalog) -> Publish:
+    """As `definition.in_catalog`, without a look at the file, which is on its way."""
+
+    def publish(location: str) -> None:
+        row = {"catalog_name": "tests", "table_namespace": "ns", "table_name": "table"}
+        with catalog.engine.begin() as connection:
+            connection.execute(delete(IcebergTables))
+            connection.execute(insert(IcebergTables).values(**row, metadata_location=location, iceberg_type="TABLE"))
+
+    return publish
+
+
+class Remote:
+    """An Iceberg table that is written on this disk, and lies there or on S3; users name it by its hint or in a catalog."""
+
+    def __init__(self, home: Path, kind: str, server: S3Server | None, version: int = 2) -> None:
+        self.local, self.cache, self.kind, self._server = home / "table", home / "cache", kind, server
+        self._closing = contextlib.ExitStack()
+        self._catalog: dict[str, str] | None = None
+        self._sent: set[str] = set()
+        self._storage = {}
+        self.url = self.local.as_uri()
+        if server is not None:
+            self._bucket = f"iceberg-{home.name.replace('_', '-').lower()}"[:60].strip("-")
+            server.client.create_bucket(Bucket=self._bucket)
+            self.url = f"s3://{self._bucket}/table"
+            self._storage = {"storage.endpoint_url": server.endpoint}
+        publish = None
+        if kind == "sql":
+            catalog, self._catalog = sql_catalog(home)
+            self._closing.callback(catalog.close)
+            publish = _in_catalog(catalog)
+        elif kind == "rest":
+            self.rest = self._closing.enter_context(RestOverStore(self.local_of))
+            self._catalog, publish = {"type": "rest", "uri": self.rest.uri}, self.rest.publisher("ns.table")
+        self.table = IcebergTable.create(self.local, COLUMNS, version, publish=publish, location=self.url)
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def local_of(self, location: str) -> Path:
+        return self.local / location.removeprefix(self.url + "/")
+
+    def send(self) -> None:
+        """Put what is new where it belongs."""
+        if self._server is None:
+            return
+        for path in sorted(self.local.rglob("*")):
+            key = str(path.relative_to(self.local))
+            if path.is_file() and (key not in self._sent or key.endswith("version-hint.text")):
+                self._server.client.put_object(Bucket=self._bucket, Key=f"table/{key}", Body=path.read_bytes())
+                self._sent.add(key)
+
+    def write(self, rows: list[dict[str, Any]]) -> int:
+        return self.commit(self.table.data(rows))
+
+    def commit(self, *given: Any, **named: Any) -> int:
+        made = self.table.commit(*given, **named)
+        self.send()
+        return made
+
+    def data_files(self) -> list[Entry]:
+        """The live data files, in the order in which they were added."""
+        found = [entry for entry in self.table.live() if entry.file["content"] == DATA]
+        return sorted(found, key=lambda entry: entry.sequence)
+
+    def open(self, mode: str = "full", cache: Path | None = None, **options: str) -> LookupTable:
+        name = self.url if self._catalog is None else "ns.table"
+        return opened(name, cache or self.cache, mode, "id", self._catalog, **self._storage, **options)
+
+    def calls(self, act: Callable[[], Any]) -> list[str]:
+        """What the catalog is asked meanwhile."""
+        if self.kind == "rest":
+            before = len(self.rest.requests)
+            act()
+            return self.rest.requests[before:]
+        found: list[str] = []
+
+        def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+            found.append(statement)
+
+        event.listen(Engine, "before_cursor_execute", note)
+        try:
+            act()
+        finally:
+            event.remove(Engine, "before_cursor_execute", note)
+        return found
+
+    def requests(self, act: Callable[[], Any]) -> list[str]:
+        """What the store is asked meanwhile, as `get manifest`; on S3 only."""
+        assert self._server is not None
+        before = len(self._server.log)
+        act()
+        lists = {one["manifest-list"] for one in self.table.meta["snapshots"]}
+        found = []
+        for request in self._server.log[before:]:
+            url = "s3://" + request.path.lstrip("/")
+            kind = "hint" if url.endswith(".text") else "metadata" if url.endswith(".json") else "manifest"
+            kind = "data" if "/data/" in url else "list" if url in lists else kind
+            found.append(f"{request.kind} {kind}")
+        return found
+
+    @property
+    def pointer(self) -> tuple[int, int]:
+        """(requests to the store, calls of the catalog) of a query while nothing is new."""
+        return (1, 0) if self.kind == "hint" else (0, 1)
+
+
+def _make(request: pytest.FixtureRequest, home: Path, store: str, kind: str, version: int = 2) -> Remote:
+    made = Remote(home, kind, request.getfixturevalue("s3") if store == "s3" else None, version)
+    request.addfinalizer(made.close)
+    for number in range(FILES):
+        made.write([{"id": number * 10 + place, "name": f"n{number}"} for place in range(10)])
+    return made
+
+
+STORES = [(store, kind) for store in ("disk", "s3") for kind in ("hint", "sql", "rest")]
+# By day each of them in one mode.
+EVERY = by_day([(*one, [*MODES][(place + more) % 3]) for place, one in enumerate(STORES) for more in range(3)], 3)
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hint can be told from its next state as soon as it is written: without it a look so soon after a commit reads it again."""
+    monkeypatch.setattr(local, "LOCAL_GRANULE_S", 0.0)
+
+
+@pytest.fixture(params=STORES, ids="-".join)
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
+    return _make(request, tmp_path, *request.param)
+
+
+@pytest.fixture(params=[("disk", "hint"), ("s3", "sql")], ids="-".join)
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
+    """Of format 3."""
+    store, kind = request.param
+    return _make(request, tmp_path, store, kind, 3)
+
+
+def costs(remote: Remote, table: LookupTable, act: Callable[[], Any]) -> tuple[int, int]:
+    """(requests to the store, calls of the catalog)."""
+    found: list[tuple[int, int, int, int]] = []
+    calls = remote.calls(lambda: found.append(counting(table, act)))
+    return sum(found[0][:3]), len(calls)
+
+
+@pytest.mark.parametrize(("store", "kind", "mode"), EVERY)
+def test_nothing_new(request: pytest.FixtureRequest, tmp_path: Path, store: str, kind: str, mode: str) -> None:
+    """One call of the catalog and none of the store, or one request for the hint; also of another table object of the host."""
+    remote = _make(request, tmp_path, store, kind)
+    table = remote.open(mode)
+    assert table.get_many([3, 44]).num_rows == 2
+    for _ in range(3):
+        assert costs(remote, table, lambda: table.get_many([3, 44])) == remote.pointer
+    fresh = remote.open(mode)
+    assert costs(remote, fresh, lambda: fresh.get_many([3, 44])) == remote.pointer
+    assert costs(remote, fresh, lambda: fresh.get(500))[1] == remote.pointer[1]
+
+
+@pytest.mark.parametrize(("store", "kind", "mode"), EVERY)
+def test_a_new_snapshot(request: pytest.FixtureRequest, tmp_path: Path, store: str, kind: str, mode: str) -> None:
+    """metadata.json unless the catalog sent it, the manifest list, the new manifest and the new file: each is looked at and read once."""
+    remote = _make(request, tmp_path, store, kind)
+    table = remote.open(mode)
+    assert table.get_many([3, 44]).num_rows == 2
+    table.get_many([3, 44])
+    remote.write([{"id": 100, "name": "new"}])
+    found: list[tuple[int, int, int, int]] = []
+    calls = remote.calls(lambda: found.append(counting(table, lambda: table.get_many([3, 100]))))
+    ((heads, lists, gets, _),) = found
+    assert len(calls) == remote.pointer[1]
+    # Looked at: the hint, the metadata, the list. Read: these, the manifest, and of the file its index and rows.
+    looked = {"hint": 3, "sql": 2, "rest": 1}[remote.kind]
+    assert (heads, lists) == (looked, 0)
+    assert gets - looked in (2, 3)
+    assert table.get(100) == [{"id": 100, "name": "new"}]
+    assert costs(remote, table, lambda: table.get_many([3, 100])) == remote.pointer
+
+
+def test_which_files_are_asked_for(remote: Remote) -> None:
+    """On S3, by name: those of a new snapshot, then no more."""
+    if remote._server is None:
+        return
+    table = remote.open("none")
+    table.get(3)
+    remote.write([{"id": 100, "name": "new"}])
+    found = remote.requests(lambda: table.get(100))
+    wanted = {"list", "manifest", "data"} | {"hint": {"hint", "metadata"}, "sql": {"metadata"}, "rest": set()}[
+        remote.kind
+    ]
+    assert {one.partition(" ")[2] for one in found} == wanted
+    assert found.count("get manifest") == 1
+    assert "head manifest" not in found
+    assert "head data" not in found
+    assert found.count("get metadata") == found.count("head metadata")
+    for one in ("get list", "head list"):
+        assert found.count(one) == 1
+
+
+def test_a_host_that_comes_late(remote: Remote, tmp_path: Path) -> None:
+    """It reads the newest metadata, its list and the live manifests, whatever was before; the table's process knows nothing of it."""
+    for path in remote.local.glob("metadata/v*.metadata.json"):
+        if path != remote.table.metadata:
+            path.unlink()
+    late = remote.open("none", tmp_path / "late")
+    found: list[tuple[int, int, int, int]] = []
+    calls = remote.calls(lambda: found.append(counting(late, lambda: late.get(3))))
+    assert late.scan().num_rows == FILES * 10
+    _, _, gets, _ = found[0]
+    read = {"hint": 2, "sql": 1, "rest": 0}[remote.kind] + 1 + FILES  # …, the list, the manifests
+    assert gets - read in (1, 2)
+    assert len(calls) <= 5  # a REST catalog is asked for its configuration first; an SQL one opens its connection
+
+
+SCRIPT = """
+import sys
+from pyspark_lookup import LookupTable
+from pyspark_lookup.storage.stores import local
+table = LookupTable({path!r}, {options!r})
+before = table.metrics()
+assert table.get_many([3, 44]).num_rows == 2
+after = table.metrics()
+assert "pyiceberg" not in sys.modules, "pyiceberg"
+print(sum(after[name] - before[name] for name in ("ufsHeadCount", "ufsListCount", "ufsGetCount")))
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_process_of_the_host(tmp_path: Path, mode: str) -> None:
+    """The hint is one request, and PyIceberg is not imported."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS)
+    table.commit(table.data([{"id": number, "name": "x"} for number in range(50)]))
+    table.commit([table.equality([{"id": 7}], ["id"])])
+    arguments = (str(tmp_path / "t"), tmp_path / "cache", mode, "id")
+    assert opened(*arguments).get_many([3, 44]).num_rows == 2
+    wait_until_settled(tmp_path / "t" / "metadata" / "version-hint.text")
+    opened(*arguments).get_many([3, 44])
+    options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.keys": "id", **MODES[mode]}
+    script = SCRIPT.format(path=str(tmp_path / "t"), options=options)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "1", done.stdout
+
+
+def test_full_fetches_what_was_added(either: Remote) -> None:
+    """An append, and files that replace others: only the new ones are read."""
+    table = either.open()
+    assert table.scan().num_rows == FILES * 10
+    files = either.table.data([{"id": 100 + number, "name": "x"} for number in range(1000)])
+    gone = either.data_files()[0]
+    either.commit(files, [gone], "overwrite")
+    _, _, gets, size = counting(table, table.scan)
+    assert size <= files[0]["file_size_in_bytes"] + _metadata_bytes(either)
+    assert table.scan().num_rows == FILES * 10 - 10 + 1000
+    assert gets <= 7
+
+
+def _metadata_bytes(remote: Remote) -> int:
+    """Of the newest metadata.json, list and manifests."""
+    newest = sorted(remote.local.glob("metadata/*"), key=lambda path: path.stat().st_mtime_ns)[-5:]
+    return sum(path.stat().st_size for path in newest)
+
+
+def _unreadable(remote: Remote) -> None:
+    """Data files that are there now cannot be read any more: a byte of them would be an error."""
+    for entry in remote.data_files():
+        path = remote.table.local(entry.file["file_path"])
+        path.write_bytes(b"\0" * path.stat().st_size)
+    if remote._server is not None:
+        remote._sent -= {str(path.relative_to(remote.local)) for path in remote.local.rglob("data/*")}
+        remote.send()
+
+
+@pytest.mark.parametrize("kind", ["equality", "positions", "vector"])
+def test_full_deletes_without_data_files(either: Remote, kind: str) -> None:
+    """100 deletes by value, by position or by vector are applied to what the snapshot has."""
+    either.write([{"id": 1000 + number, "name": "many"} for number in range(500)])
+    table = either.open()
+    assert table.scan().num_rows == FILES * 10 + 500
+    last = either.data_files()[-1].file
+    ways: dict[str, Callable[[], list[File]]] = {
+        "equality": lambda: [either.table.equality([{"id": 1000 + number} for number in range(100)], ["id"])],
+        "positions": lambda: [either.table.positions([(last, number) for number in range(100)])],
+        "vector": lambda: either.table.vectors([(last, range(100))]),
+    }
+    made = ways[kind]()
+    _unreadable(either)
+    either.commit(made)
+    size = counting(table, table.scan)[3]
+    assert size <= made[0]["file_size_in_bytes"] + _metadata_bytes(either)
+    assert sorted(table.scan().column("id").to_pylist()) == [*range(FILES * 10), *range(1100, 1500)]
+    assert (table.get(1050), len(table.get(1100))) == ([], 1)
+
+
+@pytest.mark.parametrize("columns", [["name"], ["id", "name"], ["id"]])
+def test_full_deletes_by_other_columns(either: Remote, columns: list[str]) -> None:
+    """Deletes whose columns are not the keys, and those with nulls, find their rows in the snapshot, too."""
+    either.write([{"id": 1000 + number, "name": None if number % 2 else "even"} for number in range(100)])
+    table = either.open()
+    assert table.scan().num_rows == FILES * 10 + 100
+    row = {"id": 1001, "name": None}
+    made = either.table.equality([{name: row[name] for name in columns}], columns)
+    _unreadable(either)
+    either.commit([made])
+    gone = 50 if columns == ["name"] else 1
+    assert table.scan().num_rows == FILES * 10 + 100 - gone
+    assert table.get(1001) == []
+
+
+def misses(table: LookupTable, asked: list[int]) -> int:
+    before = table.metrics()["missCount"]
+    table.get_many(asked)
+    return int(table.metrics()["missCount"] - before)
+
+
+def test_what_a_partial_cache_keeps(either: Remote) -> None:
+    """Compactions and rewritten manifests evict nothing; appended files and deletes by value evict what lies in their bounds."""
+    table, asked = either.open("partial"), [3, 13, 23, 33, 43, 500]
+    assert (misses(table, asked), misses(table, asked)) == (6, 0)
+    either.commit(rewrite=True)  # new manifests, of the same files
+    assert (misses(table, asked), misses(table, asked)) == (0, 0)
+    rows = [row for entry in either.data_files() for _, row in either.table.rows_of(entry)]
+    either.commit(either.table.data(rows), either.data_files(), "replace")
+    assert (misses(table, asked), misses(table, asked)) == (0, 0)
+    either.write([{"id": 20, "name": "a"}, {"id": 40, "name": "b"}])
+    assert (misses(table, asked), misses(table, asked)) == (2, 0)  # 23 and 33 lie between them
+    either.commit([either.table.equality([{"id": 1}, {"id": 15}], ["id"])])
+    assert (misses(table, asked), misses(table, asked)) == (2, 0)  # 3 and 13
+    assert (table.get(1), len(table.get(3))) == ([], 1)
+    either.commit([either.table.equality([{"name": "n4"}], ["name"])])  # says nothing of keys
+    assert table.get(43) == []
+
+
+def test_what_a_host_keeps_that_saw_only_the_end(either: Remote) -> None:
+    """Several compactions between two queries, and one beside an append."""
+    table, asked = either.open("partial"), [3, 13, 500]
+    assert (misses(table, asked), misses(table, asked)) == (3, 0)
+    for number in range(2):
+        first, second = either.data_files()[:2]
+        rows = [row for entry in (first, second) for _, row in either.table.rows_of(entry)]
+        either.commit(either.table.data(rows), [first, second], "replace")
+        assert number < 2
+    assert misses(table, asked) == 0
+
+
+def test_a_full_cache_goes_on_while_it_adopts_a_compaction(either: Remote) -> None:
+    """Compaction changes no rows, so queries need not wait for its file, here one that cannot be read yet; later deletes name it."""
+    table = either.open()
+    rows = sorted(table.scan().to_pylist(), key=lambda row: row["id"])
+    made = either.table.data(rows)
+    path = either.table.local(made[0]["file_path"])
+    aside = path.rename(either.local.parent / "aside")
+    either.commit(made, either.data_files(), "replace")
+    assert table.get(3) == [{"id": 3, "name": "n0"}]
+    assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == rows
+    aside.rename(path)
+    either.send()
+    assert counting(table, table.reload)[3] <= made[0]["file_size_in_bytes"] + 2  # perhaps the hint, too
+    either.commit(either.table.vectors([(made[0], range(5))]))
+    _, _, _, size = counting(table, lambda: table.get(3))
+    assert size < made[0]["file_size_in_bytes"] + _metadata_bytes(either)
+    assert table.get(3) == []
+    assert table.scan().num_rows == len(rows) - 5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rollback(either: Remote, mode: str) -> None:
+    """The snapshot that was current before costs no manifest and no file."""
+    table = either.open(mode)
+    assert table.get_many([3, 44]).num_rows == 2
+    first = either.table.meta["current-snapshot-id"]
+    either.write([{"id": 100, "name": "new"}])
+    assert table.get(100) != []
+    either.table.set_current(first)
+    either.send()
+    _, _, gets, _ = counting(table, lambda: table.get_many([3, 44]))
+    assert gets <= {"hint": 2, "sql": 1}[either.kind]  # the hint, and metadata.json
+    assert table.get(100) == []
+
+
+def test_a_snapshot_by_its_id(either: Remote, tmp_path: Path) -> None:
+    """A new host reads the metadata, the list of that snapshot and its manifests; then it costs what the current one does."""
+    wanted = either.table.meta["snapshots"][1]["snapshot-id"]
+    late = either.open("none", tmp_path / "late", version=str(wanted))
+    found: list[int] = []
+    _, _, gets, _ = counting(late, lambda: found.append(late.scan().num_rows))
+    read = {"hint": 2, "sql": 1}[either.kind] + 1 + 2
+    assert (found, gets - read <= 4) == ([20], True)
+    assert costs(either, late, late.scan) == either.pointer

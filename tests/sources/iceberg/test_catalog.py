@@ -1,0 +1,722 @@
+"""Iceberg tables as users name them, where their files lie, and as what others wrote them."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import LookupTable, NotSupportedError, UfsNotFoundError
+from pyspark_lookup.sources.iceberg.locations import Locations
+from pyspark_lookup.sources.iceberg.source import IcebergSource
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.storage.ufs import Ufs
+from tests.sources.delta.test_calls import counting
+from tests.support.iceberg_definition import in_catalog
+from tests.support.iceberg_manifests import File
+from tests.support.iceberg_oracle import PATH_ID, read
+from tests.support.iceberg_tables import MODES, opened, rows_of, sql_catalog
+from tests.support.iceberg_writing import IcebergTable
+from tests.support.rest_catalog import RestCatalog
+
+COLUMNS = {"id": "int", "name": "string"}
+STRUCT = {"type": "struct", "fields": [
+    {"id": 11, "name": "x", "required": False, "type": "int"}, {"id": 12, "name": "y", "required": False, "type": "string"},
+]}  # fmt: skip
+
+
+def ids(table: Path | str, cache: Path, mode: str = "none", **options: Any) -> list[int]:
+    return sorted(opened(table, cache, mode, "id", **options).scan().column("id").to_pylist())
+
+
+def make(home: Path, count: int = 3, form: int = 2, **given: Any) -> IcebergTable:
+    table = IcebergTable.create(home, COLUMNS, form, **given)
+    table.commit(table.data([{"id": number, "name": f"n{number}"} for number in range(count)]))
+    return table
+
+
+@pytest.fixture
+def rest() -> Iterator[RestCatalog]:
+    with RestCatalog() as server:
+        yield server
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["hint", "file", "sql", "rest"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_way_to_name_a_table(rest: RestCatalog, tmp_path: Path, kind: str, mode: str) -> None:
+    catalog, properties = sql_catalog(tmp_path)
+    publish = {"sql": in_catalog(catalog, "ns.table"), "rest": rest.publisher("ns.table")}.get(kind)
+    table = make(tmp_path / "t", publish=publish)
+    known = {"sql": properties, "rest": {"type": "rest", "uri": rest.uri}}.get(kind)
+
+    def reader() -> LookupTable:
+        name = {"hint": str(table.home), "file": str(table.metadata)}.get(kind, "ns.table")
+        return opened(name, tmp_path / "cache", mode, "id", known)
+
+    first = reader()
+    assert first.get_many([0, 2, 5]).num_rows == 2
+    assert first.describe()["kind"] == "ICEBERG"
+    table.commit(table.data([{"id": 5, "name": "new"}]))
+    assert first.get_many([0, 2, 5]).num_rows == (2 if kind == "file" else 3)
+    assert reader().get_many([0, 2, 5]).num_rows == 3
+    catalog.close()
+
+
+def test_the_configuration_of_pyiceberg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A catalog by its name alone is configured where PyIceberg looks."""
+    catalog, properties = sql_catalog(tmp_path)
+    make(tmp_path / "t", publish=in_catalog(catalog, "ns.table"))
+    monkeypatch.setenv("PYICEBERG_CATALOG__TESTS__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__TESTS__URI", properties["uri"])
+    monkeypatch.setattr(
+        "pyiceberg.catalog._ENV_CONFIG",
+        type("", (), {"get_catalog_config": lambda *_: properties})(),
+    )
+    options = {"lookup.catalog": "tests", "lookup.cache.dir": str(tmp_path / "cache")}
+    assert LookupTable("ns.table", options).scan().num_rows == 3
+    catalog.close()
+
+
+def test_two_catalogs_of_one_name(tmp_path: Path) -> None:
+    """Tables of one name in catalogs that differ in their properties are two tables, on one host."""
+    known = []
+    for number in range(2):
+        home = tmp_path / str(number)
+        home.mkdir()
+        catalog, properties = sql_catalog(home)
+        make(home / "t", 2 + number, publish=in_catalog(catalog, "ns.table"))
+        known.append(properties)
+        catalog.close()
+    for _ in range(2):
+        for number, properties in enumerate(known):
+            assert len(ids("ns.table", tmp_path / "cache", "full", catalog=properties)) == 2 + number
+
+
+def test_namespaces_within_others(rest: RestCatalog, tmp_path: Path) -> None:
+    table = make(tmp_path / "t", publish=rest.publisher("a.b.c"))
+    assert ids("a.b.c", tmp_path / "cache", catalog={"type": "rest", "uri": rest.uri}) == [0, 1, 2]
+    assert table.meta["location"] == (tmp_path / "t").as_uri()
+
+
+@pytest.mark.parametrize("kind", ["hint", "file", "sql", "rest"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_that_was_made_anew(rest: RestCatalog, tmp_path: Path, kind: str, mode: str) -> None:
+    """Under its name, in its directory, with metadata of the same name: its rows are those of the new one."""
+    catalog, properties = sql_catalog(tmp_path)
+    publish = {"sql": in_catalog(catalog, "ns.table"), "rest": rest.publisher("ns.table")}.get(kind)
+    known = {"sql": properties, "rest": {"type": "rest", "uri": rest.uri}}.get(kind)
+    table = make(tmp_path / "t", publish=publish)
+    name = {"hint": str(table.home), "file": str(table.metadata)}.get(kind, "ns.table")
+    reader = opened(name, tmp_path / "cache", mode, "id", known)
+    assert reader.get_many([0, 1, 7]).num_rows == 2
+    version = table.metadata.name
+    if kind == "sql":
+        catalog.drop_table("ns.table")
+    shutil.rmtree(table.home)
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, publish=publish)
+    table.commit(table.data([{"id": 7, "name": "another"}]))
+    assert table.metadata.name == version
+    if kind == "sql":  # such a catalog tells nothing but the name, which is a new one
+        table.save()
+    for one in (reader, opened(name, tmp_path / "cache", mode, "id", known)):
+        assert one.get_many([0, 1, 7]).column("id").to_pylist() == [7]
+    catalog.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_that_took_the_name_of_another(rest: RestCatalog, tmp_path: Path, mode: str) -> None:
+    """Renamed in the catalog, between one query and the next."""
+    one, other = (
+        make(tmp_path / "one", publish=rest.publisher("ns.one")),
+        make(tmp_path / "two", 5, publish=rest.publisher("ns.two")),
+    )
+    known = {"type": "rest", "uri": rest.uri}
+    reader = opened("ns.one", tmp_path / "cache", mode, "id", known)
+    assert reader.get_many([*range(9)]).num_rows == 3
+    rest.publisher("ns.one")(other.metadata.as_uri())
+    assert reader.get_many([*range(9)]).num_rows == 5
+    rest.publisher("ns.one")(one.metadata.as_uri())
+    assert reader.get_many([*range(9)]).num_rows == 3
+
+
+# --- hints and files of metadata ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hint", "name"),
+    [
+        ("7", "v7.metadata.json"),
+        ("7\n", "v7.metadata.json"),
+        ("7", "v7.gz.metadata.json"),
+        ("7", "v7.metadata.json.gz"),
+        ("7", "7.metadata.json"),
+        ("00001-1b2c3d4e", "00001-1b2c3d4e.metadata.json"),
+        ("00001-1b2c3d4e.metadata.json", "00001-1b2c3d4e.metadata.json"),
+        ("v7", "v7.metadata.json"),
+        ("1749025517", "1749025517.metadata.json"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_forms_of_hints(tmp_path: Path, hint: str, name: str, packed: bool) -> None:
+    """Metadata is packed if its bytes say so, whatever its name."""
+    table = make(tmp_path / "t")
+    text = table.metadata.read_bytes()
+    for path in table.home.glob("metadata/*.json"):
+        path.unlink()
+    file = table.home / "metadata" / name
+    file.write_bytes(gzip.compress(text) if packed else text)
+    (table.home / "metadata" / "version-hint.text").write_text(hint)
+    assert ids(table.home, tmp_path / "cache") == [0, 1, 2]
+    assert ids(file, tmp_path / "cache") == [0, 1, 2]
+
+
+def test_a_later_metadata_file_without_a_commit(tmp_path: Path) -> None:
+    """The hint counts, whatever else lies there."""
+    table = make(tmp_path / "t")
+    (table.home / "metadata" / "v9.metadata.json").write_text("{")
+    assert ids(table.home, tmp_path / "cache") == [0, 1, 2]
+
+
+# --- where the files are --------------------------------------------------------------------------------
+
+
+def test_files_in_several_places(tmp_path: Path) -> None:
+    """`write.data.path`: anywhere, also in names that a URL would escape."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS)
+    files = []
+    for number, place in enumerate(("elsewhere", "a b", "a%20b", "k=v#1", "ü", "a+b", "100%")):
+        (file,) = table.data([{"id": number, "name": place}])
+        there = tmp_path / "data" / place / "x.parquet"
+        there.parent.mkdir(parents=True)
+        table.local(file["file_path"]).rename(there)
+        files.append(file | {"file_path": f"file:{there}" if number % 2 else f"file://{there}"})
+    table.commit(files)
+    for mode in MODES:
+        reader = opened(table.home, tmp_path / "cache", mode, "id")
+        assert reader.get_many([*range(9)]).num_rows == len(files)
+    table.commit([table.equality([{"id": 1}], ["id"])])
+    assert ids(table.home, tmp_path / "cache", "full") == [0, *range(2, len(files))]
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "data/persistent/t",
+        "./t",
+        "t",
+        "hdfs://localhost:20500/test-warehouse/t",
+        "s3a://bucket/x/t",
+        "/test-warehouse/t",
+        "file:/somewhere/t",
+        "s3://b/other",
+    ],
+)
+def test_a_table_that_was_moved(tmp_path: Path, location: str) -> None:
+    """Or was written relative to the writer's directory: what is below the location is below the directory that is opened."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, location=location)
+    (file,) = table.data([{"id": number, "name": "x"} for number in range(5)])
+    table.commit([file])
+    table.commit([table.positions([(file, 2)])])
+    table.commit([table.equality([{"id": 4}], ["id"])])
+    assert ids(table.home, tmp_path / "cache") == [0, 1, 3]
+    assert ids(table.metadata, tmp_path / "cache", "full") == [0, 1, 3]
+    table.home.rename(tmp_path / "copy")
+    assert ids(tmp_path / "copy", tmp_path / "cache") == [0, 1, 3]
+
+
+def test_a_relative_path_from_nowhere(tmp_path: Path) -> None:
+    """It is named, and refused."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, location="s3://bucket/other")
+    (file,) = table.data([{"id": 1, "name": "x"}])
+    table.commit([file | {"file_path": "somewhere/x.parquet"}])
+    with pytest.raises(Exception, match=r"snapshot \d+ .*somewhere/x\.parquet"):
+        ids(table.home, tmp_path / "cache")
+
+
+def spelled(table: IcebergTable, made: File, change: Callable[[str], str], bounds: str) -> File:
+    """A position delete file whose rows call their data files otherwise."""
+    path = table.local(made["file_path"])
+    rows = pq.read_table(path)
+    names = [change(name) for name in rows.column("file_path").to_pylist()]
+    pq.write_table(rows.set_column(0, rows.schema.field(0), pa.array(names)), path)
+    low, high = min(names), max(names)
+    if bounds == "cut":
+        low, high = low[:16], high[:15] + chr(ord(high[15]) + 1)
+    found = (
+        {"lower_bounds": {PATH_ID: low.encode()}, "upper_bounds": {PATH_ID: high.encode()}} if bounds != "none" else {}
+    )
+    return made | {"file_size_in_bytes": path.stat().st_size} | found
+
+
+@pytest.mark.parametrize("bounds", ["none", "whole", "cut"])
+@pytest.mark.parametrize(
+    ("location", "change"),
+    [
+        ("", lambda name: f"hdfs://localhost:20500{name}"),
+        ("hdfs://localhost:20500", lambda name: name.removeprefix("hdfs://localhost:20500")),
+        ("file:", lambda name: name.replace("file:", "file://")),
+        ("file://", lambda name: name.replace("file://", "file:")),
+        ("s3a://bucket", lambda name: name.replace("s3a:", "s3:")),
+        ("s3://bucket", lambda name: name.replace("s3:", "s3a:")),
+        ("s3://bucket", lambda name: name),
+        ("s3://bucket", lambda name: name.replace("s3:", "s3a:") if name[-9:] < "8" else name),
+        ("", lambda name: f"hdfs://h{name}" if name[-9:] < "8" else name),
+    ],
+)  # fmt: skip
+def test_positions_that_spell_paths_otherwise(
+    tmp_path: Path, location: str, change: Callable[[str], str], bounds: str
+) -> None:
+    """With another scheme, with or without a host: they are of the same files; those of files that nobody knows are of none."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, location=f"{location}/warehouse/t")
+    files = [table.data([{"id": number, "name": "x"}, {"id": number + 10, "name": "x"}])[0] for number in range(3)]
+    table.commit(files)
+    files.sort(key=lambda file: file["file_path"])
+    made = table.positions([(file, 0) for file in files[:2]], bounds=False)
+    table.commit([spelled(table, made, change, bounds)])
+    assert len(ids(table.home, tmp_path / "cache")) == 4
+    other = table.positions([(file, 0) for file in files[:2]], bounds=False)
+    table.commit([spelled(table, other, lambda name: f"{name}.gone", bounds)])
+    assert len(ids(table.home, tmp_path / "cache", "full")) == 4
+
+
+# --- what others wrote ----------------------------------------------------------------------------------
+
+
+def test_manifests_within_metadata(tmp_path: Path) -> None:
+    """A snapshot of format 1 may have no list, and name its manifests itself."""
+    table = make(tmp_path / "t", form=1)
+    table.commit(table.data([{"id": 7, "name": "x"}]))
+    last = table.meta["snapshots"][-1]
+    with table.local(last["manifest-list"]).open("rb") as source:
+        rows: Any = fastavro.reader(source)
+        last["manifests"] = [row["manifest_path"] for row in rows]
+    table.local(last.pop("manifest-list")).unlink()
+    table.save()
+    for mode in MODES:
+        assert opened(table.home, tmp_path / "cache", mode, "id").get_many([0, 7]).num_rows == 2
+    table.set_spec([("id", "bucket[4]")])
+    assert ids(table.home, tmp_path / "cache", where="id = 7") == [7]
+
+
+@pytest.mark.parametrize("form", ["parquet", "orc"])
+def test_files_without_field_ids(tmp_path: Path, form: str) -> None:
+    """By a name mapping; without one by their places (Parquet) or names (ORC); an empty mapping maps nothing."""
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string", "place": STRUCT})
+    table.commit(table.data([{"id": 1, "name": "a", "place": {"x": 5, "y": "q"}}], form, ids=False))
+
+    def row(cache: str = "cache", **more: Any) -> dict[str, Any]:
+        (found,) = opened(table.home, tmp_path / cache, **more).scan().to_pylist()
+        return dict(found)
+
+    if form == "orc":
+        assert row() == {"id": 1, "name": "a", "place": {"x": 5, "y": "q"}}
+    else:
+        # Ordinals count from 1; the fields of the struct follow those of the table there.
+        assert (row()["id"], row()["name"]) == (1, "a")
+    table.map_names()
+    assert row() == {"id": 1, "name": "a", "place": {"x": 5, "y": "q"}}
+    table.change_column("name", name="title")
+    assert row() == {"id": 1, "title": "a", "place": {"x": 5, "y": "q"}}
+    assert row(where="title = 'a'")["id"] == 1
+    table.meta["properties"]["schema.name-mapping.default"] = "[]"
+    table.save()
+    assert row() == {"id": None, "title": None, "place": None}
+
+
+@pytest.mark.parametrize("kind", ["hint", "rest"])
+def test_defaults(rest: RestCatalog, tmp_path: Path, kind: str) -> None:
+    """Of each type, of columns and of fields in structs, for rows that were written before."""
+    table = IcebergTable.create(
+        tmp_path / "t",
+        {"id": "int", "place": STRUCT},
+        3,
+        publish=rest.publisher("ns.table") if kind == "rest" else None,
+    )
+    table.commit(table.data([{"id": 1, "place": {"x": 1, "y": "a"}}, {"id": 2, "place": None}]))
+    for name, (type_, default) in {
+        "b": ("binary", "00ff"), "f": ("fixed[2]", "ff01"), "u": ("uuid", str(uuid.UUID(int=255))), "d": ("date", "2020-02-29"),
+        "t": ("timestamp", "2020-02-29T01:02:03.000004"), "z": ("timestamptz", "2020-02-29T01:02:03.000004+00:00"),
+        "n": ("decimal(9, 2)", "1.50"), "t2": ("boolean", True), "f2": ("boolean", False), "l": ("long", 2**40), "r": ("double", -0.5),
+        "s": ("string", "x"), "e": ("string", ""), "w": ("float", 0.1), "q": ("string", "tr\"ue"),
+    }.items():  # fmt: skip
+        table.add_column(name, type_, default)
+    place = table.field("place")
+    inner = [
+        *place["type"]["fields"],
+        {"id": table.next_id, "name": "z", "required": False, "type": "long", "initial-default": 9, "write-default": 9},
+    ]
+    table.evolve(
+        [{**field, "type": {"type": "struct", "fields": inner}} if field is place else field for field in table.fields]
+    )
+    table.commit(table.data([{"id": 3, "place": None}]))
+    known = {"type": "rest", "uri": rest.uri} if kind == "rest" else None
+    for mode in ("none", "full"):
+        found = opened("ns.table" if known else table.home, tmp_path / "cache", mode, "id", known)
+        assert rows_of(found.scan()) == rows_of(read(table.metadata))
+        assert len(found.get_many([1, 2, 3])) == 3
+    where = opened(
+        "ns.table" if known else table.home,
+        tmp_path / "cache",
+        catalog=known,
+        where="l = 1099511627776 AND t2 AND d = DATE '2020-02-29'",
+    )
+    assert sorted(where.scan().column("id").to_pylist()) == [1, 2]
+
+
+KEYS: dict[str, Sequence[Any]] = {
+    "uuid": [uuid.UUID(int=1), uuid.UUID(int=2**128 - 1)],
+    "fixed[4]": [b"\0\1\2\3", b"\xff" * 4],
+    "binary": [b"", b"\xff\0"],
+    "decimal(9, 2)": [decimal.Decimal("-1.50"), decimal.Decimal("120.25")],
+    "decimal(38, 0)": [decimal.Decimal(10**37), decimal.Decimal(-1)],
+    "date": [datetime.date(1969, 12, 31), datetime.date(2024, 2, 29)],
+    "timestamptz": [datetime.datetime(1969, 12, 31, 23, 59, 59, 999999, datetime.timezone.utc), datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)],
+    "boolean": [True, False],
+    "string": ["", "ß" * 40],
+    "double": [0.0, float("nan")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["parquet", "orc"])
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_of_each_type(tmp_path: Path, kind: str, form: str) -> None:
+    """Looked up in each mode, partitioned by them or not, and deleted by them."""
+    specs: list[list[tuple[str, str]]] = [[], [("k", "identity")]]
+    if kind not in ("boolean", "double"):
+        specs.append([("k", "bucket[4]")])
+    for number, spec in enumerate(specs):
+        table = IcebergTable.create(tmp_path / f"t{number}", {"k": kind, "n": "int"}, spec=spec)
+        rows = [{"k": key, "n": place} for place, key in enumerate([*KEYS[kind], None])]
+        table.commit(table.data(rows, form))
+        for mode in MODES:
+            reader = opened(table.home, tmp_path / f"cache{number}", mode, "k")
+            for _ in range(2):
+                for place, key in enumerate(KEYS[kind]):
+                    asked = str(key) if kind == "uuid" else key
+                    assert [row["n"] for row in reader.get(asked)] == [place], (mode, spec, key)
+        full = opened(table.home, tmp_path / f"cache{number}", "full", "k")
+        gone = KEYS[kind][0]
+        table.commit([table.equality([{"k": gone}], ["k"], form, partition=table.partition_of({"k": gone, "n": 0}))])
+        assert sorted(full.scan().column("n").to_pylist()) == [1, 2]
+        assert sorted(opened(table.home, tmp_path / f"late{number}").scan().column("n").to_pylist()) == [1, 2]
+
+
+# --- equality deletes and changes of the table under a process that goes on ------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_change_without_a_snapshot(tmp_path: Path, mode: str) -> None:
+    """They are renamed, swap names, are widened and dropped: the next query has them so, and what was deleted by them stays so."""
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "a": "int", "b": "int"}, 3)
+    table.commit(table.data([{"id": number, "a": number, "b": 9 - number} for number in range(10)]))
+    table.commit([table.equality([{"a": 3}], ["a"]), table.equality([{"b": 4, "a": 5}, {"b": 5, "a": 5}], ["b", "a"])])
+    reader = opened(table.home, tmp_path / "cache", mode, "id")
+
+    def check() -> None:
+        truth = [row for row in read(table.metadata).to_pylist() if row["id"] is not None]
+        found = reader.get_many([*range(12)]).drop_columns(["key_index"])
+        assert rows_of(found) == rows_of(pa.Table.from_pylist(truth, found.schema))
+
+    check()
+    one, two, three = table.fields
+    table.evolve([one, {**two, "name": "b"}, {**three, "name": "a"}])
+    check()
+    table.commit([table.equality([{"b": 7}], ["b"])])
+    check()
+    table.evolve([{**field, "type": "long"} for field in table.fields])
+    check()
+    table.commit(table.data([{"id": 11, "a": 2**40, "b": 7}]))
+    check()
+    table.commit([table.equality([{"a": 2**40}], ["a"])])
+    check()
+    table.drop_column("b")
+    check()
+    table.drop_column("a")
+    table.add_column("a", "string", "again")
+    check()
+    table.commit([table.equality([{"a": "nothing"}], ["a"])])
+    check()
+    table.commit([table.equality([{"a": "again", "id": 8}], ["a", "id"])])
+    check()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_change_with_a_delete_by_them(tmp_path: Path, mode: str) -> None:
+    """What a cache holds is not what the delete compares: it is of another type, or not there."""
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "a": "int", "b": "int"})
+    table.commit(table.data([{"id": number, "a": number, "b": number} for number in range(10)]))
+    reader = opened(table.home, tmp_path / "cache", mode, "id")
+
+    def check() -> None:
+        found = reader.get_many([*range(10)]).drop_columns(["key_index"])
+        assert rows_of(found) == rows_of(read(table.metadata))
+        assert reader.metrics()["numLoadFailures"] == 0  # which an answer from the store would hide
+
+    check()
+    table.change_column("a", type="long")
+    table.commit([table.equality([{"a": 3}, {"a": 2**32 + 4}], ["a"])])
+    check()
+    table.commit([table.equality([{"b": 5}], ["b"])])
+    by_b = table.equality([{"b": 7}], ["b"])
+    table.drop_column("b")
+    check()
+    table.commit([by_b])
+    check()
+    table.commit(table.data([{"id": 3, "a": 3}]))
+    check()
+    table.add_column("c", "int")
+    table.commit([table.equality([{"c": None, "id": 3}], ["c", "id"])])
+    check()
+
+
+def test_files_that_lack_a_new_column_are_fetched_without_deleted_rows(tmp_path: Path) -> None:
+    """A full cache takes their rows anew, for the column's default."""
+    table = make(tmp_path / "t", 10, 3)
+    table.commit([table.equality([{"id": 3}], ["id"])])
+    reader = opened(table.home, tmp_path / "cache", "full", "id")
+    assert reader.scan().num_rows == 9
+    table.add_column("kind", "string", "new")
+    assert rows_of(reader.scan()) == rows_of(read(table.metadata))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_name_mapping_changes_without_a_snapshot(tmp_path: Path, mode: str) -> None:
+    """What deletes by value say of files without ids changes with it."""
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "a": "int", "b": "int"})
+    table.map_names()
+    table.commit(table.data([{"id": 1, "a": 1, "b": 2}, {"id": 2, "a": 2, "b": 1}], ids=False))
+    table.commit([table.equality([{"a": 1}], ["a"])])
+    reader = opened(table.home, tmp_path / "cache", mode, "id")
+    names = [["a"], ["b"], []]
+    for number, own in enumerate((names[0], names[1], names[2], names[0])):
+        others = {"a": ["b"], "b": ["a"]}.get("".join(own), [])
+        mapping = [{"field-id": 1, "names": ["id"]}, {"field-id": 2, "names": own}, {"field-id": 3, "names": others}]
+        table.meta["properties"]["schema.name-mapping.default"] = json.dumps(mapping)
+        table.save()
+        found = reader.get_many([1, 2]).drop_columns(["key_index"])
+        assert rows_of(found) == rows_of(read(table.metadata)), number
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sequence_numbers_and_partitions(tmp_path: Path, mode: str) -> None:
+    """A delete by value is of older files: of its partition, or, of a spec without fields, of all; by position also of its own snapshot's."""
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "p": "string", "q": "int"}, spec=[("p", "identity")])
+    reader = opened(table.home, tmp_path / "cache", mode, "id")
+
+    def check() -> None:
+        found = reader.get_many([*range(40)]).drop_columns(["key_index"])
+        assert rows_of(found) == rows_of(read(table.metadata))
+
+    def rows(start: int) -> list[dict[str, Any]]:
+        return [{"id": start + number, "p": "xyz"[number % 3], "q": number % 2} for number in range(6)]
+
+    check()
+    first = table.data(rows(0))
+    partition = first[0]["partition"]
+    table.commit(first)
+    check()
+    table.commit([*table.data(rows(10)), table.equality([{"q": 1}], ["q"], partition=partition)])
+    check()
+    table.commit(table.data(rows(20)), sequence=1)  # a compaction may write files with older numbers
+    check()
+    table.set_spec([])
+    later = table.data(rows(30))
+    table.commit(
+        [*later, table.equality([{"id": 0}, {"id": 11}, {"id": 30}], ["id"]), table.positions([(later[0], 5)])]
+    )
+    check()
+    table.set_spec([("p", "void")])
+    table.commit([table.equality([{"p": "y"}], ["p"], partition={"p_void_1001": None})])
+    check()
+    live = [entry for entry in table.live() if entry.file["content"]]
+    table.commit([], live, "delete")  # all of them are gone: what they deleted is back
+    check()
+
+
+@pytest.mark.parametrize("mode", ["partial", "full"])
+def test_deletes_that_arrive_with_what_they_do_not_concern(tmp_path: Path, mode: str) -> None:
+    """Upserts, as Flink writes them: a delete by key, and in the same snapshot the row anew."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS)
+    reader = opened(table.home, tmp_path / "cache", mode, "id")
+    for number in range(6):
+        keys = [number, number + 1]
+        table.commit(
+            [
+                table.equality([{"id": key} for key in keys], ["id"]),
+                *table.data([{"id": key, "name": f"v{number}"} for key in keys]),
+            ]
+        )
+        found = reader.get_many([*range(9)]).drop_columns(["key_index"])
+        assert rows_of(found) == rows_of(read(table.metadata))
+
+
+def test_partition_values_that_python_lacks(tmp_path: Path) -> None:
+    """An instant after the year 9999 is a value like others."""
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "at": "timestamp"}, spec=[("at", "hour")])
+    (file,) = table.data([{"id": 1, "at": datetime.datetime(2024, 1, 1)}])
+    table.commit(
+        [
+            {
+                **file,
+                "partition": dict.fromkeys(file["partition"], 2**31 - 1),
+                "lower_bounds": {2: b"\xff" * 7 + b"\x70"},
+                "upper_bounds": {2: b"\xff" * 7 + b"\x70"},
+            }
+        ]
+    )
+    for mode in MODES:
+        assert opened(table.home, tmp_path / "cache", mode, "id").get_many([1]).num_rows == 1
+
+
+# --- several at once -----------------------------------------------------------------------------------
+
+
+def test_a_table_that_changes_between_the_pointer_and_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot that is expired then: the newer one is read instead, or the error names the old one."""
+    table = make(tmp_path / "t")
+    reader = opened(table.home, tmp_path / "cache", "none", "id", None, **{"on-version-gone": "NEWER"})
+    gone: list[int] = []
+
+    before = IcebergSource._version
+
+    def version(self: Any, *given: Any) -> Any:
+        found = before(self, *given)
+        if not gone:
+            gone.append(1)
+            entries = table.live()
+            table.commit(table.data([{"id": 9, "name": "new"}]), entries, "overwrite")
+            table.expire(1)
+        return found
+
+    monkeypatch.setattr(IcebergSource, "_version", version)
+    assert reader.get_many([0, 9]).column("id").to_pylist() == [9]
+    assert gone
+
+
+@pytest.mark.parametrize(
+    ("between", "known"), [("commit", True), ("commit", False), ("empty", True), ("missing", True)]
+)
+def test_a_hint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str, known: bool
+) -> None:
+    """It changes between the look at it and its read; or is empty, or away, for the moment that its writer takes."""
+    table = make(tmp_path / "t")
+    hint = table.home / "metadata" / "version-hint.text"
+    reader = opened(table.home, tmp_path / "cache", "none", "id")
+    if known:
+        assert reader.get_many([0, 8, 9]).num_rows == 1
+    table.commit(table.data([{"id": 8, "name": "new"}]))
+    text, looks, get_meta = hint.read_text(), 0, Ufs.get_meta
+
+    def looked_at(self: Ufs, path: str) -> FileVersion:
+        nonlocal looks
+        if not path.endswith(hint.name):
+            return get_meta(self, path)
+        looks += 1
+        if between != "commit":
+            hint.write_text("" if looks == 1 else text)
+            if looks == 1 and between == "missing":
+                hint.unlink()
+        found = get_meta(self, path)
+        if looks == 1 and between == "commit":
+            table.commit(table.data([{"id": 9, "name": "newer"}]))
+        return found
+
+    monkeypatch.setattr(Ufs, "get_meta", looked_at)
+    assert reader.get_many([0, 8, 9]).num_rows == (3 if between == "commit" else 2)
+    assert looks > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_snapshot_that_is_expired_before_its_manifests_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The one that is current by then is read."""
+    table = make(tmp_path / "t")
+    reader = opened(table.home, tmp_path / "cache", mode, "id")
+    before, calls = IcebergSource._read_metadata, 0
+
+    def read_metadata(self: IcebergSource, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = before(self, *given)
+        if calls == 1:
+            table.commit(table.data([{"id": 9, "name": "new"}]), table.live(), "overwrite")
+            table.expire(1)
+        return found
+
+    monkeypatch.setattr(IcebergSource, "_read_metadata", read_metadata)
+    assert reader.get_many([0, 9]).column("id").to_pylist() == [9]
+    assert calls > 1
+
+
+def test_hosts_with_one_cache_directory(tmp_path: Path) -> None:
+    """Processes that start at once, and follow a table together."""
+    table = make(tmp_path / "t", 50)
+    script = """
+import sys
+from pyspark_lookup import LookupTable
+_, path, cache, mode = sys.argv
+table = LookupTable(path, {"lookup.cache.dir": cache, "lookup.keys": "id", "lookup.cache": mode})
+print(table.get_many([0, 49, 77]).num_rows)
+"""
+    for count in (2, 3):
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, str(table.home), str(tmp_path / "cache"), mode],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for mode in ("FULL", "FULL")
+        ]
+        assert [int(one.communicate()[0]) for one in running] == [count] * 2
+        table.commit(table.data([{"id": 77, "name": "new"}]))
+
+
+def test_a_table_that_is_gone(tmp_path: Path) -> None:
+    table = make(tmp_path / "t")
+    reader = opened(table.home, tmp_path / "cache", "full", "id")
+    assert counting(reader, reader.scan)[0] >= 0
+    shutil.rmtree(table.home)
+    with pytest.raises(UfsNotFoundError):
+        reader.scan()
+    assert not os.path.exists(table.home)
+
+
+@pytest.mark.parametrize(
+    ("root", "written"),
+    [
+        ("s3://bucket/t", "file:///etc/m.avro"),
+        ("s3://bucket/t", "file:/etc/m.avro"),
+        ("s3://bucket/t", "/etc/m.avro"),
+        ("s3://bucket/t", "hdfs://name/m.avro"),
+        ("file:///data/t", "s3://bucket/m.avro"),
+        ("gs://bucket/t", "s3a://bucket/m.avro"),
+    ],
+)
+def test_a_file_of_another_store(root: str, written: str) -> None:
+    """It is refused, and named, before any store is asked."""
+    with pytest.raises(NotSupportedError, match=rf"^{root}: its metadata names {written}, a file of another store$"):
+        Locations(root, root).resolve_url(written)
+
+
+@pytest.mark.parametrize("written", ["s3a://bucket/t/m.avro", "s3n://other/m.avro", "s3://bucket/x"])
+def test_a_file_of_the_same_store(written: str) -> None:
+    assert Locations("s3://bucket/t", "s3://bucket/t").resolve_url(written).startswith("s3://")

@@ -1,0 +1,110 @@
+"""The command line on Iceberg tables, named in a catalog and by their directory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.test_main import KEYED, Run, run
+from tests.support.iceberg_definition import in_catalog
+from tests.support.iceberg_tables import sql_catalog
+from tests.support.iceberg_writing import IcebergTable
+
+__all__ = ["run"]
+
+Named = tuple[IcebergTable, list[object], str]
+"""A table, what names it on the command line, and its URL in statistics."""
+
+
+@pytest.fixture(params=["catalog", "hint"])
+def named(request: pytest.FixtureRequest, tmp_path: Path) -> Named:
+    """Ten rows, two of them deleted by their values, in two snapshots."""
+    names: list[object] = [tmp_path / "dim"]
+    publish, url = None, (tmp_path / "dim").as_uri()
+    if request.param == "catalog":
+        catalog, properties = sql_catalog(tmp_path)
+        publish, url = in_catalog(catalog, "ns.dim"), "catalog://tests/ns.dim"
+        given = {"": "tests", **{f".{name}": text for name, text in properties.items()}}
+        names = ["ns.dim", *(text for key, value in given.items() for text in ("-o", f"lookup.catalog{key}={value}"))]
+    table = IcebergTable.create(tmp_path / "dim", {"id": "long", "name": "string"}, publish=publish)
+    table.commit(table.data([{"id": key, "name": f"n{key}"} for key in range(10)]))
+    table.commit([table.equality([{"id": 3}, {"id": 4}], ["id"])])
+    return table, names, url
+
+
+def test_what_it_is(run: Run, named: Named) -> None:
+    """`describe`, `versions`, `files` and `get`, of the current snapshot and of an older one."""
+    table, names, _ = named
+    first, last = (snapshot["snapshot-id"] for snapshot in table.meta["snapshots"])
+    found = run("describe", *names, "--json").json
+    assert (found["kind"], found["columns"], found["files"]) == ("ICEBERG", {"id": "int64", "name": "string"}, 1)
+    assert (found["snapshot_id"], found["format_version"]) == (last, 2)
+    assert str(last) in run("describe", *names).out
+    rows = run("versions", *names, "--json").json
+    assert [(row["version"], row["operation"]) for row in rows] == [(first, "append"), (last, "overwrite")]
+    assert [str(version) in run("versions", *names).out for version in (first, last)] == [True, True]
+    assert [row["rows"] for row in run("files", *names, "--json").json] == [10]
+    gone = run("get", *names, 3, 5, *KEYED, "--json")
+    assert (gone.code, gone.json, gone.err) == (3, [{"id": 5, "name": "n5"}], "no row for 3\n")
+    before = run("get", *names, 3, *KEYED, "-o", f"lookup.version={first}", "--json")
+    assert (before.code, before.json) == (0, [{"id": 3, "name": "n3"}])
+
+
+def test_a_warm_host(run: Run, named: Named, tmp_path: Path) -> None:
+    """`warm`, `advise`, `stats`, `report`, `serve-metrics` and `check`: the table under its URL, which names no property of its catalog."""
+    _, names, url = named
+    warmed = run("warm", *names, *KEYED, "--json")
+    assert (warmed.code, warmed.json["rows"]) == (0, 8)
+    pq.write_table(pa.table({"id": [1, 2, 1]}), tmp_path / "trace.parquet")
+    advised = run("advise", *names, "--trace", tmp_path / "trace.parquet", *KEYED, "--json").json
+    assert (advised["options"], advised["distinct_keys"]) == ({"lookup.cache": "FULL"}, 2)
+    (found,) = run("stats", "--json").json["tables"]
+    assert (found["url"], found["values"]["snapshotBuildCount"]) == (url, 1)
+    (found,) = run("stats", url, "--json").json["tables"]
+    assert found["url"] == url
+    assert run("report", tmp_path / "page.html").code == 0
+    assert run("serve-metrics", "--textfile", tmp_path / "host.prom").code == 0
+    for text in ((tmp_path / "page.html").read_text(), (tmp_path / "host.prom").read_text()):
+        assert url in text
+        assert "sqlite" not in text
+    assert run("check").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["describe", "-o", "lookup.version=7"], 1, "has no snapshot 7"),
+        (["describe", "-o", "lookup.branch=audit"], 2, "branch = 'audit'"),
+        (["describe", "-o", "lookup.format=parquet"], 2, "lookup.format"),
+        (["compact"], 1, "is an Iceberg table: lookupcache reads it|is no managed table"),
+        (["vacuum", "--older-than", "30 d"], 1, "is an Iceberg table: lookupcache reads it|is no managed table"),
+    ],
+)
+def test_what_is_refused(run: Run, named: Named, arguments: list[str], code: int, said: str) -> None:
+    _, names, _ = named
+    found = run(arguments[0], *names, *arguments[1:])
+    assert (found.code, found.out) == (code, "")
+    assert re.search(said, found.err)
+    assert "Traceback" not in found.err
+
+
+def test_tables_that_are_not_there(run: Run, tmp_path: Path) -> None:
+    """A catalog that is not configured, a table that it does not know, one without a hint: each said in one message."""
+    sql_catalog(tmp_path)
+    catalog = ["-o", "lookup.catalog=tests", "-o", "lookup.catalog.type=sql"]
+    there = ["-o", f"lookup.catalog.uri=sqlite:///{tmp_path}/catalog.db"]
+    found = run("describe", "ns.gone", *catalog, *there)
+    assert (found.code, "the Iceberg catalog 'tests' has no table ns.gone" in found.err) == (1, True)
+    found = run("describe", "ns.gone", *catalog)
+    assert (found.code, "lookup.catalog = 'tests'" in found.err) == (2, True)
+    found = run("describe", "ns.gone", *catalog, *there, "-o", "lookup.catalog.token=hunter2")
+    assert (found.code, "hunter2" in found.err, "looks like a credential" in found.err) == (2, False, True)
+    table = IcebergTable.create(tmp_path / "dim", {"id": "long"})
+    (table.home / "metadata" / "version-hint.text").unlink()
+    found = run("describe", table.home)
+    assert (found.code, "so it is an Iceberg table, without a metadata/version-hint.text" in found.err) == (1, True)
+    assert run("describe", table.metadata, "--json").json["kind"] == "ICEBERG"

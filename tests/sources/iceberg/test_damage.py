@@ -1,0 +1,572 @@
+"""Iceberg tables that are damaged, gone or not understood, and catalogs that do not answer: an error that names the file and the snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup import (
+    DamagedFileError,
+    LookupTable,
+    NotSupportedError,
+    OptionError,
+    PysparkLookupError,
+    UfsNotFoundError,
+    VersionGoneError,
+)
+from pyspark_lookup.errors import CatalogUnavailableError
+from pyspark_lookup.sources.iceberg import manifests, metadata
+from pyspark_lookup.sources.iceberg.catalog import Catalog
+from tests.support.fuzzing import altered, damaged, fuzzed
+from tests.support.iceberg_definition import Definition, in_catalog
+from tests.support.iceberg_manifests import File
+from tests.support.iceberg_oracle import DATA, EQUALITY, POSITION, is_vector
+from tests.support.iceberg_tables import MODES, opened, sql_catalog
+from tests.support.iceberg_writing import IcebergTable
+from tests.support.rest_catalog import RestCatalog
+
+COLUMNS = {"id": "int", "name": "string"}
+CACHED = {"metadata.source": "CACHE", "metadata.sync-interval": "0"}
+ROWS = [0, 2, 5, 6, 8, 9]
+
+
+def write(home: Path, publish: Callable[[str], None] | None = None, form: int = 3) -> IcebergTable:
+    """A table with deletes of each kind: rows 0 to 9 without 1, 3, 4, 7."""
+    table = IcebergTable.create(home, COLUMNS, 2, publish=publish)
+    files = [table.data([{"id": number, "name": "x"} for number in range(start, start + 5)])[0] for start in (0, 5)]
+    table.commit(files)
+    table.commit([table.equality([{"id": 1}], ["id"])])
+    table.commit([table.positions([(files[0], 3), (files[0], 4)])])
+    if form > 2:
+        table.upgrade(3)
+        table.commit(table.vectors([(files[1], [2])]))
+    return table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> IcebergTable:
+    return write(tmp_path / "table")
+
+
+def ids(table: Path | str, cache: Path, mode: str = "none", **options: Any) -> list[int]:
+    return sorted(opened(table, cache, mode, "id", **options).scan().column("id").to_pylist())
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(bytes(data))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"\x93not this" * 50)
+
+
+def newest_list(table: IcebergTable) -> Path:
+    return table.local(table.meta["snapshots"][-1]["manifest-list"])
+
+
+def manifest(table: IcebergTable) -> Path:
+    lists = {table.local(one["manifest-list"]) for one in table.meta["snapshots"]}
+    return next(path for path in sorted(table.home.glob("metadata/*.avro")) if path not in lists)
+
+
+def file_of(table: IcebergTable, which: Callable[[File], bool]) -> Path:
+    return table.local(next(entry.file for entry in table.live() if which(entry.file))["file_path"])
+
+
+def data_file(table: IcebergTable) -> Path:
+    return file_of(table, lambda file: file["content"] == DATA)
+
+
+def equality_file(table: IcebergTable) -> Path:
+    return file_of(table, lambda file: file["content"] == EQUALITY)
+
+
+def position_file(table: IcebergTable) -> Path:
+    return file_of(table, lambda file: file["content"] == POSITION and not is_vector(file))
+
+
+def vector_file(table: IcebergTable) -> Path:
+    return file_of(table, is_vector)
+
+
+FILES: dict[str, Callable[[IcebergTable], Path]] = {
+    "metadata": lambda table: table.metadata,
+    "list": newest_list,
+    "manifest": manifest,
+    "equality": equality_file,
+    "positions": position_file,
+    "vector": vector_file,
+    "data": data_file,
+}
+GONE = (VersionGoneError, UfsNotFoundError)
+
+
+@pytest.mark.parametrize("mode", ["none", "full"])
+@pytest.mark.parametrize("harm", [cut, empty, garbage, Path.unlink], ids=["cut", "empty", "garbage", "missing"])
+@pytest.mark.parametrize("which", FILES)
+def test_harm_is_told(table: IcebergTable, tmp_path: Path, which: str, harm: Callable[[Path], None], mode: str) -> None:
+    """By the name of the file, and of the snapshot that needs it."""
+    path = FILES[which](table)
+    if which == "vector" and harm is cut:
+        path.write_bytes(path.read_bytes()[:20])
+    else:
+        harm(path)
+    with pytest.raises((DamagedFileError, *GONE)) as caught:
+        ids(table.home, tmp_path / "cache", mode)
+    assert path.name in str(caught.value)
+    if which in ("list", "manifest"):
+        assert str(table.meta["current-snapshot-id"]) in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["checksum", "cardinality", "place", "magic"])
+def test_a_vector_that_is_damaged(tmp_path: Path, change: str) -> None:
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
+    (file,) = table.data([{"id": number, "name": "x"} for number in range(5)])
+    table.commit([file])
+    (vector,) = table.vectors([(file, [2])])
+    path = table.local(vector["file_path"])
+    data, start = bytearray(path.read_bytes()), vector["content_offset"]
+    end = start + vector["content_size_in_bytes"]
+    if change == "checksum":
+        data[end - 1] ^= 1
+    elif change == "magic":
+        data[start + 4] ^= 1
+    elif change == "place":
+        vector["content_offset"] += 1
+    else:
+        vector["record_count"] = 2
+    path.write_bytes(bytes(data))
+    table.commit([vector])
+    with pytest.raises(DamagedFileError, match=path.name):
+        ids(table.home, tmp_path / "cache")
+
+
+def test_a_vector_without_a_place(tmp_path: Path) -> None:
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
+    (file,) = table.data([{"id": number, "name": "x"} for number in range(5)])
+    table.commit([file])
+    (vector,) = table.vectors([(file, [2])])
+    table.commit([vector | {"content_offset": None}])
+    with pytest.raises(DamagedFileError, match="deletion vector"):
+        ids(table.home, tmp_path / "cache")
+    table.commit(table.vectors([(file, [3])]), table.live())  # of none now
+    table.commit([file])
+    table.commit([*table.vectors([(file, [2])])])
+    with pytest.raises(DamagedFileError, match="two deletion vectors"):
+        ids(table.home, tmp_path / "cache")
+
+
+def test_hints(table: IcebergTable, tmp_path: Path) -> None:
+    """A directory without a hint is refused with advice; a hint that names nothing, or is none, is named."""
+    hint = table.home / "metadata" / "version-hint.text"
+    for text in (b"99", b"../v1", b"x" * 5000, b"\xff\xfe", b"", b"1/2"):
+        hint.write_bytes(text)
+        with pytest.raises(DamagedFileError, match=r"version-hint\.text"):
+            ids(table.home, tmp_path / f"cache{text[:3]!r}")
+    hint.unlink()
+    for mode in MODES:
+        with pytest.raises(PysparkLookupError, match=r"version-hint\.text.*lookup\.catalog.* metadata file"):
+            ids(table.home, tmp_path / "cache", mode)
+    assert ids(table.metadata, tmp_path / "cache") == ROWS
+    hint.write_text(table.metadata.name.removeprefix("v").removesuffix(".metadata.json"))
+    assert ids(table.home, tmp_path / "cache") == ROWS
+
+
+def test_what_was_there_and_is_not(table: IcebergTable, tmp_path: Path) -> None:
+    """A known table whose hint is removed: the same advice; one that is removed whole is not found."""
+    reader = opened(table.home, tmp_path / "cache", "full", "id")
+    assert reader.scan().num_rows == len(ROWS)
+    (table.home / "metadata" / "version-hint.text").unlink()
+    with pytest.raises(PysparkLookupError, match=r"version-hint\.text.*lookup\.catalog"):
+        reader.scan()
+    table.home.rename(tmp_path / "moved")
+    with pytest.raises(UfsNotFoundError):
+        reader.scan()
+
+
+@pytest.mark.parametrize("mode", ["none", "partial"])
+@pytest.mark.parametrize("which", ["metadata", "list", "manifest", "hint"])
+def test_a_cached_version_outlives_damage(table: IcebergTable, tmp_path: Path, which: str, mode: str) -> None:
+    """In CACHE mode queries go on with the last version, and it is counted; they follow once the table is whole again."""
+    reader = opened(table.home, tmp_path / "cache", mode, "id", None, **CACHED)
+    assert reader.get_many([0, 1, 2]).num_rows == 2
+    table.commit(table.data([{"id": 10, "name": "new"}]))
+    hint = table.home / "metadata" / "version-hint.text"
+    path = {
+        "hint": hint,
+        "manifest": max(table.home.glob("metadata/*.avro"), key=lambda one: one.stat().st_mtime_ns),
+    }.get(which) or FILES[which](table)
+    if which == "manifest":
+        lists = {table.local(one["manifest-list"]) for one in table.meta["snapshots"]}
+        path = max(
+            (one for one in table.home.glob("metadata/*.avro") if one not in lists),
+            key=lambda one: one.stat().st_mtime_ns,
+        )
+    data = path.read_bytes()
+    garbage(path)
+    before = reader.metrics()["staleServedCount"]
+    assert reader.get_many([0, 1, 2, 10]).num_rows == 2
+    assert reader.metrics()["staleServedCount"] > before
+    other = opened(table.home, tmp_path / "cache", mode, "id", None, **CACHED)
+    assert other.get_many([0, 1, 2, 10]).num_rows == 2
+    path.write_bytes(data)
+    assert reader.get_many([0, 1, 2, 10]).num_rows == 3
+
+
+# --- catalogs -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rest() -> Iterator[RestCatalog]:
+    with RestCatalog() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ((500, {"error": {"message": "broken", "type": "ServerError", "code": 500}}), "broken"),
+        ((503, {"error": {"message": "later", "type": "Unavailable", "code": 503}}), "later"),
+        ((401, {"error": {"message": "who?", "type": "NotAuthorizedException", "code": 401}}), "who"),
+        ((403, {"error": {"message": "no", "type": "ForbiddenException", "code": 403}}), "no"),
+        ((200, b"<html>"), ""),
+        ((200, {"metadata-location": "x"}), ""),
+        ((200, []), ""),
+    ],
+)
+def test_a_catalog_that_fails(rest: RestCatalog, tmp_path: Path, fault: tuple[int, Any], said: str) -> None:
+    """In UFS mode an error that names it, in CACHE mode the last version, counted."""
+    table = write(tmp_path / "t", rest.publisher("ns.table"))
+    catalog = {"type": "rest", "uri": rest.uri}
+    readers = [opened("ns.table", tmp_path / "cache", "none", "id", catalog, **more) for more in ({}, CACHED)]
+    assert [sorted(reader.scan().column("id").to_pylist()) for reader in readers] == [ROWS, ROWS]
+    rest.fault = lambda method, path: fault if "tables" in path else None
+    with pytest.raises(CatalogUnavailableError, match=f"catalog 'tests'.*{said}"):
+        readers[0].scan()
+    before = readers[1].metrics()["staleServedCount"]
+    assert readers[1].scan().num_rows == len(ROWS)
+    assert readers[1].metrics()["staleServedCount"] == before + 1
+    with pytest.raises(CatalogUnavailableError, match="catalog 'tests'"):
+        opened("ns.table", tmp_path / "late", "none", "id", catalog, **CACHED).scan()
+    rest.fault = None
+    table.commit(table.data([{"id": 10, "name": "new"}]))
+    assert [reader.scan().num_rows for reader in readers] == [len(ROWS) + 1] * 2
+
+
+def _hang_up(method: str, path: str) -> None:
+    """Ends the connection, which would be answered on for as long as it is open."""
+    raise ConnectionAbortedError
+
+
+@pytest.mark.parametrize("mode", ["none", "partial"])
+def test_a_catalog_that_is_gone(tmp_path: Path, mode: str) -> None:
+    """Its server has stopped: the same, in this process and in tables that are opened anew."""
+    with RestCatalog() as server:
+        write(tmp_path / "t", server.publisher("ns.table"))
+        catalog = {"type": "rest", "uri": server.uri}
+        readers = [opened("ns.table", tmp_path / "cache", mode, "id", catalog, **more) for more in ({}, CACHED)]
+        assert [reader.get_many([1, 2]).num_rows for reader in readers] == [1, 1]
+        server.fault = _hang_up
+        with pytest.raises(CatalogUnavailableError, match="'tests'"):
+            readers[0].get_many([1, 2])
+    for again in (
+        readers,
+        [opened("ns.table", tmp_path / "cache", mode, "id", catalog, **more) for more in ({}, CACHED)],
+    ):
+        with pytest.raises(CatalogUnavailableError, match="'tests'"):
+            again[0].get_many([1, 2])
+        before = again[1].metrics()["staleServedCount"]
+        assert again[1].get_many([1, 2]).num_rows == 1
+        assert again[1].metrics()["staleServedCount"] > before
+
+
+def test_a_catalog_that_says_nothing() -> None:
+    """A server that takes a connection and does not answer is given up, and asked anew the next time."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        catalog = Catalog(
+            "silent", [("type", "rest"), ("uri", f"http://127.0.0.1:{silent.getsockname()[1]}")], call_s=0.2
+        )
+        for _ in range(2):
+            with pytest.raises(CatalogUnavailableError, match=r"'silent' has not answered within 0\.2 s"):
+                catalog.load("ns.table")
+
+
+def test_a_damaged_sql_catalog(tmp_path: Path) -> None:
+    catalog, properties = sql_catalog(tmp_path)
+    write(tmp_path / "t", in_catalog(catalog, "ns.table"))
+    assert ids("ns.table", tmp_path / "cache", catalog=properties) == ROWS
+    catalog.close()
+    garbage(tmp_path / "catalog.db")
+    with pytest.raises(CatalogUnavailableError, match="'tests'"):
+        ids("ns.table", tmp_path / "cache", catalog=properties)
+    (tmp_path / "catalog.db").unlink()
+    with pytest.raises(PysparkLookupError, match="'tests'"):
+        ids("ns.table", tmp_path / "cache", catalog=properties)
+
+
+def test_what_a_catalog_does_not_know(rest: RestCatalog, tmp_path: Path) -> None:
+    """A table, a namespace, a catalog that nobody has configured; a table that was dropped, also in CACHE mode."""
+    catalog, properties = sql_catalog(tmp_path)
+    for known in (properties, {"type": "rest", "uri": rest.uri}):
+        for name in ("ns.nothing", "nowhere.at.all"):
+            with pytest.raises(UfsNotFoundError, match=rf"'tests' has no table {name}"):
+                ids(name, tmp_path / "cache", catalog=known)
+    with pytest.raises(OptionError, match=r"lookup\.catalog = 'nobody'"):
+        LookupTable("ns.table", {"lookup.catalog": "nobody", "lookup.cache.dir": str(tmp_path / "cache")}).scan()
+    with pytest.raises(OptionError, match=r"lookup\.catalog = 'tests'"):
+        ids("ns.table", tmp_path / "cache", catalog={"type": "no such type", "uri": "x"})
+    with pytest.raises(OptionError, match=r"namespace\.table"):
+        ids("table", tmp_path / "cache", catalog=properties)
+    write(tmp_path / "t", in_catalog(catalog, "ns.table"))
+    readers = [opened("ns.table", tmp_path / "cache", "partial", "id", properties, **more) for more in ({}, CACHED)]
+    assert [reader.get_many([0, 1]).num_rows for reader in readers] == [1, 1]
+    catalog.drop_table("ns.table")
+    with pytest.raises(UfsNotFoundError, match=r"no table ns\.table"):
+        readers[0].get_many([0, 1])
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token",
+        "credential",
+        "s3.secret-access-key",
+        "s3.access-key-id",
+        "s3.session-token",
+        "adls.account-key",
+        "password",
+    ],
+)
+def test_credentials_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OptionError, match=rf"lookup\.catalog\.{name} looks like a credential") as caught:
+        ids("ns.table", tmp_path / "cache", catalog={"uri": "http://127.0.0.1:9", name: "hidden-treasure"})
+    assert "hidden-treasure" not in str(caught.value)
+
+
+def test_a_password_in_the_address_of_a_catalog_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(PysparkLookupError) as caught:
+        ids("ns.table", tmp_path / "cache", catalog={"type": "rest", "uri": "http://me:hidden-treasure@127.0.0.1:9"})
+    assert "hidden-treasure" not in str(caught.value)
+
+
+# --- what is not known here -----------------------------------------------------------------------------
+
+
+def _changed(table: Definition, change: Callable[[dict[str, Any]], Any]) -> None:
+    change(table.meta)
+    table.save()
+
+
+@pytest.mark.parametrize("catalog", [False, True], ids=["hint", "rest"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("variant", "column 'v' is of type .*variant"),
+        ("geometry(srid:4326)", "column 'v' is of type .*geometry"),
+        ("geography", "column 'v' is of type .*geography"),
+        ("time", "column 'v' is of type .*time"),
+        ("timestamp_ns", "column 'v' is of type .*timestamp_ns"),
+        ("timestamptz_ns", "column 'v' is of type .*timestamptz_ns"),
+        ("invented", "column 'v' is of type .*invented"),
+    ],
+)
+def test_types_that_are_not_known(rest: RestCatalog, tmp_path: Path, kind: str, said: str, catalog: bool) -> None:
+    table = write(tmp_path / "t", rest.publisher("ns.table") if catalog else None)
+    table.add_column("v", kind)
+    with pytest.raises(NotSupportedError, match=said):
+        if catalog:
+            ids("ns.table", tmp_path / "cache", catalog={"type": "rest", "uri": rest.uri})
+        else:
+            ids(table.home, tmp_path / "cache")
+    named = ("ns.table", {"type": "rest", "uri": rest.uri}) if catalog else (table.home, None)
+    for mode in MODES:
+        reader = opened(named[0], tmp_path / "cache", mode, "id", named[1], columns="id, name")
+        assert sorted(reader.scan().column("id").to_pylist()) == ROWS
+        assert reader.get(9) == [{"id": 9, "name": "x"}]
+
+
+def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None:
+    """Format 4, encryption, AVRO files, names that differ in case only, unknown contents."""
+    _changed(table, lambda meta: meta.update({"encryption-keys": [{"key-id": "1"}]}))
+    with pytest.raises(NotSupportedError, match="encrypted"):
+        ids(table.home, tmp_path / "cache")
+    _changed(table, lambda meta: meta.pop("encryption-keys"))
+    _changed(table, lambda meta: meta.update({"format-version": 4}))
+    with pytest.raises(NotSupportedError, match="format version 4"):
+        ids(table.home, tmp_path / "cache")
+    _changed(table, lambda meta: meta.update({"format-version": 3}))
+    snapshot = table.meta["current-snapshot-id"]
+    for column, told in (("file_format", "AVRO"),):
+        (file,) = table.data([{"id": 20, "name": "x"}])
+        made = table.commit([file | {column: told}])
+        with pytest.raises(
+            NotSupportedError, match=rf"snapshot {made} .*{Path(file['file_path']).name} is a file of format AVRO"
+        ):
+            ids(table.home, tmp_path / "cache")
+        assert ids(table.home, tmp_path / "cache", version=snapshot) == ROWS
+    table.set_current(snapshot)
+    table.add_column("NAME", "string")
+    with pytest.raises(NotSupportedError, match="letter case"):
+        ids(table.home, tmp_path / "cache")
+    assert ids(table.home, tmp_path / "cache", columns="id") == ROWS
+
+
+def test_other_metadata_that_makes_no_sense(table: IcebergTable, tmp_path: Path) -> None:
+    """An error of the package that names metadata.json."""
+    whole = table.metadata.read_bytes()
+    for number, text in enumerate(
+        (
+            b"[]",
+            b"null",
+            b"{}",
+            b"3",
+            b'{"format-version": 2}',
+            b"{" * 100_000,
+            b"[" * 100_000,
+            gzip.compress(whole)[:-20],
+            b"\x1f\x8b\0",
+            b"1e999",
+        )
+    ):
+        table.metadata.write_bytes(text)
+        with pytest.raises(DamagedFileError, match=rf"{table.metadata.name} is no Iceberg metadata"):
+            ids(table.home, tmp_path / f"cache{number}")
+
+
+def _varint(number: int) -> bytes:
+    """As Avro writes a long."""
+    rest, found = (number << 1 ^ number >> 63) & (1 << 64) - 1, []
+    while rest > 127:
+        found.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([*found, rest])
+
+
+@pytest.mark.parametrize("which", ["list", "manifest"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_lengths_that_lie(table: IcebergTable, tmp_path: Path, which: str, packed: bool) -> None:
+    """Of a block, or of a text in one: nothing beyond the end is read."""
+    path = FILES[which](table)
+    with path.open("rb") as source:
+        reader: Any = fastavro.reader(source)
+        rows, schema = list(reader), reader.writer_schema
+        meta = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
+    with path.open("wb") as out:
+        fastavro.writer(out, schema, rows, codec="deflate" if packed else "null", metadata=meta)
+    data = path.read_bytes()
+    sync = data[-16:]
+    start = data.index(sync) + 16
+    name = next(
+        value
+        for row in rows
+        for value in ([row["manifest_path"]] if which == "list" else [row["data_file"]["file_path"]])
+    )
+    text = _varint(len(name)) + name.encode()
+    for number, length in enumerate((2**20, 2**31, 2**40, 2**62, 2**63 - 1, -1, -(2**40))):
+        found = [
+            data[:start] + _varint(len(rows)) + _varint(length) + data[start + 3 :],
+            data[:start] + _varint(length) + data[start + 1 :],
+        ]
+        if not packed:
+            found.append(data.replace(text, _varint(length) + name.encode()))
+        for place, one in enumerate(found):
+            path.write_bytes(one)
+            with contextlib.suppress(PysparkLookupError):  # a count of rows may be believed, if it is less
+                assert ids(table.home, tmp_path / f"cache{number}-{place}") == ROWS
+
+
+@pytest.mark.parametrize("codec", ["deflate", "bzip2"])
+def test_manifests_that_decompress_to_more_than_is_read(
+    table: IcebergTable, tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are refused by name; the same are read if there is room for them."""
+    path = FILES["list"](table)
+    with path.open("rb") as source:
+        reader: Any = fastavro.reader(source)
+        rows, schema = list(reader), reader.writer_schema
+        meta = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
+    with path.open("wb") as out:
+        fastavro.writer(out, schema, rows, codec=codec, metadata=meta)
+    assert ids(table.home, tmp_path / "cache") == ROWS
+    monkeypatch.setattr(manifests, "_BYTES_AT_MOST", 100)
+    with pytest.raises(DamagedFileError, match=rf"{path.name} is no Iceberg manifest list: .*of more than 100 bytes"):
+        ids(table.home, tmp_path / "other")
+
+
+def test_metadata_that_decompresses_to_more_than_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is refused by name, before it is in memory."""
+    monkeypatch.setattr(metadata, "_TEXT_AT_MOST", 100)
+    with pytest.raises(
+        DamagedFileError, match=r"x\.json is no Iceberg metadata: it decompresses to more than 100 bytes"
+    ):
+        metadata.parse_metadata("x.json", gzip.compress(b" " * 101), "x")
+
+
+# --- fuzz -----------------------------------------------------------------------------------------------
+
+_WORLD: dict[str, Any] = {}
+
+
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[IcebergTable, Path]:
+    if not _WORLD:
+        home = tmp_path_factory.mktemp("iceberg-fuzz")
+        table = write(home / "t")
+        _WORLD["table"] = table
+        assert ids(table.home, home / "cache") == ROWS
+    return _WORLD["table"], _WORLD["table"].home.parent
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("which", FILES)
+def test_bytes_that_are_others(tmp_path_factory: pytest.TempPathFactory, which: str) -> None:
+    """The right rows, or an error of the package that names the file: for a host that has never seen the table."""
+    table, home = world(tmp_path_factory)
+    path = FILES[which](table)
+    whole = path.read_bytes()
+    count = iter(range(10**9))
+
+    @fuzzed(12 if which != "metadata" else 20)
+    @given(st.data())
+    def tried(data: st.DataObject) -> None:
+        if which == "metadata" and data.draw(st.booleans()):
+            found = json.dumps(data.draw(altered(json.loads(whole)))).encode()
+        else:
+            found = data.draw(damaged(whole))
+        path.write_bytes(found)
+        try:
+            judge(table, home / f"cache-{which}-{next(count)}", path, found)
+        finally:
+            path.write_bytes(whole)
+
+    tried()
+
+
+def judge(table: IcebergTable, cache: Path, path: Path, found: bytes) -> None:
+    try:
+        rows = ids(table.home, cache)
+    except PysparkLookupError as problem:
+        assert path.name in str(problem) or str(table.home) in str(problem), (str(problem), found)
+    else:
+        # Metadata has no checksum: what says another thing that makes sense is believed.
+        assert rows == ROWS or path.suffix in (".json", ".avro", ".parquet"), (rows, found)

@@ -1,0 +1,315 @@
+"""Files that partitions and manifests rule out are not opened, whatever the columns are called by now."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sources.delta.test_calls import counting
+from tests.support.iceberg_manifests import File
+from tests.support.iceberg_tables import MODES, opened
+from tests.support.iceberg_values import to_bytes
+from tests.support.iceberg_writing import IcebergTable
+
+UTC = datetime.timezone.utc
+COLUMNS = {
+    "id": "int", "long": "long", "name": "string", "day": "date", "at": "timestamp", "utc": "timestamptz", "price": "decimal(9, 2)",
+    "real": "double", "raw": "binary", "code": "uuid",
+}  # fmt: skip
+NAMES = ("id", "long", "name", "day", "at", "utc", "price", "real", "raw")
+
+
+def row_of(number: int) -> dict[str, Any]:
+    """A row of a day, the first of which are before 1970."""
+    at = datetime.datetime(1969, 12, 30, 22, 30) + datetime.timedelta(days=number)
+    return {
+        "id": number, "long": number * 2**33, "name": f"n{number:02}", "day": at.date(), "at": at, "utc": at.replace(tzinfo=UTC),
+        "price": decimal.Decimal(number) / 4, "real": number / 2, "raw": bytes([number % 256]), "code": None,
+    }  # fmt: skip
+
+
+ROWS = [row_of(number) for number in range(20)]
+
+
+def made(
+    home: Path, spec: Sequence[tuple[str, str]], bounds: bool = False, rows: Any = ROWS, form: int = 2
+) -> IcebergTable:
+    """A table of files, each of one partition; without bounds it is only the partitions that tell."""
+    table = IcebergTable.create(home / "t", COLUMNS, form, spec)
+    table.commit(table.data(rows, bounds=bounds))
+    return table
+
+
+def gets_of(
+    table: Path, cache: Path, keys: tuple[str, Sequence[Any]] | None = None, **options: Any
+) -> tuple[list[int], int]:
+    """(the ids of the rows, how many GETs the data files cost: one or two each)."""
+    reader = opened(table, cache, "none", None if keys is None else keys[0], **options)
+    assert reader.version
+    found: list[int] = []
+
+    def read() -> None:
+        rows = reader.scan() if keys is None else reader.get_many([*keys[1]])
+        found.extend(rows.column("id").to_pylist())
+
+    _, _, gets, _ = counting(reader, read)
+    return sorted(found), gets
+
+
+def expect(table: IcebergTable, home: Path, where: str, ids: Sequence[int], files: int) -> None:
+    """`where` finds these rows in at most so many files; on the host that has just learned of them, and on one that has them on record."""
+    for cache in (home / f"new{abs(hash(where))}", home / f"new{abs(hash(where))}"):
+        found, gets = gets_of(table.home, cache, where=where)
+        assert found == [*ids], where
+        assert gets <= 2 * files, where
+
+
+def literal(value: Any) -> str:
+    match value:
+        case datetime.datetime():
+            return f"TIMESTAMP '{value.isoformat(sep=' ')}'"
+        case datetime.date():
+            return f"DATE '{value}'"
+        case bytes():
+            return f"X'{value.hex()}'"
+        case str():
+            return f"'{value}'"
+    return str(value)
+
+
+SPECS: dict[str, list[tuple[str, str]]] = {
+    "identity": [(name, "identity") for name in ("id", "long", "name", "day", "at", "utc", "price")],
+    "bucket[16]": [(name, "bucket[16]") for name in ("id", "long", "name", "day", "at", "utc", "raw")],
+    "truncate": [
+        ("id", "truncate[1]"),
+        ("long", "truncate[8589934592]"),
+        ("name", "truncate[3]"),
+        ("price", "truncate[25]"),
+    ],
+    "times": [("day", "day"), ("at", "hour"), ("utc", "day"), ("utc", "hour")],
+}
+
+
+@pytest.mark.parametrize(("column", "transform"), [one for some in SPECS.values() for one in some])
+def test_transforms(tmp_path: Path, column: str, transform: str) -> None:
+    """A value, several, and a range of a column are looked for in their partitions only, as predicates and as keys."""
+    table = made(tmp_path, [(column, transform)])
+    values, hashed = [row[column] for row in ROWS], transform.startswith("bucket")
+    for number in (0, 1, 2, 13):
+        # Partitions of times are as wide as those that were rounded the wrong way before 1970.
+        files = (2 if hashed else 1) + (number < 2)
+        expect(table, tmp_path, f"{column} = {literal(values[number])}", [number], files)
+        keys, gets = gets_of(table.home, tmp_path / f"k{number}", (column, [values[number]]))
+        assert (keys, gets <= 2 * files) == ([number], True)
+    some = f"{column} IN ({literal(values[4])}, {literal(values[9])})"
+    expect(table, tmp_path, some, [4, 9], 4 if hashed else 2)
+    if not hashed:
+        between = f"{column} >= {literal(values[7])} AND {column} < {literal(values[9])}"
+        expect(table, tmp_path, between, [7, 8], 3 if transform == "truncate[3]" else 2 + (column in ("at", "utc")))
+        expect(table, tmp_path, f"{column} IS NULL", [], 0)
+
+
+@pytest.mark.parametrize(
+    ("column", "transform", "files"), [("at", "year", 1), ("at", "month", 1), ("day", "month", 1), ("utc", "year", 1)]
+)
+def test_long_times(tmp_path: Path, column: str, transform: str, files: int) -> None:
+    """Years and months: those after that of 1970 are one file each."""
+    rows = [{**row_of(number), "id": number} for number in range(0, 2000, 100)]
+    table = made(tmp_path, [(column, transform)], rows=[_plain(row) for row in rows])
+    for row in (rows[0], rows[6], rows[19]):
+        wanted = literal(row[column])
+        found, gets = gets_of(table.home, tmp_path / f"c{row['id']}", where=f"{column} = {wanted}")
+        assert (found, gets <= 2 * files + 2) == ([row["id"]], True)
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "raw": None, "long": None, "price": None, "real": None}
+
+
+def test_dates_before_1970_that_were_rounded_towards_it(tmp_path: Path) -> None:
+    """Old writers put the last hours of 1969 into the partition of the first of 1970: they are found all the same."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, spec=[("at", "day")])
+    (file,) = table.data([row_of(1)])
+    assert [*file["partition"].values()] == [-1]
+    file["partition"] = dict.fromkeys(file["partition"], 0)
+    table.commit([{**file, "lower_bounds": {}, "upper_bounds": {}}])
+    expect(table, tmp_path, f"at = {literal(ROWS[1]['at'])}", [1], 1)
+
+
+@pytest.mark.parametrize("form", [1, 2, 3])
+def test_specs_that_evolved(tmp_path: Path, form: int) -> None:
+    """Each file is ruled out by the spec that it was written with."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, form, [("name", "identity")])
+    table.commit(table.data(ROWS[:10], bounds=False))
+    table.set_spec([("id", "bucket[8]")])
+    table.commit(table.data(ROWS[10:15], bounds=False))
+    table.set_spec([])
+    table.commit(table.data(ROWS[15:], bounds=False))
+    buckets = len({repr(table.partition_of(row, 1)) for row in ROWS[10:15]})
+    expect(table, tmp_path, "name = 'n03'", [3], 1 + buckets + 1)
+    expect(table, tmp_path, "id = 12", [12], 10 + 1 + 1)
+    expect(table, tmp_path, "id = 12 AND name = 'n12'", [12], 2)
+    expect(table, tmp_path, "name IS NULL", [], buckets + 1)
+
+
+@pytest.mark.parametrize("column", NAMES)
+def test_bounds(tmp_path: Path, column: str) -> None:
+    """Of four files of five rows each."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS)
+    for start in range(0, 20, 5):
+        table.commit(table.data(ROWS[start : start + 5]))
+    value = literal(ROWS[7][column])
+    expect(table, tmp_path, f"{column} = {value}", [7], 1)
+    expect(table, tmp_path, f"{column} < {value} AND {column} IS NOT NULL", [*range(7)], 2)
+    expect(table, tmp_path, f"{column} IS NULL", [], 0)
+    expect(table, tmp_path, "code IS NOT NULL", [], 0)
+    found, gets = gets_of(table.home, tmp_path / "keys", (column, [ROWS[7][column], ROWS[8][column]]))
+    files = 4 if column == "real" else 1  # floats that are equal may have several forms
+    assert (found, gets <= 2 * files) == ([7, 8], True)
+
+
+def bounded(table: IcebergTable, rows: Sequence[dict[str, Any]]) -> File:
+    (file,) = table.data([{**row_of(number), **row} for number, row in enumerate(rows)])
+    return file
+
+
+def test_what_bounds_do_not_say(tmp_path: Path) -> None:
+    """Cut texts, no upper bound, bounds the wrong way round, no counts, counts of another number of rows, NaN, empty text, damaged bytes."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS)
+    name, real = table.field("name")["id"], table.field("real")["id"]
+    long = "y" * 15 + "\U0010ffff" * 3 + "z"
+    number = 0
+    files = []
+
+    def add(rows: Sequence[dict[str, Any]], **changes: Any) -> None:
+        nonlocal number
+        rows = [{**row, "id": number + place} for place, row in enumerate(rows)]
+        number += len(rows)
+        files.append(bounded(table, rows) | changes)
+
+    add([{"name": "x" * 40}, {"name": long}])
+    add([{"name": "a"}, {"name": "zz"}], upper_bounds={})
+    add([{"name": "a"}, {"name": "m"}], lower_bounds={name: b"m"}, upper_bounds={name: b"a"})
+    add([{"name": None}, {"name": "m"}], null_value_counts={}, value_counts={})
+    add([{"name": None}, {"name": "m"}], value_counts={name: 1}, null_value_counts={name: 1})
+    add([{"real": float("nan")}, {"real": 1.0}], nan_value_counts={})
+    add([{"real": float("nan")}, {"real": float("nan")}])
+    add([{"name": "m"}], lower_bounds={name: b"\xff\xfe", real: b"\0"}, upper_bounds={name: b"\xff\xff", real: b"\0\0"})
+    add([{"name": "m"}], record_count=-1)
+    add(
+        [{"name": "m"}, {"real": float("inf")}],
+        lower_bounds={real: to_bytes("double", float("nan"))},
+        upper_bounds={real: to_bytes("double", float("nan"))},
+    )
+    table.commit(files)
+    every = [row for entry in table.live() for _, row in table.rows_of(entry)]
+
+    def check(where: str, holds: Any) -> None:
+        wanted = sorted(row["id"] for row in every if holds(row))
+        for _ in range(2):
+            assert gets_of(table.home, tmp_path / "cache", where=where)[0] == wanted, where
+
+    check("name = 'm'", lambda row: row["name"] == "m")
+    check(f"name = '{long}'", lambda row: row["name"] == long)
+    check(f"name = '{'x' * 40}'", lambda row: row["name"] == "x" * 40)
+    check("name >= 'z'", lambda row: row["name"] is not None and row["name"] >= "z")
+    check("name IS NULL", lambda row: row["name"] is None)
+    check("name IS NOT NULL", lambda row: row["name"] is not None)
+    check("real > 1000", lambda row: row["real"] is not None and not row["real"] <= 1000)
+    check("real = CAST('NaN' AS DOUBLE)", lambda row: row["real"] is not None and row["real"] != row["real"])
+    check("real = 1.0D", lambda row: row["real"] == 1.0)
+    for value in ("m", long, "x" * 40):
+        found = gets_of(table.home, tmp_path / "keys", ("name", [value]))[0]
+        assert found == sorted(row["id"] for row in every if row["name"] == value), value
+
+
+def test_renamed_and_widened_columns(tmp_path: Path) -> None:
+    """Bounds are of field ids, and narrower than the column by now; of a column that took another's name they are its own."""
+    table = IcebergTable.create(
+        tmp_path / "t", {"id": "int", "a": "int", "b": "int", "f": "float", "d": "decimal(9, 2)", "day": "date"}, 3
+    )
+    for number in range(4):
+        day = datetime.date(2026, 1, 1 + number)
+        row = {"id": number, "a": number, "b": 10 * number, "f": number / 2, "d": decimal.Decimal(number), "day": day}
+        table.commit(table.data([row]))
+    before = opened(table.home, tmp_path / "cache", where="a = 3")
+    assert before.scan().num_rows == 1
+    fields = {field["name"]: field for field in table.fields}
+    wider = {"f": "double", "d": "decimal(18, 2)", "day": "timestamp", "id": "long"}
+    swapped = {**fields, "a": {**fields["a"], "name": "b"}, "b": {**fields["b"], "name": "a"}}
+    table.evolve([{**swapped[name], **({"type": wider[name]} if name in wider else {})} for name in fields])
+    expect(table, tmp_path, "b = 3", [3], 1)
+    expect(table, tmp_path, "a = 30", [3], 1)
+    expect(table, tmp_path, "a = 3", [], 0)
+    expect(table, tmp_path, "f = 1.5D", [3], 1)
+    expect(table, tmp_path, "d = 3", [3], 1)
+    expect(table, tmp_path, "id = 3", [3], 1)
+    expect(table, tmp_path, f"id = {2**40}", [], 0)
+    expect(table, tmp_path, "day = TIMESTAMP '2026-01-04 00:00:00'", [3], 1)
+    expect(table, tmp_path, "day > TIMESTAMP '2026-01-03 12:00:00'", [3], 1)
+    table.add_column("late", "int", 7)
+    expect(table, tmp_path, "late = 7", [0, 1, 2, 3], 4)
+    assert gets_of(table.home, tmp_path / "late", where="late = 8")[0] == []
+    assert gets_of(table.home, tmp_path / "late", ("late", [7]))[0] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("spec", "partition", "ids", "files"),
+    [
+        ([("day", "identity")], "max_pt()", [19], 1),
+        ([("day", "identity")], f"day={ROWS[3]['day']}", [3], 1),
+        ([("name", "identity"), ("id", "bucket[4]")], "name=n03", [3], 1),
+        ([("name", "identity"), ("day", "identity")], "max_pt()", [19], 1),
+        ([("id", "identity")], "id=13", [13], 1),
+        ([("price", "identity")], "price=3.25", [13], 1),
+        ([("utc", "identity")], "max_pt()", [19], 1),
+    ],
+)
+def test_the_option_partition(
+    tmp_path: Path, spec: list[tuple[str, str]], partition: str, ids: list[int], files: int
+) -> None:
+    table = made(tmp_path, spec)
+    for _ in range(2):
+        found, gets = gets_of(table.home, tmp_path / "cache", partition=partition)
+        assert (found, gets <= 2 * files) == (ids, True)
+
+
+def test_another_process_prunes_by_the_record(tmp_path: Path) -> None:
+    """Statistics, buckets and partitions come from the host's record: no PyIceberg, and no file that they rule out."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, spec=[("name", "bucket[16]")])
+    for start in range(0, 20, 5):
+        table.commit(table.data(ROWS[start : start + 5]))
+    options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.keys": "name", **MODES["none"]}
+    assert opened(table.home, tmp_path / "cache", "none", "name").version
+    script = f"""
+import json, sys
+from pyspark_lookup import LookupTable
+def gets(**more):
+    table = LookupTable({str(table.home)!r}, {options!r} | {{f"lookup.{{name}}": value for name, value in more.items()}})
+    before = table.metrics()["ufsGetCount"]
+    rows = table.get_many(["n07"]) if not more else table.scan()
+    return rows.num_rows, table.metrics()["ufsGetCount"] - before
+found = [gets(), gets(where="id = 13"), gets(where="at >= TIMESTAMP '1970-01-17 22:30:00'")]
+print(json.dumps([*found, "pyiceberg" in sys.modules]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *found, imported = json.loads(done.stdout)
+    assert [rows for rows, _ in found] == [1, 1, 2]
+    assert [gets <= 2 * files for (_, gets), files in zip(found, (1, 1, 2), strict=True)] == [True] * 3, found
+    assert not imported
+
+
+def test_many_keys(tmp_path: Path) -> None:
+    """More keys than PyIceberg compares still rule out files."""
+    table = made(tmp_path, [("id", "truncate[1]")])
+    found, gets = gets_of(table.home, tmp_path / "cache", ("id", [*range(1000, 3000), 7]))
+    assert (found, gets <= 2) == ([7], True)

@@ -1,0 +1,82 @@
+"""Iceberg tables that other projects wrote, with the rows that the specification gives them, in every mode, by scan and by key; or refused
+by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import PysparkLookupError
+from tests.support import iceberg_oracle as oracle
+from tests.support.fuzzing import share
+from tests.support.iceberg_tables import MODES, opened, rows_of
+from tests.support.tables_of_others import unpack
+
+REFUSED = {
+    "big_query_error": "not below the table's location 'gs://laura-test-test-bucket/table_name'",
+    "case_sensitive_names": "columns 'user_id' and 'uSeR_Id' differ at most in letter case",
+    "generated_bounds": "names s3://fake-bucket/d/0000000000/t.parquet, a file of another store",
+    "add_columns_with_defaults": "column 'col_time' is of type 'time'",
+    "add_columns_with_defaults_in_struct": "column 'a' is of type 'time'",
+    "partition_time": "column 'partition_col' is of type 'time'",
+    "timestamptz_ns": "column 'val' is of type 'timestamptz_ns'",
+}
+"""The tables that are refused, with words of the error."""
+ROWS = {
+    "lineitem_iceberg": 51_793,
+    "lineitem_iceberg_no_hint": 51_793,
+    "lineitem_iceberg_gz": 111_968,
+    "lineitem_iceberg_gz_no_hint": 111_968,
+    "legacy_v1": 3,
+}
+"""The number of rows in tables that the oracle cannot read, or only slowly."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory to which the tables' locations are relative."""
+    return unpack("iceberg.tgz", tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(scope="module")
+def tables(home: Path) -> list[Path]:
+    """The newest metadata file of each table."""
+    directories = sorted(path for path in home.rglob("metadata") if path.is_dir())
+    assert len(directories) == 40
+    return [max([*path.glob("*.metadata.json"), *path.glob("*.metadata.json.gz")]) for path in directories]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows(home: Path, tables: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.chdir(home)
+    for metadata in share(tables, list(MODES).index(mode), len(MODES)):
+        name = metadata.parents[1].name
+        if name in REFUSED:
+            with pytest.raises(PysparkLookupError, match=REFUSED[name]):
+                opened(metadata, tmp_path / "cache").scan()
+            continue
+        rows = opened(metadata, tmp_path / "cache").scan()
+        if name in ROWS:
+            assert rows.num_rows == ROWS[name]
+            continue
+        expected = rows_of(oracle.read(metadata))
+        assert rows_of(rows) == expected, metadata
+        flat = [
+            field
+            for field in rows.schema
+            if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
+        ]
+        if not flat or not rows.num_rows:
+            continue
+        key = flat[0].name
+        table = opened(metadata, tmp_path / "cache", mode, key)
+        keys = pa.table({key: rows.column(key).unique().drop_null()})
+        answer = table.get_many(keys)
+        assert rows_of(answer.drop_columns(["key_index"])) == rows_of(rows.filter(rows.column(key).is_valid())), (
+            metadata,
+            key,
+        )
+        if mode != "partial":
+            assert rows_of(table.scan()) == expected, metadata

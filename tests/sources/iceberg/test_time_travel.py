@@ -1,0 +1,276 @@
+"""`lookup.version`, `lookup.branch`, `lookup.tag` and `lookup.timestamp` of Iceberg tables; what was expired; what views show."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_lookup import OptionError, VersionGoneError
+from tests.support.iceberg_definition import in_catalog
+from tests.support.iceberg_tables import MODES, opened, sql_catalog
+from tests.support.iceberg_writing import IcebergTable
+
+DAY_MS = 86_400_000
+BEGIN = datetime.datetime(2026, 3, 1, tzinfo=datetime.timezone.utc)
+HALF = datetime.timedelta(hours=12)
+
+
+class Clocked(IcebergTable):
+    """A table of which each change is a day later than the one before it."""
+
+    at_ms = int(BEGIN.timestamp() * 1000)
+
+    def _now_ms(self) -> int:
+        self.at_ms += DAY_MS
+        return self.at_ms
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Clocked]:
+    """Of four snapshots, each with the rows of those before it."""
+    made = Clocked.create(tmp_path / "t", {"id": "int", "name": "string"})
+    for number in range(4):
+        made.commit(made.data([{"id": number, "name": f"n{number}"}]))
+    yield made
+
+
+def snapshots(table: Clocked) -> list[int]:
+    return [one["snapshot-id"] for one in table.meta["snapshots"]]
+
+
+def at_of(table: Clocked, place: int) -> datetime.datetime:
+    """When an entry of the log was made."""
+    at_ms: int = table.meta["snapshot-log"][place]["timestamp-ms"]
+    return datetime.datetime.fromtimestamp(at_ms / 1000, datetime.timezone.utc)
+
+
+def ids(table: Clocked, mode: str = "none", **pin: Any) -> list[int]:
+    found = opened(table.home, table.home.parent / "cache", mode, "id", **pin)
+    assert sorted(found.get_many([*range(20)]).column("id").to_pylist()) == sorted(
+        found.scan().column("id").to_pylist()
+    )
+    return sorted(found.scan().column("id").to_pylist())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_snapshot(table: Clocked, mode: str) -> None:
+    for number, snapshot in enumerate(snapshots(table)):
+        assert ids(table, mode, version=snapshot) == [*range(number + 1)]
+    first = opened(table.home, table.home.parent / "cache", mode, "id", version=snapshots(table)[0])
+    assert first.get_many([0, 3]).column("id").to_pylist() == [0]
+    table.commit(table.data([{"id": 9, "name": "new"}]))
+    assert first.get_many([0, 3, 9]).column("id").to_pylist() == [0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_branches_and_tags(table: Clocked, mode: str) -> None:
+    """A branch moves on, and is not the table's current version; a tag stays. A rollback moves only the branch that it is of."""
+    table.add_tag("four")
+    table.add_branch("dev")
+    table.commit(table.data([{"id": 10, "name": "dev"}]), branch="dev")
+    table.commit(table.data([{"id": 11, "name": "main"}]))
+    assert ids(table, mode, branch="dev") == [0, 1, 2, 3, 10]
+    assert ids(table, mode, branch="main") == ids(table, mode) == [0, 1, 2, 3, 11]
+    assert ids(table, mode, tag="four") == [0, 1, 2, 3]
+    table.commit(table.data([{"id": 12, "name": "dev"}]), branch="dev")
+    assert ids(table, mode, branch="dev") == [0, 1, 2, 3, 10, 12]
+    table.set_current(snapshots(table)[1])
+    assert ids(table, mode) == [0, 1]
+    assert ids(table, mode, branch="dev") == [0, 1, 2, 3, 10, 12]
+    assert ids(table, mode, tag="four") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tag_that_is_moved(table: Clocked, mode: str) -> None:
+    table.add_tag("it")
+    assert ids(table, mode, tag="it") == [0, 1, 2, 3]
+    table.meta["refs"]["it"]["snapshot-id"] = snapshots(table)[0]
+    table.save()
+    assert ids(table, mode, tag="it") == [0]
+
+
+def test_names_that_are_none(table: Clocked) -> None:
+    """The error says which there are."""
+    table.add_tag("release")
+    table.add_branch("dev")
+    for pin, there in (
+        ({"branch": "prod"}, "dev, main"),
+        ({"tag": "prod"}, "release"),
+        ({"branch": "release"}, "dev, main"),
+        ({"tag": "dev"}, "release"),
+    ):
+        ((kind, name),) = pin.items()
+        with pytest.raises(OptionError, match=rf"lookup\.{kind} = '{name}': .* no such {kind}; it has {there}$"):
+            ids(table, **pin)
+    empty = Clocked.create(table.home.parent / "empty", {"id": "int"})
+    with pytest.raises(OptionError, match=r"lookup\.tag = 'x': .* it has none"):
+        ids(empty, tag="x")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_version_has_a_time(table: Clocked, mode: str) -> None:
+    """From the moment that it became the current one, by the snapshot log: also by a rollback."""
+    table.set_current(snapshots(table)[1])
+    table.commit(table.data([{"id": 10, "name": "after"}]))
+    rows = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1], [0, 1, 10]]
+    for place, wanted in enumerate(rows):
+        at = at_of(table, place)
+        for moment in (at, at + HALF):
+            assert ids(table, mode, timestamp=moment.isoformat()) == wanted
+        if place:
+            before = (at - datetime.timedelta(milliseconds=1)).isoformat(timespec="milliseconds")
+            assert ids(table, mode, timestamp=before) == rows[place - 1]
+    with pytest.raises(VersionGoneError, match=r"no snapshot of 2026-03-02T.*lookup\.timestamp.* is of 2026-03-03T"):
+        ids(table, mode, timestamp=(at_of(table, 0) - HALF - HALF).isoformat())
+    # What is committed later is of no time before.
+    table.commit(table.data([{"id": 11, "name": "late"}]))
+    assert ids(table, mode, timestamp=at_of(table, 1).isoformat()) == [0, 1]
+
+
+def test_a_clock_that_was_set_back(table: Clocked) -> None:
+    """The order of the log counts."""
+    log = table.meta["snapshot-log"]
+    log[2]["timestamp-ms"] = log[1]["timestamp-ms"] - 1000
+    table.save()
+    assert ids(table, timestamp=at_of(table, 1).isoformat()) == [0, 1, 2]
+    assert ids(table, timestamp=at_of(table, 2).isoformat()) == [0, 1, 2]
+
+
+def test_what_was_expired(table: Clocked) -> None:
+    """It is named, and the newest that there are; what a tag names stays."""
+    table.add_tag("kept")
+    table.meta["refs"]["kept"]["snapshot-id"] = snapshots(table)[1]
+    table.save()
+    gone, kept, _, last = snapshots(table)
+    first = at_of(table, 0)
+    assert ids(table, version=gone) == [0]
+    table.expire(1)
+    for cache in ("cache", "late"):
+        with pytest.raises(VersionGoneError, match=rf"no snapshot {gone}: .*expired.* {kept}, {last}$"):
+            opened(table.home, table.home.parent / cache, version=gone).scan()
+    assert ids(table, tag="kept") == [0, 1]
+    with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
+        ids(table, timestamp=first.isoformat())
+    with pytest.raises(VersionGoneError, match="no snapshot 17: "):
+        ids(table, version=17)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_columns_of_a_tag_and_of_a_branch(table: Clocked, mode: str) -> None:
+    """A snapshot by its id, time or tag has the columns of then; a branch has the table's."""
+    table.add_tag("then")
+    table.add_branch("dev")
+    then = at_of(table, -1)
+    cache = table.home.parent / "cache"
+    assert opened(table.home, cache, mode, "id").scan().column_names == ["id", "name"]
+    table.change_column("name", name="title")
+    table.add_column("more", "long")
+
+    def columns(**pin: Any) -> list[str]:
+        reader = opened(table.home, cache, mode, "id", **pin)
+        assert reader.get(0)[0].keys() == {*reader.scan().column_names}
+        return list(reader.scan().column_names)
+
+    for pin in ({"tag": "then"}, {"version": snapshots(table)[-1]}, {"timestamp": then.isoformat()}):
+        assert columns(**pin) == ["id", "name"]
+    for pin in ({}, {"branch": "dev"}, {"branch": "main"}):
+        assert columns(**pin) == ["id", "title", "more"]
+    # Snapshots of format 1 need not say which columns they have.
+    for one in table.meta["snapshots"]:
+        one.pop("schema-id")
+    table.save()
+    assert columns(version=snapshots(table)[0]) == ["id", "title", "more"]
+
+
+def test_a_table_without_refs_or_log(table: Clocked) -> None:
+    """As formats 1 and 2 allow."""
+    for name in ("refs", "snapshot-log"):
+        table.meta.pop(name)
+    table.save()
+    assert ids(table) == ids(table, branch="main") == [0, 1, 2, 3]
+    with pytest.raises(VersionGoneError, match="never"):
+        ids(table, timestamp=(BEGIN + 99 * HALF).isoformat())
+
+
+def test_no_snapshot_at_all(tmp_path: Path) -> None:
+    """The table has its columns, and no rows; also after all were expired."""
+    for form in (1, 2, 3):
+        table = Clocked.create(tmp_path / f"t{form}", {"id": "int", "name": "string"}, form)
+        for mode in MODES:
+            reader = opened(table.home, tmp_path / f"cache{form}", mode, "id")
+            assert (reader.get(1), reader.scan().column_names, reader.scan().num_rows) == ([], ["id", "name"], 0)
+        table.meta["current-snapshot-id"] = -1
+        table.save()
+        assert ids(table) == []
+        table.commit(table.data([{"id": 1, "name": "x"}]))
+        assert ids(table) == [1]
+
+
+def test_views(table: Clocked) -> None:
+    """`versions` names snapshots as `lookup.version` and `lookup.timestamp` take them; `describe` says which one is read."""
+    table.meta["properties"]["owner"] = "somebody"
+    table.save()
+    reader = opened(table.home, table.home.parent / "cache", keys="id")
+    rows = reader.versions()
+    assert [row["version"] for row in rows] == snapshots(table)
+    for number, row in enumerate(rows):
+        assert row["operation"] == "append"
+        assert (
+            ids(table, version=row["version"])
+            == ids(table, timestamp=row["committed_at"].isoformat())
+            == [*range(number + 1)]
+        )
+    shown = reader.describe()
+    assert shown["kind"] == "ICEBERG"
+    assert (shown["snapshot_id"], shown["table_id"]) == (snapshots(table)[-1], table.meta["table-uuid"])
+    assert (shown["format_version"], shown["properties"]["owner"]) == (2, "somebody")
+    older = opened(table.home, table.home.parent / "cache", version=snapshots(table)[1])
+    assert older.describe()["snapshot_id"] == snapshots(table)[1]
+
+
+def test_options_that_have_no_meaning(table: Clocked) -> None:
+    """They are refused by name."""
+    write_ids = "t1:5:2:2,4:"
+    for name, value in (
+        ("valid-write-ids", write_ids),
+        ("format", "parquet"),
+        ("schema", "id int"),
+        ("success-file", "true"),
+        ("csv.header", "true"),
+        ("block.size", "1m"),
+    ):
+        with pytest.raises(OptionError, match=rf"lookup\.{name}"):
+            ids(table, **{name: value})
+    for first, second in (("version", "tag"), ("branch", "tag"), ("timestamp", "branch")):
+        given = {"version": "1", "tag": "x", "branch": "x", "timestamp": "2026-01-01"}
+        with pytest.raises(OptionError, match=rf"lookup\.{first}.*lookup\.{second}|lookup\.{second}.*lookup\.{first}"):
+            ids(table, **{first: given[first], second: given[second]})
+
+
+def test_a_time_that_is_past_costs_what_the_current_version_does(tmp_path: Path) -> None:
+    """In a catalog: one call, and nothing of the store."""
+    catalog, properties = sql_catalog(tmp_path)
+    table = Clocked.create(tmp_path / "t", {"id": "int"}, publish=in_catalog(catalog, "ns.table"))
+    for number in range(3):
+        table.commit(table.data([{"id": number}]))
+    table.add_tag("it")
+    for mode in ("none", "full"):
+        for pin in (
+            {"timestamp": at_of(table, 1).isoformat()},
+            {"version": snapshots(table)[1]},
+            {"tag": "it"},
+            {"branch": "main"},
+        ):
+            reader = opened("ns.table", tmp_path / "cache", mode, "id", properties, **pin)
+            rows = reader.scan().num_rows
+            before = reader.metrics()
+            assert reader.scan().num_rows == rows
+            after = reader.metrics()
+            assert [after[name] - before[name] for name in ("ufsHeadCount", "ufsListCount", "ufsGetCount")] == [0, 0, 0]
+    assert json.loads(table.metadata.read_text())["refs"]["it"]
+    catalog.close()

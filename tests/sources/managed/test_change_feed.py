@@ -1,0 +1,334 @@
+"""The changes of a managed table: played back they are its versions, whatever was done to it."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
+from pyspark_lookup.lookup.runtime import Engine
+from pyspark_lookup.lookup.transaction import WritingMode
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.change_feed import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    LOG_POSITION,
+    change_columns,
+    changes_between,
+    cost,
+    plan_snapshot,
+    read_changes,
+)
+from pyspark_lookup.sources.managed.log import Change, TableState, WriteMode
+from pyspark_lookup.versions.model import Kind
+from tests.sources.managed.test_compaction import OFF
+from tests.sources.managed.test_rows_by_key import SCHEMA, Model, steps
+from tests.sources.managed.test_writer import Site, rows, site
+from tests.support.fuzzing import fuzzed
+
+__all__ = ["site"]
+
+Row = tuple[Any, ...]
+
+
+class Feed:
+    """The changes of a table, as a reader with its options reads them."""
+
+    def __init__(self, engine: Engine, options: LookupOptions) -> None:
+        self._files = engine.reader.versions.files
+        self._table = engine.reader.resolver.to_table(options, Kind.MANAGED)
+        state = engine.managed.read_log(options)
+        assert state is not None
+        self.state, self._log = state, engine.managed.log(self._table.url)
+        self.last = state.changes[-1].position
+
+    def changes(self) -> Iterable[tuple[TableState, Change]]:
+        """All that the log tells of, each with a state that holds its write."""
+        return self._log.pages.changes(self.state, self._log.pages.begin(self.state), self.state.position)
+
+    def _rows(self, tasks: Iterable[Any], where: str | None = None) -> list[dict[str, Any]]:
+        columns = change_columns(self.state.definition.schema)
+        wanted = None if where is None else parse_where(where, columns)
+        batches = read_changes(self._files, list(tasks), columns, wanted)
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    def between(self, after: int, until: int, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
+        """The changes after a position, up to another. `only`: they are to be rows that are added."""
+        return self._rows(changes_between(self._table, self._log, self.state, after, until, only), where)
+
+    def snapshot(self, position: int) -> list[dict[str, Any]]:
+        return self._rows(plan_snapshot(self._table, self._log, self.state, position))
+
+
+def feed_of(site: Site) -> Feed:
+    options = LookupOptions.parse(site.options("stream", {}))
+    return Feed(site.runtime.engine(options), options)
+
+
+def changes_of(site: Site, after: int = 1, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
+    feed = feed_of(site)
+    return feed.between(after, feed.state.position, only, where)
+
+
+def told(found: list[dict[str, Any]]) -> str:
+    """What became of each row: inserted (+), deleted (-), updated from (<) or to (>)."""
+    marks = {"insert": "+", "delete": "-", "update_preimage": "<", "update_postimage": ">"}
+    return " ".join(sorted(f"{row['id']}{row['name']}{marks[row[CHANGE_TYPE]]}" for row in found))
+
+
+def values(row: dict[str, Any]) -> Row:
+    return tuple(row[name] for name in SCHEMA.names)
+
+
+def played(
+    before: collections.Counter[Row], found: list[dict[str, Any]], at_once: bool = False
+) -> collections.Counter[Row]:
+    """The rows after some changes; what is taken away must be there, or is added by one of them (`at_once`)."""
+    now = collections.Counter(before)
+    now.subtract(values(row) for row in found if row[CHANGE_TYPE] in ("delete", "update_preimage"))
+    assert at_once or all(count >= 0 for count in now.values())
+    now.update(values(row) for row in found if row[CHANGE_TYPE] in ("insert", "update_postimage"))
+    return +now
+
+
+@given(history=steps, small=st.sampled_from([0, 4000, 2**26]))
+@fuzzed(12)
+def test_changes_played_back_are_the_versions(
+    tmp_path_factory: pytest.TempPathFactory, history: list[Any], small: int
+) -> None:
+    """Random histories without vacuums: from any version on the changes lead to every later one; both images of an update have its key."""
+    model = Model(tmp_path_factory.mktemp("changes"), {}, small)
+    for step in history:
+        model.take(*step)
+    feed = Feed(model.engine, LookupOptions.parse({**model.own, "path": model.path}))
+    versions = {position: collections.Counter(map(values, rows)) for position, (_, rows) in model.versions.items()}
+    begin = min(versions)
+    before = now = versions[begin]
+    assert collections.Counter(map(values, feed.snapshot(begin))) == before
+    for part, change in feed.changes():
+        if change.position <= begin:
+            continue
+        found = feed.between(change.position - 1, change.position)
+        assert {row[LOG_POSITION] for row in found} <= {change.position}
+        assert len(found) <= cost(part, change)[0]
+        now = played(now, found)
+        if change.position in versions:
+            assert now == versions[change.position]
+        old, new = (
+            {(row["id"], row["part"]) for row in found if row[CHANGE_TYPE] == f"update_{image}image"}
+            for image in ("pre", "post")
+        )
+        assert old == new
+    assert played(before, feed.between(begin, feed.state.position), at_once=True) == now
+    model.close()
+
+
+@pytest.mark.parametrize("mode", ["upsert", "overwrite"])
+def test_a_change_at_the_end_of_a_page(site: Site, mode: WritingMode) -> None:
+    """It is told by what the table had before, whether the log's state begins there or not."""
+    site.resize(log_page=7)
+    table = site.created(OFF)
+    table.write(rows(1))
+    position = table.write(rows(1, name="b"), mode)
+    assert position == 7
+    for _ in range(5):
+        table.write(rows(2))
+        feed = feed_of(site)
+        assert told(feed.between(position - 1, position)) == ("1a< 1b>" if mode == "upsert" else "1a- 1b+")
+    assert feed.state.since > position
+
+
+def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> None:
+    """A stream begins with the rows there are: each at the commit that added it; what was folded is at the compaction."""
+    table = site.created(OFF)
+    first, second = table.write(rows(1, 2)), table.upsert(rows(2, 3, name="b"))
+    table.alter(properties={"a": "b"})
+
+    def seen() -> dict[int, int]:
+        feed = feed_of(site)
+        found = feed.snapshot(feed.state.position)
+        assert {row[CHANGE_TYPE] for row in found} == {"insert"}
+        return {row["id"]: row[LOG_POSITION] for row in found}
+
+    assert seen() == {1: first, 2: second, 3: second}
+    folded = table.compact()
+    last = table.write(rows(4))
+    assert seen() == {1: folded, 2: folded, 3: folded, 4: last}
+
+
+def test_kinds_of_changes(site: Site) -> None:
+    """Each kind of write, by the keys of its time; none of a compaction, one of a transaction; who wants added rows meets no others."""
+    table = site.created(OFF)
+
+    def transaction() -> int | None:
+        with table.transaction() as t:
+            t.write(rows(1, 4))
+            t.upsert(rows(1, 7, name="b"))
+            t.upsert(rows(7, name="c"))
+            t.delete(pa.table({"id": [4, 8]}))
+        return t.position
+
+    for write, changes in (
+        (lambda: table.write(rows(1, 2)), "1a+ 2a+"),
+        (lambda: table.upsert(rows(2, 3, name="b")), "2a< 2b> 3b+"),
+        (lambda: table.delete(pa.table({"id": [1]})), "1a-"),
+        (table.compact, ""),
+        (lambda: table.write(rows(7, 8), "overwrite"), "2b- 3b- 7a+ 8a+"),
+        (transaction, "1b+ 7a< 7c> 8a-"),
+        (lambda: table.alter(keys=["name"]), ""),
+        (lambda: table.upsert(pa.table({"id": [9], "name": ["b"]})), "1b< 9b>"),
+    ):
+        before = site.state().position
+        position = write()
+        found = changes_of(site, before)
+        assert told(found) == changes
+        assert {row[LOG_POSITION] for row in found} <= {position}
+        if "-" not in changes and "<" not in changes:
+            assert changes_of(site, before, only=True) == found
+        else:
+            with pytest.raises(NotSupportedError, match=r"takes rows away.*lookup.view = changes"):
+                changes_of(site, before, only=True)
+    assert told(changes_of(site, where="id = 3 AND _change_type = 'delete'")) == "3b-"
+
+
+def test_two_deletes_of_one_row(site: Site) -> None:
+    """A row that two writers delete at once is deleted by the first of them."""
+    table, writer = site.created(OFF), site.writer(host="b")
+    table.write(rows(1))
+    late = writer.begin(rows().schema, WriteMode.UPSERT)
+    files = writer.write(late, rows(1, name="late").to_batches(), "part")
+    effect = writer.effect(late, files)
+    state = site.state()
+    effect.look(state, state.definition)
+    first = table.delete(pa.table({"id": [1]}))
+    writer.commit(late, files, effect=effect)
+    found = changes_of(site, first - 1)
+    assert (told(found), {row[LOG_POSITION] for row in found}) == ("1a- 1late+", {first, site.state().position})
+
+
+def test_what_was_vacuumed(site: Site) -> None:
+    """Changes whose files are gone are an error that says how to go on; later ones are not."""
+    table = site.created(OFF)
+    first = table.write(rows(1))
+    second = table.upsert(rows(1, name="b"))
+    table.compact()
+    table.vacuum("0 s", force=True)
+    last = table.upsert(rows(1, name="c"))
+    for after in (1, first):
+        with pytest.raises(VersionGoneError, match="vacuumed before it was read"):
+            changes_of(site, after=after)
+    assert {row[LOG_POSITION] for row in changes_of(site, after=second)} == {last}
+
+
+@pytest.mark.parametrize("later", [0, 8])
+def test_what_an_overwrite_has_replaced_was_vacuumed(site: Site, later: int) -> None:
+    """Its own files are there, those that it has taken away are not: an error that says so, also once that is pages ago in the log."""
+    site.resize(log_page=4)
+    table = site.created(OFF)
+    first = table.write(rows(1))
+    second = table.write(rows(2), "overwrite")
+    table.vacuum("0 s", force=True)
+    for number in range(later):
+        table.alter(properties={"n": str(number)})
+    with pytest.raises(VersionGoneError, match="vacuumed before it was read"):
+        changes_of(site, after=first)
+    assert changes_of(site, after=second) == []
+
+
+def test_columns_of_that_name(site: Site) -> None:
+    """A table that has a column _change_type cannot say its changes beside it."""
+    with pytest.raises(SchemaError, match="_change_type"):
+        change_columns(pa.schema([("_change_type", pa.int64())]))
+
+
+def batch_of(site: Site, **more: str) -> list[dict[str, Any]]:
+    """The changes between two versions, read at once."""
+    options = {f"lookup.{name.replace('_', '-')}": text for name, text in more.items()}
+    found: list[dict[str, Any]] = site.table(options, host="batch").scan().to_pylist()
+    return found
+
+
+def test_changes_between_two_versions(site: Site) -> None:
+    """Both versions included, they are what a stream gives; each with the time at which the store has its commit put, whatever
+    the writer's clock; without an end up to now, and none where there is none yet."""
+    site.resize(log_page=7)
+    table = site.created(OFF)
+    positions = [table.write(rows(1, 2))]
+    site.clock.tick(10**7)
+    positions += [table.upsert(rows(2, 3, name="b")), table.delete([1]), table.delete(where="id = 3"), table.compact()]
+    positions += [table.write(rows(7), "overwrite"), table.alter("more INT"), table.write(rows(8))]
+    times = {row["version"]: row["committed_at"] for row in table.versions()}
+    feed = feed_of(site)
+    for first, last in itertools.combinations_with_replacement([1, *positions], 2):
+        found = batch_of(site, changes_from=str(first), changes_to=str(last))
+        expected = feed.between(first - 1, last)
+        assert sorted(found, key=repr) == sorted(expected, key=repr)
+        assert all(first <= row[LOG_POSITION] <= last for row in found)
+        assert all(row[COMMIT_TIMESTAMP] == times[row[LOG_POSITION]] for row in found)
+    whole = batch_of(site, changes_from="1")
+    assert sorted(whole, key=repr) == sorted(feed.between(0, positions[-1]), key=repr)
+    assert told(batch_of(site, changes_from=str(positions[1]), changes_to=str(positions[1]))) == "2a< 2b> 3b+"
+    assert batch_of(site, changes_from=str(positions[-1] + 1)) == []
+    assert {row[COMMIT_TIMESTAMP] for row in feed.snapshot(feed.last)} == {times[positions[5]], times[positions[7]]}
+    some = site.table(
+        {"lookup.changes-from": "2", "lookup.columns": "name", "lookup.where": "id = 2", "lookup.view": "changes"}
+    )
+    assert some.schema.names == ["name", CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP]
+    found = some.scan(["_change_type", "name"], "_change_type <> 'insert'").to_pylist()
+    assert sorted(map(tuple, map(dict.values, found))) == [
+        ("delete", "b"),
+        ("update_postimage", "b"),
+        ("update_preimage", "a"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "told"),
+    [
+        ({"changes_from": "0"}, OptionError, r"lookup.changes-from = '0'"),
+        ({"changes_from": "99"}, VersionGoneError, r"lookup.changes-from = 99: the log of .* goes from 1 to \d+"),
+        ({"changes_from": "1", "changes_to": "99"}, VersionGoneError, r"lookup.changes-to = 99: the log"),
+        ({"changes_from": "4", "changes_to": "3"}, OptionError, r"lookup.changes-to = 3 is before lookup.changes-from = 4"),
+        ({"changes_to": "3"}, OptionError, r"lookup.changes-to = 3 needs lookup.changes-from"),
+        ({"changes_from": "1", "version": "1"}, OptionError, r"lookup.version and lookup.changes-from contradict"),
+        ({"changes_from": "1", "view": "data"}, OptionError, r"lookup.changes-from = 1 reads changes"),
+        ({"changes_from": "1", "path": "files"}, NotSupportedError, r"no managed table"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_changes_that_there_are_not(site: Site, given: dict[str, str], kind: type[Exception], told: str) -> None:
+    """They are refused by name, as are other uses of a table that reads changes."""
+    site.created(OFF).write(rows(1))
+    files = site.path.parent / "files"
+    files.mkdir()
+    pq.write_table(rows(1), files / "a.parquet")
+    with pytest.raises(kind, match=told):
+        if "path" in given:
+            site.table({"path": str(files), "lookup.changes-from": "1"}).scan()
+        batch_of(site, **given)
+    reader = site.table({"lookup.changes-from": "1", "lookup.keys": "id"})
+    for use in (lambda: reader.get(1), lambda: reader.get_many([1]), lambda: reader.write(rows(2))):
+        with pytest.raises(OptionError, match=r"option lookup.changes-from"):
+            use()
+
+
+def test_changes_that_were_trimmed(site: Site) -> None:
+    """They are gone by name, and it is said from where on they are known."""
+    site.resize(log_page=4)
+    table = site.created(OFF)
+    table.alter(properties={"lookup.log.retention": "0 s"})
+    for number in range(6):
+        last = table.write(rows(number), "overwrite")
+    table.vacuum("0 s", force=True)
+    with pytest.raises(VersionGoneError, match=r"versions from position \d+ on can be read|lookup.changes-from"):
+        batch_of(site, changes_from="2")
+    assert batch_of(site, changes_from=str(last + 1)) == []

@@ -1,0 +1,523 @@
+"""Compactions and vacuums: what they fold and remove, what they leave alone, and what readers see of them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup.errors import (
+    DamagedFileError,
+    NotATableError,
+    UfsUnavailableError,
+    VersionGoneError,
+    WriteConflictError,
+)
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
+from pyspark_lookup.options.enums import View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed import data_files as files_module
+from pyspark_lookup.sources.managed.log import TableState, WriteMode
+from pyspark_lookup.sources.managed.log.checkpoints import state_from_json, state_to_json
+from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
+from tests.sources.managed.test_rows_by_key import MODES
+from tests.sources.managed.test_writer import SCHEMA, Site, ids_of, put, rows, site
+
+__all__ = ["site"]
+
+OFF = {"lookup.write.compact-after": "0"}
+DAY_S = 86400.0
+
+
+def of_ids(low: int, high: int, name: str = "a") -> pa.Table:
+    return pa.table({"id": range(low, high), "name": [name] * (high - low)}, SCHEMA)
+
+
+def wide(low: int, high: int) -> pa.Table:
+    """Rows that take many bytes in a file."""
+    draw = random.Random(low)
+    return pa.table({"id": range(low, high), "name": [f"{draw.getrandbits(1024):x}" for _ in range(low, high)]}, SCHEMA)
+
+
+def appended(site: Site, count: int) -> LookupTable:
+    """A table of so many appends of ten rows each."""
+    table = site.created(OFF)
+    for number in range(count):
+        table.write(of_ids(number * 10, number * 10 + 10))
+    return table
+
+
+def folds(state: TableState) -> list[int]:
+    return [write.id for write in state.writes.values() if write.mode is WriteMode.COMPACT and write.committed]
+
+
+def aged(site: Site, days: float, but: int = 0) -> None:
+    """Let all that lies in the table have been put so long ago, but for the events of the log after position `but` (0: none)."""
+    for path in site.path.rglob("*"):
+        if path.is_file() and not (but and path.parent.name == "log" and int(path.stem) > but):
+            at = path.stat().st_mtime - days * DAY_S
+            os.utime(path, (at, at))
+
+
+# --- compaction ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", ["id", None])
+def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
+    """A compaction leaves one file in the order of the keys, and every row; a second one finds nothing to do.
+
+    No file says then which rows do not count, and deleted rows are in no file.
+    """
+    table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
+    for low in (200, 0, 100):
+        table.write(of_ids(low, low + 100))
+    before = table.scan().sort_by("id")
+    position = table.compact()
+    (file,) = site.committed()
+    found = pq.read_table(site.path / file).column("id").to_pylist()
+    assert found == (list(range(300)) if keys else [*range(200, 300), *range(200)])
+    assert table.scan().sort_by("id") == before
+    assert table.compact() == position == site.state().position
+    assert table.describe()["version"] == table.version
+    if keys:
+        table.upsert(of_ids(10, 20, "new"))
+        table.delete(pa.table({"id": range(50, 300)}))
+        table.compact()
+        (file,) = site.committed()
+        assert pq.read_table(site.path / file).column("name").to_pylist() == ["a"] * 10 + ["new"] * 10 + ["a"] * 30
+        assert list(site.state().deletes(site.state().valid_write_ids())) == []
+
+
+def twice(rows: pa.Table) -> pa.Table:
+    return rows.sort_by([("_lookup_file", "ascending"), ("_lookup_row", "ascending")])
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["now", "folded by an earlier release"])
+def test_overlapping_upserts_are_folded(site: Site, monkeypatch: pytest.MonkeyPatch, earlier: bool) -> None:
+    """Writes that overlapped hide one row of a large file, which stays outside the fold: it is hidden once, and all can be read,
+    written and folded again, also where an earlier release has named the row twice."""
+    table = site.created(OFF)
+    table.write(wide(0, 2000))
+    find, others = KeyedRows.find, [of_ids(7, 9, "other")]
+
+    def found(rows: KeyedRows, *args: Any) -> pa.Table:
+        places = find(rows, *args)
+        if others:  # once the first has looked, the second comes and goes
+            site.table(OFF, host="b").upsert(others.pop())
+        return places
+
+    site.resize(compact_bytes=20_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyedRows, "find", found)
+        if earlier:
+            patch.setattr(files_module, "distinct_places", twice)
+        table.upsert(of_ids(7, 8, "last"))
+        table.compact()
+    assert len(site.committed()) == 2  # the large file stays, and what hides its rows with it
+    for mode in MODES.values():
+        names = {row["id"]: row["name"] for row in site.table(mode, host="late").scan().to_pylist()}
+        assert (len(names), names[7], names[8]) == (2000, "last", "other")
+        assert site.table(mode, host="b").get(7) == [{"id": 7, "name": "last"}]
+    table.upsert(of_ids(7, 8, "new"))
+    for size, files in ((20_000, 2), (2**26, 1)):
+        site.resize(compact_bytes=size)
+        table.compact()
+        assert (len(site.committed()), table.scan().num_rows) == (files, 2000)
+        for mode in MODES.values():
+            assert site.table(mode, host="c").get(7) == [{"id": 7, "name": "new"}]
+
+
+def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
+    """A compaction reads its files before it commits: one that a store has damaged leaves the table as it was."""
+    table = appended(site, 3)
+    before = site.state().position
+
+    def damage(*_: object) -> None:
+        for path in site.path.rglob("compacted-*.parquet"):
+            site.interrupt()
+            with path.open("r+b") as file:
+                file.seek(40)
+                file.write(bytes(8))
+
+    site.interrupt(damage)
+    with pytest.raises(DamagedFileError):
+        table.compact()
+    assert folds(site.state()) == []
+    assert site.state().find_needed() == site.state().find_needed(before)
+    assert ids_of(site.table(host="late").scan()) == list(range(30))
+
+
+def test_a_large_write_stays_as_it_is(site: Site) -> None:
+    """What is much larger than the small writes is not folded, nor read again by a full cache; the rows that they hide stay hidden."""
+    site.resize(compact_bytes=20_000)
+    table = site.created(OFF)
+    table.write(wide(0, 5000))
+    base = site.committed()
+    for number in range(4):
+        table.upsert(rows(number, name="new"))
+    table.delete(pa.table({"id": [4999]}))
+    full = site.table(MODES["full"], host="b")
+    assert full.scan().num_rows == 4999
+    bytes_before = full.metrics()["ufsGetBytes"]
+    table.compact()
+    state = site.state()
+    assert len(site.committed()) == 2
+    assert set(base) < set(site.committed())
+    assert len(list(state.deletes(state.valid_write_ids()))) == 1
+    for reader in (full, *(site.table(mode, host="c") for mode in MODES.values())):
+        assert ids_of(reader.scan()) == list(range(4999))
+        assert [reader.get(id_)[0]["name"] for id_ in range(4)] == ["new"] * 4
+        assert reader.get(4999) == []
+    assert full.metrics()["ufsGetBytes"] - bytes_before < 20_000
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "files"),
+    [
+        ({"id": [*range(500), *range(250, 748), None, None]}, 2000, 6),
+        ({"kind": random.Random(1).choices(["a", "b", None], k=400), "id": [None, *range(99)] * 4}, 2000, 6),
+        ({"k": [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, None, 1.5, 2.5] * 2}, 100, 1),
+    ],
+    ids=["many values", "few values", "floats"],
+)
+def test_rows_are_folded_in_parts(site: Site, keys: dict[str, list[Any]], size: int, files: int) -> None:
+    """More than fits in memory is put in order part by part: no two files have keys between each other's, no row is lost.
+
+    Where the first key column has few values, rows are cut by the second; nulls, NaN, infinities and zeros are in some part.
+    """
+    site.resize(merge_bytes=size, file_bytes=3 * size // 2, row_group_rows=(2, 20), row_group_bytes=size // 20)
+    table = site.table({**OFF, "lookup.keys": ",".join(keys)})
+    count = len(next(iter(keys.values())))
+    whole = pa.table({**keys, "v": range(count)})
+    for half in range(2):
+        table.write(whole.slice(half * count // 2, count // 2))
+    table.compact()
+    assert len(site.committed()) >= files
+    assert sorted(table.scan().column("v").to_pylist()) == list(range(count))
+    if "id" in keys and len(keys) == 1:
+        found = [pq.read_table(site.path / file).column("id").drop_null().to_pylist() for file in site.committed()]
+        assert all(ids == sorted(ids) for ids in found)
+        assert all(one[-1] <= other[0] for one, other in itertools.pairwise(sorted(ids for ids in found if ids)))
+
+
+def beside(site: Site, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any], times: int = 1) -> None:
+    """Let `action` run while a compaction is under way: it has read and written, and not committed."""
+    count, left = KeyedRows.count, [action] * times
+
+    def counted(self: KeyedRows, files: Any) -> int:
+        found = count(self, files)
+        if left:
+            left.pop()()
+        return found
+
+    monkeypatch.setattr(KeyedRows, "count", counted)
+
+
+def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is appended, upserted and deleted while it runs stays so, also for who has cached rows of before it."""
+    table = appended(site, 2)
+    readers = [site.table(mode, host) for mode in MODES.values() for host in ("b", "c")]
+    asked = pa.table({"id": range(45)})
+    for reader in readers[::2]:
+        assert reader.get_many(asked).num_rows == 20
+
+    def changes() -> None:
+        table.upsert(rows(17, 30, name="new"))
+        table.delete(pa.table({"id": [5, 30]}))  # which the upsert says nothing about, but for 30
+        table.write(rows(40))
+
+    beside(site, monkeypatch, changes)
+    expected = [*range(5), *range(6, 20), 40]
+    for folded in ([3], None):
+        table.compact()
+        assert folded is None or folds(site.state()) == folded
+        for reader in readers:
+            assert ids_of(reader.get_many(asked)) == ids_of(reader.scan()) == expected
+            assert [row["name"] for row in reader.get(17)] == ["new"]
+            assert reader.get(5) == reader.get(30) == []
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_an_overwrite_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """A compaction of rows that were replaced meanwhile begins anew, leaves nothing of its first attempt, and gives up by name."""
+    table = appended(site, 2)
+
+    def replaced() -> None:
+        table.write(of_ids(50, 60), "overwrite")
+        table.write(of_ids(60, 70))
+
+    beside(site, monkeypatch, replaced, times)
+    if times == 1:
+        table.compact()
+        assert len(site.committed()) == 1
+    else:
+        with pytest.raises(WriteConflictError, match=r"(compact it|write) again"):
+            table.compact()
+    assert ids_of(table.scan()) == list(range(50, 70))
+    assert [file for file in site.files() if "compacted" in file] == (site.committed() if times == 1 else [])
+
+
+def test_two_compactions_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wins; the other finds its rows folded already, and then nothing to do."""
+    table, other = appended(site, 3), site.table(OFF, host="b")
+    beside(site, monkeypatch, other.compact)
+    table.compact()
+    assert len(folds(site.state())) == 1
+    assert ids_of(table.scan()) == list(range(30))
+
+
+def test_an_overwrite_that_began_before_what_was_folded(site: Site) -> None:
+    """It would replace some of a compaction's rows and not others: refused by name. One that began later replaces all."""
+    table = site.created(OFF)
+    table.write(rows(1))
+    writer = site.writer(host="b")
+    early = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    table.write(rows(2))
+    late = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    table.compact()
+    with pytest.raises(WriteConflictError, match="compacted"):
+        writer.commit(early, put(writer, early, 7))
+    assert ids_of(table.scan()) == [1, 2]
+    writer.commit(late, put(writer, late, 8))
+    assert ids_of(table.scan()) == [8]
+
+
+def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
+    """A list that lets through only some of a compaction's writes is answered from their own files. Where a delete came after the
+    compaction, a list with that, but without all that was folded, is refused: nobody knows what it hides there."""
+    table = site.created(OFF)
+    for id_ in (1, 2, 3):
+        table.write(rows(id_))
+    table.delete(pa.table({"id": [1]}))
+    now = table.valid_write_ids
+    table.compact()
+    after = table.valid_write_ids
+    without = [type(now)(after.table, after.high_watermark, open=[id_]) for id_ in (3, 4)]  # a write, and the delete
+    for ids, expected in ((now, [2, 3]), (after, [2, 3]), (without[0], [2]), (without[1], [1, 2, 3])):
+        assert ids_of(table.scan(valid_write_ids=ids)) == expected
+    table.delete(pa.table({"id": [2]}))
+    last = table.valid_write_ids
+    assert [ids_of(table.scan(valid_write_ids=ids)) for ids in (after, last)] == [[2, 3], [3]]
+    for id_ in range(1, 6):
+        with pytest.raises(VersionGoneError, match="was made after a compaction"):
+            table.scan(valid_write_ids=type(now)(last.table, last.high_watermark, open=[id_]))
+
+
+def test_keys_that_were_changed(site: Site) -> None:
+    """Upserts by other key columns than now are folded with all that they hide; alone they are refused by name."""
+    table = site.created(OFF)
+    table.write(wide(0, 500))
+    table.upsert(rows(1, name="new"))
+    table.upsert(rows(2, name="new"))
+    table.alter(keys=["name"])
+    site.resize(compact_bytes=20_000)
+    with pytest.raises(WriteConflictError, match=r"key columns have changed.*give it its former keys and compact"):
+        table.compact()
+    table.alter(keys=["id"])
+    table.compact()
+    site.resize(compact_bytes=2**26)
+    assert ids_of(table.scan()) == list(range(500))
+    table.alter(keys=["name"])
+    table.compact()
+    assert ids_of(table.scan()) == list(range(500))
+    assert len(site.committed()) == 1
+
+
+def test_commits_compact(site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After lookup.write.compact-after small writes the one who commits folds them; not one before; with 0 nobody does."""
+    table = site.created({"lookup.write.compact-after": "5"})
+    for id_ in range(4):
+        table.upsert(rows(id_))
+    assert folds(site.state()) == []
+    table.upsert(rows(4))
+    assert len(folds(site.state())) == 1
+    table.delete(pa.table({"id": [0]}))
+    for id_ in range(5, 25):
+        table.write(rows(id_))
+    count = len(folds(site.state()))
+    assert 4 <= count <= 6
+    for id_ in range(25, 40):
+        site.table(OFF).write(rows(id_))
+    assert len(folds(site.state())) == count
+    # An error is logged, and the write is committed all the same.
+    monkeypatch.setattr(KeyedRows, "count", lambda *_: 1 / 0)
+    with caplog.at_level(logging.WARNING):
+        table.write(rows(40))
+    assert "another commit will try again" in caplog.text
+    assert ids_of(table.scan()) == list(range(1, 41))
+
+
+def test_what_is_not_compacted_unasked(site: Site) -> None:
+    """A commit leaves what is large, and all to a compaction that has begun, but not for ever; a person who asks gets more."""
+    site.resize(unasked_compact_bytes=20_000)
+    table = site.created({"lookup.write.compact-after": "3"})
+    table.write(wide(0, 2000))
+    site.writer(host="b").begin(SCHEMA, WriteMode.COMPACT)  # of a process that may be dead
+    for id_ in range(3):
+        table.upsert(rows(id_))
+    assert folds(site.state()) == []
+    for id_ in range(3, 12):
+        table.upsert(rows(id_))
+    assert folds(site.state()) != []
+    assert all(1 not in site.state().writes[id_].replaces for id_ in folds(site.state()))
+    table.compact()
+    assert len(site.committed()) == 1
+
+
+def test_partial_keeps_its_keys(site: Site) -> None:
+    """Keys that are cached stay so over a compaction, also of deltas that came after they were; changed ones do not."""
+    table = site.created(OFF)
+    table.write(wide(0, 2000))
+    reader = site.table(MODES["partial"], host="b")
+    asked = pa.table({"id": range(0, 2000, 100)})
+    reader.get_many(asked)
+    table.upsert(rows(7, 8, name="new"))
+    reader.get_many(asked)
+    table.upsert(rows(100, 101, name="new"))
+    for small in (20_000, 2**26):  # the small writes, then all of it
+        site.resize(compact_bytes=small)
+        table.compact()
+        misses = reader.metrics()["missCount"]
+        found = reader.get_many(asked)
+        assert reader.metrics()["missCount"] - misses <= 1
+        assert found.column("name").to_pylist()[1] == "new"
+
+
+# --- vacuum -------------------------------------------------------------------------------------------
+
+
+def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
+    """Files of replaced writes go after older_than, in the store's time; versions that need them are gone by name. One that was
+    the current one within the time can be read after it, also if it is older than that itself."""
+    table = site.created(OFF)
+    first, second = table.write(rows(1)), table.write(rows(2), "overwrite")
+    table.upsert(rows(2, 3, name="new"))
+    assert table.vacuum() == {"files": 0, "bytes": 0, "oldest": None}
+    aged(site, 10, but=second)  # the upsert came just now
+    assert (table.vacuum()["oldest"], ids_of(site.table({"lookup.version": str(second)}).scan())) == (second, [2])
+    gone = r"version \d+ of table \w+ needs files of write 1, which were vacuumed"
+    for mode in MODES.values():
+        with pytest.raises(VersionGoneError, match=gone):
+            site.table({**mode, "lookup.version": str(first)}, host="b").scan()
+    kept = table.compact()
+    aged(site, 8)
+    found = table.vacuum()
+    assert (found["files"], found["oldest"]) == (3, kept)
+    assert site.files() == site.committed()
+    assert ids_of(table.scan()) == [2, 3]
+    assert table.vacuum()["files"] == 0
+    # What one vacuum has removed is gone for the answer of a gentler one, too; the versions view says what it does not know.
+    last = table.write(rows(4), "overwrite")
+    assert [table.vacuum("0 s", force=True)["oldest"], table.vacuum()["oldest"]] == [last] * 2
+    options = LookupOptions.parse({**site.options("a", {}), "lookup.view": "versions"})
+    (batch,) = view_batches(site.runtime.engine(options), ViewTask(View.VERSIONS), options, bytes)
+    added = {row["version"]: row["rows_added"] for row in batch.to_pylist()}
+    assert (added[first], added[last]) == (None, 1)
+    assert state_from_json(state_to_json(site.state()), "a copy").oldest == last
+
+
+def test_vacuum_where_the_clock_of_the_store_was_set(site: Site) -> None:
+    """An event that was put while it was behind does not make those before it old."""
+    table = site.created(OFF)
+    for number in range(4):
+        table.write(rows(number), "overwrite")
+    for event in (site.path / "_lookup/log").iterdir():
+        before = event.stat()
+        os.utime(event, (before.st_mtime - 30 * DAY_S,) * 2)
+        assert table.vacuum() == {"files": 0, "bytes": 0, "oldest": None}
+        os.utime(event, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_table_that_sees_to_itself(site: Site) -> None:
+    """Commits vacuum what was not needed for `lookup.write.vacuum-after`, at most ten times in that time, and trim the log. What
+    is gone is so by name. A store that fails then fails no commit."""
+
+    def fail(kind: str, _: object) -> None:
+        if kind == "tree":
+            raise UfsUnavailableError("down")
+
+    site.resize(log_page=4)
+    table = site.created(OFF)
+    table.alter(properties={"lookup.write.vacuum-after": "7 d", "lookup.log.retention": "0 s"})
+    for number in range(5):
+        last = table.write(rows(number), "overwrite")
+        table.scan()
+    aged(site, 6)
+    site.clock.tick(400 * DAY_S)  # which is no matter: times are the store's
+    assert (table.write(rows(8), "overwrite") > last, site.state().oldest) == (True, 1)
+    site.clock.tick(-800 * DAY_S)
+    aged(site, 2, but=last)
+    table.write(rows(9), "overwrite")
+    state = site.state()
+    assert (state.oldest, len(site.files())) == (last, 3)
+    assert len(list((site.path.parent / "cache/a/v1/blocks").glob("*/*"))) <= 3  # nor is what is gone kept here
+    events = sorted(int(path.stem) for path in (site.path / "_lookup/log").iterdir())
+    assert events == [1, *range(last // 4 * 4 + 1, state.position + 1)]
+    for options in ({"lookup.version": "3"}, {"lookup.valid-write-ids": f"{state.table_id}:2:9223372036854775807::"}):
+        for host in ("a", "b"):
+            with pytest.raises(VersionGoneError, match=rf"from (position )?{last} on"):
+                site.table(options, host).scan()
+    log = site.runtime.engine(LookupOptions.parse(site.options("a", {}))).managed.log(str(site.path))
+    with pytest.raises(VersionGoneError, match=f"lookup.stream.start = {last}"):
+        list(log.pages.changes(state, 2, state.position))
+    aged(site, 0.6)
+    assert table.write(rows(10), "overwrite") == site.state().position  # no vacuum follows
+    aged(site, 0.2)
+    site.interrupt(fail)
+    table.write(rows(11), "overwrite")
+    assert ids_of(table.scan()) == [11]
+
+
+def test_vacuum_removes_orphans(site: Site) -> None:
+    """What failed attempts have left goes, as old signs of life and temporary files do; what an open write has put stays.
+
+    So does what is not its own: a stream's checkpoint in the table's directory, notes, and another table there, which cannot be
+    made any more.
+    """
+    table = site.created(OFF)
+    table.write(rows(1))
+    writer = site.writer()
+    job = writer.begin(SCHEMA, WriteMode.APPEND)
+    files = put(writer, job, 5)
+    dead = writer.begin(SCHEMA, WriteMode.APPEND)
+    writer.abort(dead, ())
+    orphans = [
+        site.path / f"write-{dead.write_id:020d}/part-00000-0123456789abcdef.parquet",
+        site.path / "stream-q/000000000001-x/part-00000-0123456789abcdef.parquet",
+        site.path / f"_lookup/heartbeats/{dead.write_id:020d}-00",
+        site.path / "_lookup/log/.00000000000000000009.json.1234",
+        site.path / "write-00000000000000000001/.part-00000-0123456789abcdef.parquet.1234",
+    ]
+    others = [
+        site.path / f"_lookup/heartbeats/{job.write_id:020d}-00",
+        site.path / "_checkpoint/offsets/0",
+        site.path / "notes.txt",
+        site.path / "inner/write-1/part.parquet",
+    ]
+    for path in (*orphans, *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    with pytest.raises(NotATableError, match=r"lies inside .*, a managed table: write to another place"):
+        site.table({"path": f"{site.path}/a/b"}).write(rows(2))
+    inner = site.path / "other"  # as it could be before
+    ignored = shutil.ignore_patterns(
+        "other", "inner", "stream-q", "*-0123456789abcdef*", ".*", f"write-{job.write_id:020d}"
+    )
+    shutil.copytree(site.path, inner, ignore=ignored)
+    assert table.vacuum()["files"] == 0
+    aged(site, 8)
+    assert table.vacuum() == {"files": 3, "bytes": 3, "oldest": None}
+    assert not any(path.exists() for path in orphans)
+    assert all(path.exists() for path in others)
+    assert ids_of(site.table({"path": str(inner)}, host="late").scan()) == [1]
+    writer.commit(job, files)
+    assert ids_of(table.scan()) == [1, 5]

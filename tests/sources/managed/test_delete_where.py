@@ -1,0 +1,179 @@
+"""Rows that are deleted by a predicate: which these are, whoever else writes meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.errors import (
+    NotATableError,
+    OptionError,
+    PredicateError,
+    PysparkLookupError,
+    UfsNotFoundError,
+    WriteConflictError,
+)
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.sources.managed.log import WriteMode
+from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
+from tests.sources.managed.test_change_feed import changes_of, told
+from tests.sources.managed.test_compaction import OFF, wide
+from tests.sources.managed.test_rows_by_key import MODES
+from tests.sources.managed.test_writer import SCHEMA, Site, put, rows, site
+
+__all__ = ["site"]
+
+
+def seen(table: LookupTable) -> str:
+    return " ".join(sorted(f"{row['id']}{row['name']}" for row in table.scan().to_pylist()))
+
+
+@pytest.mark.parametrize("keys", ["id", "name", None])
+def test_rows_of_which_it_is_true(site: Site, keys: str | None) -> None:
+    """Without a key, too, and some of those with one key; not those of which it is null. Readers of each kind, changes, older versions
+    and compactions have it so; where there is none there is no commit."""
+    site.resize(row_group_rows=(1, 1), row_group_bytes=1)
+    table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
+    table.write(pa.table({"id": [1, 1, 2, None, 3], "name": ["a", "b", "a", "b", None]}, SCHEMA))
+    before = table.write(rows(4, name="b"))
+    readers = [site.table({**mode, "lookup.keys": keys or "id"}, host=name) for name, mode in MODES.items()]
+    assert {seen(reader) for reader in readers} == {"1a 1b 2a 3None 4b Noneb"}
+    position = table.delete(where="name = 'b' AND (id <> 4 OR id IS NULL)")
+    assert {seen(reader) for reader in readers} == {"1a 2a 3None 4b"}
+    assert told(changes_of(site, before)) == "1b- Noneb-"
+    assert [row["operation"] for row in table.versions()][-2:] == ["append", "delete"]
+    assert table.delete(where="id = 99") == position == table.describe()["position"]
+    assert table.compact() > position
+    assert {seen(reader) for reader in readers} == {"1a 2a 3None 4b"}
+    assert seen(site.table({"lookup.version": str(before)})) == "1a 1b 2a 3None 4b Noneb"
+    table.delete(where="id IS NOT NULL")
+    assert {seen(reader) for reader in readers} == {""}
+
+
+WRITES: dict[str, tuple[Callable[[Site, LookupTable], Any], str]] = {
+    "an append": (lambda _, table: table.write(rows(7, 8, name="b")), "1a 2a"),
+    "an upsert into it": (lambda _, table: table.upsert(rows(1, name="b")), "2a"),
+    "an upsert out of it": (lambda _, table: table.upsert(rows(3, name="a")), "1a 2a 3a"),
+    "a delete of the same": (lambda _, table: table.delete(where="id = 3"), "1a 2a"),
+    "a delete by key": (lambda _, table: table.delete([2, 3]), "1a"),
+    "a compaction": (lambda _, table: table.compact(), "1a 2a"),
+    "a column": (lambda _, table: table.alter("more INT"), "1a 2a"),
+    "an overwrite": (lambda _, table: table.write(rows(5, name="b"), "overwrite"), ""),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_what_others_commit_before(site: Site, what: str) -> None:
+    """It is deleted as well; after an overwrite the delete is refused, and nothing of it is seen."""
+    table = site.created(OFF)
+    table.write(rows(1, 2))
+    table.write(rows(3, 4, name="b"))
+    write, expected = WRITES[what]
+    others = [lambda: write(site, site.table(OFF, host="b"))]
+
+    def meanwhile(kind: str, subject: Any) -> None:
+        if kind == "put" and "/log/" in subject and list(site.path.rglob("deletes-*")) and others:
+            others.pop()()
+
+    site.interrupt(meanwhile)
+    if expected:
+        table.delete(where="name = 'b'")
+        assert not others
+        assert seen(table) == seen(site.table(host="c")) == expected
+    else:
+        with pytest.raises(WriteConflictError, match="write again"):
+            table.delete(where="name = 'b'")
+        assert seen(table) == "5b"
+
+
+def test_what_others_commit_after(site: Site) -> None:
+    """It stays, whenever it began; an overwrite that began before is refused."""
+    table, writer = site.created(OFF), site.writer(host="b")
+    table.write(rows(1, 2))
+    modes = (WriteMode.APPEND, WriteMode.UPSERT, WriteMode.OVERWRITE)
+    append, upsert, overwrite = (writer.begin(rows().schema, mode) for mode in modes)
+    table.delete(where="id < 3")
+    writer.commit(append, put(writer, append, 2))
+    writer.commit(upsert, writer.write(upsert, rows(1, name="b").to_batches(), "part"))
+    assert seen(table) == "1b 2a"
+    with pytest.raises(WriteConflictError, match="write again"):
+        writer.commit(overwrite, put(writer, overwrite, 6))
+    assert seen(table) == "1b 2a"
+
+
+@pytest.mark.parametrize("keys", ["id", None])
+def test_a_compaction_that_is_under_way(site: Site, keys: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins again: of two rows with one key it cannot tell which was deleted."""
+    table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
+    for name in ("a", "b"):
+        table.write(rows(1, 2, name=name))
+    count, others = KeyedRows.count, [lambda: site.table(OFF, host="b").delete(where="name = 'b' AND id = 1")]
+
+    def counted(rows: KeyedRows, found: Any) -> int:
+        number = count(rows, found)
+        if others:
+            others.pop()()
+        return number
+
+    monkeypatch.setattr(KeyedRows, "count", counted)
+    table.compact()
+    assert (seen(table), others) == ("1a 2a 2b", [])
+    assert [row["operation"] for row in table.versions()][-2:] == ["delete", "compact"]
+
+
+def test_a_compaction_that_is_under_way_for_pages_of_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins again, too, where the delete is no longer in the log's state: another compaction has folded it since."""
+    site.resize(log_page=7, compact_bytes=2000)
+    table, other = site.created(OFF), site.table(OFF, host="b")
+    for low in (10, 110):
+        table.write(pa.concat_tables([wide(low, low + 100), rows(1), rows(1, name="b")]))
+    count, left = KeyedRows.count, [True]
+
+    def counted(rows_by_key: KeyedRows, found: Any) -> int:
+        number = count(rows_by_key, found)
+        if left:
+            left.pop()
+            deleted = other.delete(where="name = 'b'")
+            other.write(rows(2))
+            other.write(rows(3))
+            assert other.compact() > deleted
+            for number_of_page in range(12):
+                other.alter(properties={"page": str(number_of_page)})
+            assert site.state().since > deleted + 12
+            assert site.state().deleted_where_at == deleted
+        return number
+
+    monkeypatch.setattr(KeyedRows, "count", counted)
+    table.compact()
+    assert [row["name"] for row in table.scan().to_pylist() if row["id"] < 10] == ["a"] * 4
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "told"),
+    [
+        ({}, OptionError, "arguments keys and where: give one"),
+        ({"keys": [1], "where": "id = 1"}, OptionError, "arguments keys and where: give one"),
+        ({"where": 5}, OptionError, "argument where = 5"),
+        ({"where": " "}, PredicateError, "argument where = ' '"),
+        ({"where": "nope = 1"}, PysparkLookupError, "nope"),
+        ({"where": "id = 'x'"}, PredicateError, "argument where: "),
+        ({"where": "id = 1) OR (id = 2"}, PredicateError, "argument where = "),
+    ],
+    ids=str,
+)
+def test_what_is_none(site: Site, arguments: dict[str, Any], kind: type[Exception], told: str) -> None:
+    """It is refused by name, and nothing comes into the log."""
+    table = site.created(OFF)
+    table.write(rows(1))
+    position = site.state().position
+    with pytest.raises(kind, match=told.replace("(", r"\(").replace(")", r"\)")):
+        table.delete(**arguments)
+    with pytest.raises(OptionError, match=r"lookup\.where = 'id > 5' is for reads"):
+        site.table({"lookup.where": "id > 5"}).delete(where="id = 1")
+    with pytest.raises((UfsNotFoundError, NotATableError)):
+        site.table({"path": f"{site.path}-other"}).delete(where="id = 1")
+    assert (site.state().position, seen(table)) == (position, "1a")

@@ -1,0 +1,289 @@
+"""Files of others in a managed table's directory: no operation removes or overwrites one, nor writes through a link."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import UfsError
+from pyspark_lookup.sources.managed.log import WriteMode
+from tests.sources.managed.test_compaction import OFF, aged
+from tests.sources.managed.test_writer import SCHEMA, Site, ids_of, put, rows, site
+from tests.support.s3server import S3Server
+
+__all__ = ["site"]
+
+OTHERS = ("notes.txt", "data.parquet", "part-00000-0123456789abcdef.parquet", ".hidden", "deletes-0123456789abcdef.parquet")  # fmt: skip
+
+
+def a_link(place: Path, private: Path) -> None:
+    place.symlink_to(private)
+
+
+def a_directory(place: Path, private: Path) -> None:
+    """A directory of somebody's, with hard links to their files."""
+    place.mkdir(parents=True)
+    for name in OTHERS:
+        os.link(private / name, place / name)
+
+
+def a_pipe(place: Path, private: Path) -> None:
+    os.mkfifo(place)
+
+
+def a_file(place: Path, private: Path) -> None:
+    os.link(private / OTHERS[0], place)
+
+
+def a_socket(place: Path, private: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        directory = os.open(place.parent, os.O_RDONLY)
+        one.bind(f"/proc/self/fd/{directory}/{place.name}")  # its name may be longer than a socket's
+        os.close(directory)
+
+
+FOREIGN: dict[str, Callable[[Path, Path], None]] = {
+    "a link": a_link, "a directory": a_directory, "a pipe": a_pipe, "a file": a_file, "a socket": a_socket,
+}  # fmt: skip
+
+
+def aborted(site: Site) -> None:
+    writer = site.writer(OFF)
+    job = writer.begin(SCHEMA, WriteMode.APPEND)
+    try:
+        put(writer, job, 7)
+    finally:
+        writer.abort(job, ())
+
+
+def died(site: Site) -> None:
+    """A write that another one finds dead, and aborts."""
+    writer = site.writer({**OFF, "lookup.write.timeout": "10 min"})
+    job = writer.begin(SCHEMA, WriteMode.APPEND)
+    for _ in range(4):
+        site.clock.tick(6 * 60)
+        writer.abort(writer.begin(SCHEMA, WriteMode.APPEND), ())
+    assert job.write_id not in [write.id for write in site.state().open_writes()]
+
+
+OPERATIONS: dict[str, Callable[[Site], object]] = {
+    "append": lambda site: site.table(OFF).write(rows(7)),
+    "upsert": lambda site: site.table(OFF).upsert(rows(1, 7, name="b")),
+    "overwrite": lambda site: site.table(OFF).write(rows(7), "overwrite"),
+    "delete": lambda site: site.table(OFF).delete(pa.table({"id": [1]})),
+    "compact": lambda site: site.table(OFF).compact(),
+    "a batch": lambda site: site.table({**OFF, "lookup.write.batch": "q:1"}).write(rows(7)),
+    "abort": aborted,
+    "a dead write": died,
+    "vacuum": lambda site: site.table(OFF).vacuum(older_than="0 s", force=True),
+}
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+PLACES: dict[str, tuple[Callable[[Path, int], list[Path]], tuple[str, ...]]] = {
+    "a write's directory": (
+        lambda path, next_: [path / f"write-{number:020d}" for number in range(next_, next_ + 5)],
+        ("append", "upsert", "overwrite", "delete", "compact", "abort", "a dead write", "vacuum"),
+    ),
+    "a stream's directory": (lambda path, next_: [path / "stream-q"], ("a batch", "vacuum")),
+    "heartbeats": (lambda path, next_: [path / "_lookup/heartbeats"], ("a dead write", "vacuum")),
+}
+"""Where others may put something: the paths, given the next write id, and what may meet it there."""
+
+
+@pytest.mark.parametrize(
+    ("place", "what", "operation"),
+    [
+        pytest.param(
+            place,
+            what,
+            operation,
+            marks=[] if what in ("a link", "a directory") or operation == "abort" else [pytest.mark.nightly],
+        )
+        for place, (_, operations) in PLACES.items()
+        for what in FOREIGN
+        for operation in operations
+    ],
+)
+def test_foreign_files_stay(site: Site, tmp_path: Path, place: str, what: str, operation: str) -> None:
+    """Whatever lies where a write will put its files: nothing of it is changed, nothing is put behind a link, and the table can be read.
+
+    The write itself fails with an error that names the place, or succeeds beside it.
+    """
+    private = tmp_path / "private"
+    private.mkdir()
+    for name in (*OTHERS, *(f"{n:020d}-0123456789abcdef.txt" for n in range(9))):
+        (private / name).write_bytes(b"precious")
+    before = contents(private)
+    site.created(OFF).write(rows(1, 2))
+    site.table(OFF).write(rows(3))
+    foreign = PLACES[place][0](site.path, site.state().high_watermark + 1)
+    for path in foreign:
+        FOREIGN[what](path, private)
+    planted = {path: os.lstat(path).st_ino for path in (*foreign, *site.path.rglob("notes.txt"))}
+    if operation == "vacuum":
+        aged(site, 8)
+    try:
+        OPERATIONS[operation](site)
+    except UfsError as problem:
+        assert what != "a directory"
+        assert re.search("(heartbeats|write-[0-9]{20}|stream-q)( is a link or a file in the place)", str(problem))
+    assert contents(private) == before
+    assert {path: os.lstat(path).st_ino for path in planted} == planted
+    seen = ids_of(site.table(host="look").scan())
+    assert seen in ([1, 2, 3], [2, 3], [1, 2, 3, 7], [7])
+    for path in foreign:
+        if what == "a directory":
+            # Vacuum, when they are old enough, knows files of earlier releases by their names alone.
+            stay = OTHERS if operation != "vacuum" else [name for name in OTHERS if "0123" not in name]
+            assert set(stay) <= {path.name for path in path.iterdir()}
+
+
+def test_objects_of_others_below_a_write_stay(s3: S3Server) -> None:
+    """As on a disk: what others have put below the prefix of a write stays as it commits, and as it is aborted."""
+    s3.client.create_bucket(Bucket="others")
+    keys = [f"t/write-{number:020d}/{name}" for number in range(1, 4) for name in OTHERS]
+    table = LookupTable("s3://others/t", {"lookup.keys": "id", "lookup.storage.endpoint_url": s3.endpoint})
+    table.write(rows())
+    for key in keys:
+        s3.client.put_object(Bucket="others", Key=key, Body=b"precious")
+    table.write(rows(1))
+    with pytest.raises(UniqueError), table.transaction() as transaction:
+        transaction.write(rows(2))
+        raise UniqueError
+    there = [found["Key"] for found in s3.client.list_objects_v2(Bucket="others", Prefix="t/write")["Contents"]]
+    assert set(keys) <= set(there)
+    assert len(there) == len(keys) + 1  # what was aborted is gone
+
+
+class UniqueError(Exception):
+    """Raised by a test."""
+
+
+# --- at each step ---------------------------------------------------------------------------------------
+
+STEPS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir", "os.listdir"}
+_attack: list[Callable[[], None]] = []
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    if _attack and event in STEPS:
+        _attack[-1]()
+
+
+@contextlib.contextmanager
+def at_step(number: int, attack: Callable[[], None]) -> Iterator[list[int]]:
+    """Run `attack` ahead of the step with that number in the block; [how many steps are left until then]."""
+    if not _hooked:  # a hook stays for good
+        sys.addaudithook(_audit)
+        _hooked.append(True)
+    left, me = [number], threading.get_ident()
+
+    def step() -> None:
+        if threading.get_ident() == me:
+            left[0] -= 1
+            if left[0] == 0:
+                _attack.clear()
+                attack()
+
+    _attack[:] = [step]
+    try:
+        yield left
+    finally:
+        _attack.clear()
+
+
+_hooked: list[bool] = []
+
+
+@pytest.mark.parametrize(
+    ("operation", "stride"),
+    [
+        ("append", 7),
+        *(pytest.param(one, 1, marks=pytest.mark.nightly) for one in ("append", "abort", "delete", "overwrite")),
+    ],
+)
+def test_a_link_that_comes_at_any_step(site: Site, tmp_path: Path, operation: str, stride: int) -> None:
+    """Somebody puts a link to a private directory in the place of a write's between any two steps of the write: nothing gets there,
+    nor goes from there."""
+    private = tmp_path / "private"
+    private.mkdir()
+    for name in OTHERS:
+        (private / name).write_bytes(b"precious")
+    before = contents(private)
+    site.created(OFF).write(rows(1, 2))
+    step = 1
+    while True:
+        directory = site.path / f"write-{site.state().high_watermark + 1:020d}"
+
+        def attack(directory: Path = directory) -> None:
+            for file in directory.glob("*") if directory.exists() else ():
+                (private / file.name).write_bytes(b"precious")  # the names that the write has given, too
+                before[file.name] = b"precious"
+            with contextlib.suppress(FileNotFoundError):
+                directory.rename(f"{directory}.moved")
+            directory.symlink_to(private)
+
+        with at_step(step, attack) as left, contextlib.suppress(UfsError):
+            OPERATIONS[operation](site)
+        assert contents(private) == before, step
+        if left[0] > 0:
+            break
+        shutil.rmtree(f"{directory}.moved", ignore_errors=True)
+        step += stride
+        site.restart()
+        site.table(OFF).write(rows(1, 2), "overwrite")
+    assert step > 20
+
+
+# --- another user ---------------------------------------------------------------------------------------
+
+
+def as_user(uid: int, act: Callable[[], None]) -> None:
+    """Do something as another user, in a process of its own."""
+    child = os.fork()
+    if not child:
+        code = 1
+        with contextlib.suppress(BaseException):
+            os.setgid(uid)
+            os.setuid(uid)
+            act()
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become others")
+@pytest.mark.parametrize("operation", ["append", "upsert", "abort"])
+def test_another_user_who_may_write_to_the_directory(site: Site, tmp_path: Path, operation: str) -> None:
+    """Links that they put in the place of writes to come lead none of ours to a private directory."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "notes.txt").write_bytes(b"precious")
+    for above in (tmp_path, *tmp_path.parents):
+        if above.stat().st_uid == os.geteuid() and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o011)
+    site.created(OFF).write(rows(1, 2))
+    site.path.chmod(0o777)
+    next_ = site.state().high_watermark + 1
+    as_user(
+        12345, lambda: [(site.path / f"write-{n:020d}").symlink_to(private) for n in range(next_, next_ + 3)] and None
+    )
+    with pytest.raises(UfsError, match="is a link or a file in the place of a directory"):
+        OPERATIONS[operation](site)
+    assert contents(private) == {"notes.txt": b"precious"}
+    assert ids_of(site.table(host="look").scan()) == [1, 2]

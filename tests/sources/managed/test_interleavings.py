@@ -1,0 +1,259 @@
+"""What others do in the middle of a compaction, a transaction or a write by key, and what must not come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.errors import NonUniqueKeyError, PysparkLookupError, UfsNotFoundError, WriteConflictError
+from pyspark_lookup.sources.managed import Job, TableWriter
+from pyspark_lookup.sources.managed import data_files as files_module
+from pyspark_lookup.sources.managed.log import WriteMode
+from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
+from tests.sources.managed.test_compaction import OFF, beside, of_ids
+from tests.sources.managed.test_writer import SCHEMA, Site, ids_of, put, rows, site
+
+__all__ = ["site"]
+
+UNIQUE = {**OFF, "lookup.write.unique-keys": "true"}
+
+
+def named(table: pa.Table) -> list[tuple[int, str]]:
+    return sorted((row["id"], row["name"]) for row in table.to_pylist())
+
+
+# --- compactions ---------------------------------------------------------------------------------------
+
+
+def test_a_delete_by_other_keys_beside_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are altered there and back while it runs, and a delete between."""
+    table = site.created(OFF)
+    table.write(rows(1, name="x"))
+    table.write(rows(2, name="y"))
+
+    def changes() -> None:
+        other = site.table(OFF, host="c")
+        other.alter(keys=["name"])
+        site.table(OFF, host="c").delete(pa.table({"name": ["x"]}))
+        other.alter(keys=["id"])
+
+    beside(site, monkeypatch, changes)
+    table.compact()
+    assert ids_of(table.scan()) == [2]
+
+
+def test_a_column_that_is_added_as_it_begins(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that adds a column between its write id and its look at the table keeps its values."""
+    more = {**OFF, "lookup.write.merge-schema": "true"}
+    table = site.created(more)
+    table.write(rows(1))
+    table.write(rows(3))
+    writer = site.writer(more)
+    job = writer.begin(pa.schema([*SCHEMA, ("more", pa.int64())]), WriteMode.APPEND)
+    files = writer.write(job, pa.table({"id": [2], "name": ["b"], "more": [7]}).to_batches(), "part")
+    begin = TableWriter.begin
+
+    def begun(self: TableWriter, schema: pa.Schema, mode: WriteMode, *more: Any) -> Job:
+        found = begin(self, schema, mode, *more)
+        if mode is WriteMode.COMPACT and files:
+            writer.commit(job, list(files))
+            files.clear()
+        return found
+
+    monkeypatch.setattr(TableWriter, "begin", begun)
+    table.compact()
+    assert table.scan().sort_by("id").column("more").to_pylist() == [None, 7, None]
+
+
+def test_a_part_that_is_larger_than_its_files_say(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are small in files and large in memory are put in order some at a time."""
+    site.resize(merge_bytes=32 * 1024, file_bytes=128 * 1024)
+    table = site.created(OFF)
+    for low in (0, 20_000):
+        table.write(of_ids(low, low + 20_000, "the same long text in each row " * 10))
+    sizes = []
+    ordered = files_module.DataFiles._sorted
+
+    def watched(self: files_module.DataFiles, part: pa.Table) -> pa.Table:
+        sizes.append(part.nbytes)
+        return ordered(self, part)
+
+    monkeypatch.setattr(files_module.DataFiles, "_sorted", watched)
+    table.compact()
+    assert max(sizes) < 2 * 512 * 1024
+    assert ids_of(table.scan()) == list(range(40_000))
+
+
+# --- keys that are altered ------------------------------------------------------------------------------
+
+
+CHANGED = pytest.raises(WriteConflictError, match="other key columns")
+
+
+def test_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delete, a write whose unique keys are being checked, and transactions are refused by name and aborted: nothing is taken away
+    by other keys than those it began with."""
+    table = site.created(OFF)
+    table.write(pa.table({"id": [1, 1], "name": ["x", "y"]}, SCHEMA))
+    writer = site.writer(host="b")
+    asked = writer.cast_key_table(pa.table({"id": [1]}))
+    job = writer.begin(asked.schema, WriteMode.DELETE)
+    with CHANGED, table.transaction() as t:
+        t.write(rows(6))
+        table.alter(keys=["id", "name"])
+        t.delete(pa.table({"id": [1], "name": ["x"]}))
+    with CHANGED:
+        writer.commit(job, (), effect=writer.deletion(asked))
+    with CHANGED, table.transaction() as t:
+        t.write(rows(6))
+        t.delete(pa.table({"id": [6], "name": ["a"]}))
+        table.alter(keys=["id"])
+        table.write(rows(77))
+    check_new, left = KeyedRows.check_new, [1]
+
+    def checked(self: KeyedRows, *more: Any) -> None:
+        check_new(self, *more)
+        if left:
+            left.pop()
+            table.alter(keys=["name"])
+            table.write(rows(78, name="78"))
+
+    monkeypatch.setattr(KeyedRows, "check_new", checked)
+    with CHANGED:
+        site.table(UNIQUE, host="b").write(rows(6, name="six"))
+    assert named(table.scan()) == [(1, "x"), (1, "y"), (77, "a"), (78, "78")]
+    assert not site.state().open_writes()
+    table = site.table({**OFF, "path": f"{site.path}-without-keys"})
+    table.write(rows(1, 2))
+    with CHANGED, table.transaction() as t:
+        t.write(rows(3))
+        table.alter(keys=["id"])
+        t.upsert(rows(1, name="new"))  # what began without keys is not written by key
+    assert named(table.scan()) == [(1, "a"), (2, "a")]
+
+
+def test_an_overwrite_beside_an_append(site: Site) -> None:
+    """What stays beside an overwrite, for it began later, is looked into for its keys."""
+    table = site.created(UNIQUE)
+    writer = site.writer(UNIQUE, host="b")
+    job = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    other = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    table.write(rows(1))
+    with pytest.raises(NonUniqueKeyError, match="id = 1"):
+        writer.commit(job, put(writer, job, 1))
+    writer.commit(other, put(writer, other, 2))
+    assert ids_of(table.scan()) == [1, 2]
+
+
+# --- transactions and tables that are gone ---------------------------------------------------------------
+
+
+def test_a_transaction_that_others_have_aborted(site: Site) -> None:
+    """After its timeout it reads nothing that would lack its own writes."""
+    table = site.created(OFF)
+    table.write(rows(1, 2))
+    t = table.transaction()
+    t.delete(pa.table({"id": [1]}))
+    t.write(rows(3))
+    (write,) = site.state().open_writes()
+    state = site.state()
+    job = Job(state.table_id, write.id, WriteMode.UPSERT, f"write-{write.id:020d}", state.definition, 0.0)
+    site.writer(host="b").abort(job, (), "no sign of life")
+    table.scan()
+    with pytest.raises(WriteConflictError, match="aborted by others"):
+        t.scan()
+    with pytest.raises(WriteConflictError, match="aborted"):
+        t.commit()
+
+
+def test_a_compaction_under_a_transaction(site: Site) -> None:
+    """It goes on seeing the rows as they were, and what it hides of them; at its end that is hidden in the new files. A key that
+    is to be unique may be written anew after its delete, though its old row is in a file that the transaction has not seen."""
+    table = site.created(UNIQUE)
+    table.write(rows(1, 2))
+    table.write(rows(3, 4))
+    with table.transaction() as t:
+        t.upsert(rows(1, name="mine"))
+        t.delete(pa.table({"id": [4]}))
+        t.write(rows(4, name="again"))
+        site.table(OFF, host="b").compact()
+        assert named(t.scan()) == [(1, "mine"), (2, "a"), (3, "a"), (4, "again")]
+        table.delete(pa.table({"id": [2]}))
+        t.delete(pa.table({"id": [3]}))
+        assert named(t.scan()) == [(1, "mine"), (2, "a"), (4, "again")]
+        assert t.get(3) == []
+    assert named(table.scan()) == [(1, "mine"), (4, "again")]
+
+
+def test_a_transaction_that_found_no_table(site: Site) -> None:
+    """One that began before the table is by key as any other: an overwrite with a lower write id is refused after it."""
+    t = site.table(OFF).transaction()
+    table = site.created(OFF)
+    table.write(rows(5))
+    writer = site.writer(host="b")
+    overwrite = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    t.write(rows(9))
+    t.upsert(rows(1, name="mine"))
+    t.commit()
+    with pytest.raises(WriteConflictError, match="by key"):
+        writer.commit(overwrite, put(writer, overwrite, 1))
+    assert ids_of(table.scan()) == [1, 5, 9]
+
+
+def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
+    """A writer of the dropped table, and a transaction, are refused by name, and remove none of the new table's files, which lie in
+    directories of the same names."""
+    table = site.created(OFF)
+    table.write(rows(1))
+    writer, t = site.writer(host="b"), table.transaction()
+    job = writer.begin(SCHEMA, WriteMode.APPEND)
+    files = put(writer, job, 2)
+    t.write(rows(3))
+    shutil.rmtree(site.path)
+    other = site.table({**OFF, "lookup.keys": "id"}, host="z")
+    for id_ in (7, 8, 9):
+        other.write(rows(id_))
+    with contextlib.suppress(PysparkLookupError):
+        writer.abort(job, files)
+    for refused in (lambda: writer.commit(job, files), lambda: t.write(rows(2)), t.commit):
+        with pytest.raises((WriteConflictError, UfsNotFoundError)):
+            refused()
+    assert ids_of(site.table(OFF, host="y").scan()) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("mode", [WriteMode.APPEND, WriteMode.UPSERT])
+def test_a_key_that_is_committed_while_it_looks(
+    site: Site, monkeypatch: pytest.MonkeyPatch, mode: WriteMode, late: bool
+) -> None:
+    """What others commit after it has begun, or (`late`) begun to look for its keys, is looked into as well."""
+    site.created(UNIQUE)
+    one, other = site.writer(UNIQUE), site.writer(UNIQUE, host="b")
+    job, beside_it = one.begin(SCHEMA, mode), other.begin(SCHEMA, mode)
+    files = one.write(job, rows(1, name="mine").to_batches(), "part")
+    theirs = other.write(beside_it, rows(1, name="theirs").to_batches(), "part")
+    keys_of = KeyedRows.read_keys
+    looked: list[str] = []
+
+    def look_and_commit(self: KeyedRows, *args: Any) -> pa.Table:
+        looked.append("")
+        if len(looked) == 1:
+            other.commit(beside_it, theirs)
+        return keys_of(self, *args)
+
+    if late:
+        monkeypatch.setattr(KeyedRows, "read_keys", look_and_commit)
+    else:
+        other.commit(beside_it, theirs)
+    if mode is WriteMode.APPEND:
+        with pytest.raises(NonUniqueKeyError, match="id = 1"):
+            one.commit(job, files)
+    else:
+        one.commit(job, files)
+    assert named(site.table(UNIQUE).scan()) == [(1, "theirs" if mode is WriteMode.APPEND else "mine")]
+    assert site.state().open_writes() == []
+    assert (files[0].path in site.files()) is (mode is WriteMode.UPSERT)

@@ -1,0 +1,545 @@
+"""A managed table's log: events as bytes, the state they add up to, and a log in a store under many writers."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup import errors
+from pyspark_lookup.core.write_ids import ValidWriteIdList
+from pyspark_lookup.sources.managed import log
+from pyspark_lookup.sources.managed.log import (
+    Allocate,
+    DataFile,
+    Event,
+    NotificationLog,
+    TableState,
+    WriteMode,
+    properties,
+)
+from pyspark_lookup.sources.managed.log.checkpoints import parse_state, state_to_json
+from pyspark_lookup.sources.managed.log.events import PAGE, event_bytes, parse_event, seal
+from pyspark_lookup.sources.managed.log.state import EarlierStateError
+from pyspark_lookup.storage.stores import Store, open_store
+from pyspark_lookup.versions.model import VersionMetadata
+from tests.support.fakes import make_host
+from tests.support.fuzzing import altered, by_day, damaged, fuzzed
+
+APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
+DEFINITION = log.Definition(pa.schema([("id", pa.int64()), ("name", pa.string())]), ("id",), {"a": "b"})
+WIDER = log.Definition(pa.schema([*DEFINITION.schema, pa.field("x", pa.list_(pa.float64()))]), ("id",))
+HEADS = {"ufsHeadCount": 2}  # what it costs to find nothing new
+OURS = (errors.DamagedFileError, errors.NotSupportedError)
+_buckets = itertools.count()
+
+
+def at(position: int, table_id: str = "t") -> tuple[int, str, str, float]:
+    """What an event begins with."""
+    return position, table_id, f"{table_id}-{position}", float(position)
+
+
+def history(table_id: str, commits: int) -> list[Event]:
+    """The events of a table and so many appends of a file each: 1 + 3 per commit."""
+    events: list[Event] = [log.Create(*at(1, table_id), DEFINITION)]
+    for id_ in range(1, commits + 1):
+        events.append(Allocate(*at(len(events) + 1, table_id), id_, APPEND))
+        events.append(log.Write(*at(len(events) + 1, table_id), id_, (DataFile(f"w/{id_}.parquet", 10, 2),)))
+        events.append(log.Commit(*at(len(events) + 1, table_id), id_))
+    return events
+
+
+def state_of(events: Iterable[Event], page: int = PAGE) -> TableState:
+    first, *more = events
+    assert isinstance(first, log.Create)
+    return TableState.begin(dataclasses.replace(first, page=page), "a test").advance(more)
+
+
+def paths(state: TableState, write_ids: ValidWriteIdList | str) -> list[str]:
+    return sorted(found[0].path for found in state.files(ValidWriteIdList.parse(str(write_ids))))
+
+
+texts = st.text(max_size=8)
+ids = st.integers(1, 2**40)
+letters = st.characters(min_codepoint=32, exclude_characters="/\\%", exclude_categories=["Cs"])
+names = st.text(letters, min_size=1, max_size=8).filter(lambda text: text not in (".", ".."))
+data_files = st.builds(DataFile, st.lists(names, min_size=1, max_size=3).map("/".join), st.integers(0, 2**50), ids)
+kinds = st.sampled_from([DEFINITION, WIDER, log.Definition(pa.schema([("ä\n", pa.decimal128(9, 2))]), ())])
+definitions = st.builds(dataclasses.replace, kinds, properties=st.dictionaries(texts, texts, max_size=2))
+batches = st.builds(log.Batch, texts, st.integers(0, 2**40))
+head = (ids, texts.filter(bool), texts, st.floats(allow_nan=False, allow_infinity=False))
+modes = st.sampled_from(WriteMode)
+events_ = st.one_of(
+    st.builds(log.Create, *head, definitions),
+    st.builds(Allocate, *head, ids, modes),
+    st.builds(log.Write, *head, ids, st.lists(data_files, max_size=3).map(tuple)),
+    st.builds(log.Commit, *head, ids, st.none() | definitions, st.none() | batches),
+    st.builds(log.Abort, *head, ids, texts),
+)
+
+
+@given(events_, st.data())
+@fuzzed(150)
+def test_events_round_trip(event: Event, data: st.DataObject) -> None:
+    """Each kind of event is read back as it was written, at its own position only; a later format and any flipped bit are told."""
+    assert parse_event(event_bytes(event), event.position, "x") == event
+    with pytest.raises(errors.NotSupportedError, match=r"the-file .*version 2.*newer pyspark_lookup"):
+        parse_event(event_bytes(event).replace(b'"format":1', b'"format":2', 1), event.position, "the-file")
+    with pytest.raises(errors.DamagedFileError, match="the-file"):
+        parse_event(event_bytes(event), event.position + 1, "the-file")
+    said = json.loads(event_bytes(event))
+    del said["crc"]
+    with pytest.raises(errors.DamagedFileError, match="'hidden'"):  # what it says would be ignored
+        parse_event(seal({**said, "hidden": []}), event.position, "the-file")
+    blob = bytearray(event_bytes(event))
+    blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(
+        OURS, match="the-file"
+    ):  # also where what is left is an event: of another write, with other files
+        parse_event(bytes(blob), event.position, "the-file")
+
+
+checkpoints = st.integers(0, 3).map(lambda commits: seal(state_to_json(state_of(history("t", commits)))))
+DEEP = [b"[" * 100_000, b'{"format":' + b"9" * 5000]
+
+
+@contextlib.contextmanager
+def told_damage() -> Iterator[None]:
+    """What is read is sound, or an error that names the file."""
+    try:
+        yield
+    except OURS as problem:
+        assert "the-file" in str(problem)
+
+
+@given(st.data(), st.integers(1, 3))
+@fuzzed(300)
+def test_damage_is_told(data: st.DataObject, position: int) -> None:
+    """Damaged bytes are an event, a checkpoint that can be asked, or one of two errors that name the file."""
+    blob = data.draw(events_.map(event_bytes) | checkpoints)
+    said = json.loads(blob)
+    del said["crc"]
+    resealed = altered(said).map(lambda value: seal(value) if isinstance(value, dict) else json.dumps(value).encode())
+    found = data.draw(damaged(blob) | resealed | st.sampled_from(DEEP))
+    with told_damage():
+        parse_event(found, position, "the-file")
+    with told_damage():
+        state = parse_state(found, "the-file")
+        with contextlib.suppress(errors.PysparkLookupError):
+            assert state.version().position <= state_to_json(state)["position"]
+            assert len(paths(state, state.valid_write_ids())) >= 0
+
+
+LEAVING = ["../other/x", "a/../../x", "..", ".", "/etc/x", "", "a//x", "a/", "a/./x", "%2e%2e/x", "a%2F..%2f..%2fx"]
+LEAVING += ["a\\..\\x", "a\0b", "a\nb", "%00", "\ud800"]
+
+
+@pytest.mark.parametrize("path", LEAVING)
+def test_paths_that_leave_the_table(path: str) -> None:
+    """No event and no checkpoint names a file outside its table."""
+    event = log.Write(3, "t", "n", 0.0, 1, (DataFile(path, 1, 1),))
+    with pytest.raises(errors.DamagedFileError, match="no path below"):
+        parse_event(event_bytes(event), 3, "x")
+    state = state_of(history("t", 0)).advance([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
+    with pytest.raises(errors.DamagedFileError, match="no path below"):
+        parse_state(seal(state_to_json(state)), "x")
+
+
+def model(commits: list[tuple[int, WriteMode, list[str]]]) -> tuple[int, list[str]]:
+    """The last overwrite and the visible files after commits in this order, each of which may remove what lower ids wrote."""
+    base, visible = 0, dict[int, list[str]]()
+    for id_, mode, files in commits:
+        if mode is OVERWRITE:
+            base, visible = id_, {other: kept for other, kept in visible.items() if other > id_}
+        visible[id_] = files
+    return base, sorted(itertools.chain(*visible.values()))
+
+
+Truth = tuple[TableState, VersionMetadata, Any, ValidWriteIdList]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> list[Truth]:
+    """The states after each of some valid events, with what was true then: the version, and the model's."""
+    page = draw(st.sampled_from((2, 3, 5, 1000)))
+    state = state_of(history("t", 0), page)
+    opened: dict[int, tuple[WriteMode, list[str]]] = {}
+    aborted: dict[int, int] = {}
+    commits: list[tuple[int, WriteMode, list[str]]] = []
+    high, defined = 0, 1
+    found: list[Truth] = [(state, state.version(), (defined, *model(commits)), ValidWriteIdList("t", 0))]
+    for _ in range(draw(st.integers(0, 20))):
+        position = state.position + 1
+        chosen = draw(st.sampled_from(("allocate", "write", "commit", "commit", "abort", "foreign")))
+        id_ = draw(st.sampled_from(sorted(opened))) if opened else 0
+        event: Event
+        if chosen == "foreign":  # of a slow writer of a dropped table: it takes up a position, no more
+            event = Allocate(*at(position, "u"), high + 5, APPEND)
+        elif chosen == "allocate" or not id_:
+            high += 1
+            opened[high] = draw(modes), []
+            event = Allocate(*at(position), high, opened[high][0])
+        elif chosen == "write" and opened[id_][0] is not WriteMode.ALTER:  # which has no files
+            files = tuple(DataFile(f"{id_}/{position}-{n}", 1, 1) for n in range(draw(st.integers(0, 2))))
+            opened[id_][1].extend(file.path for file in files)
+            event = log.Write(*at(position), id_, files)
+        elif chosen == "abort":
+            del opened[id_]
+            aborted[id_] = position
+            event = log.Abort(*at(position), id_)
+        elif opened[id_][0] is OVERWRITE and any(mode.by_key and other > id_ for other, mode, _ in commits):
+            with pytest.raises(errors.WriteConflictError, match="by key"):
+                state.check_open(id_)
+            continue
+        elif model(commits)[0] > id_ and opened[id_][0] is not WriteMode.ALTER:
+            with pytest.raises(errors.WriteConflictError, match="replaced"):
+                state.check_open(id_)
+            continue
+        else:
+            assert state.check_open(id_).id == id_
+            definition = draw(st.sampled_from((None, DEFINITION, WIDER)))
+            defined = defined if definition is None else position
+            commits.append((id_, *opened.pop(id_)))
+            event = log.Commit(*at(position), id_, definition, log.Batch("q", id_) if draw(st.booleans()) else None)
+        state = state.advance([parse_event(event_bytes(event), position, "x")])
+        recent = [id_ for id_, ended in aborted.items() if ended > position // page * page]
+        valid = ValidWriteIdList("t", high, opened, recent)
+        found.append((state, state.version(), (defined, *model(commits)), valid))
+    return found
+
+
+@given(models())
+@fuzzed(150)
+def test_states_follow_the_model(found: list[Truth]) -> None:
+    """At each position each state that answers for it says what was true then; digests are equal exactly where the same writes
+    are seen. No state holds more than two pages and what its versions need; that at the end of a page answers for all of it."""
+    last = found[-1][0]
+    kept = parse_state(seal(state_to_json(last)), "x")
+    assert (kept.position, kept.nonce, kept.high_watermark) == (last.position, last.nonce, last.high_watermark)
+    assert (kept.open_writes(), kept.batches, kept.definition) == (last.open_writes(), last.batches, last.definition)
+    event = Allocate(last.position + 1, "t", "n", 0.0, last.high_watermark + 1, OVERWRITE)
+    assert state_to_json(kept.advance([event])) == state_to_json(last.advance([event]))
+    assert state_to_json(kept) == state_to_json(last)  # advance() makes another state
+    for state in (kept, *(state for state, *_ in found)):
+        for position, (_, version, (*_, files), valid) in enumerate(found[: state.position], 1):
+            if position < state.since:
+                with pytest.raises(EarlierStateError):
+                    state.version(position)
+                continue
+            assert state.valid_write_ids(position) == valid
+            assert state.version(position) == version
+            assert VersionMetadata.from_json(json.loads(json.dumps(version.to_json()))) == version
+            assert paths(state, version.state) == files
+            if version.state == str(valid):
+                assert state.resolve_version(valid).digest == version.digest
+        with pytest.raises(ValueError, match="log goes from 1"):
+            state.version(state.position + 1)
+        assert state.since == max(state.position // state.page - 1, 0) * state.page
+    for (_, one, seen, _), (_, other, also, _) in itertools.combinations(found, 2):
+        assert (one.digest == other.digest) == (seen == also)
+
+
+def test_commits_that_cannot_be() -> None:
+    """A write that an overwrite has passed, or that has ended, is refused by name; a batch is committed once."""
+    begun = [Allocate(*at(5), 2, APPEND), Allocate(*at(6), 3, OVERWRITE), Allocate(*at(7), 4, APPEND)]
+    state = state_of([*history("t", 1), *begun])
+    assert state.check_open(2).id == 2
+    state = state.advance([log.Commit(*at(8), 3, None, log.Batch("q", 7)), log.Abort(*at(9), 4)])
+    for id_, says in ((2, "write 2 .*write 3"), (3, "committed already"), (4, "aborted"), (5, "write 5")):
+        with pytest.raises(errors.WriteConflictError, match=says):
+            state.check_open(id_)
+    assert [state.is_committed(log.Batch(*batch)) for batch in (("q", 6), ("q", 7), ("q", 8), ("r", 0))] == [True, True, False, False]  # fmt: skip
+
+
+def test_versions_by_lists() -> None:
+    """A list says which version is read: of this table, not ahead of its log, without writes that are aborted or open."""
+    state = state_of(history("t", 3)).advance([Allocate(*at(11), 4, APPEND), log.Abort(*at(12), 4)])
+    assert state.resolve_version(state.valid_write_ids()).digest == state.version().digest
+    equivalent = ("t:2:9223372036854775807::", "t:3:3:3:", "t:4:3:3,4:", "t:4:9223372036854775807::3,4")
+    versions = [state.resolve_version(ValidWriteIdList.parse(text)) for text in equivalent]
+    assert {version.digest for version in versions} == {state.version(7).digest}
+    assert [version.state for version in versions] == list(equivalent)
+    gap = ValidWriteIdList("t", 3, open=(2,))
+    assert paths(state, gap) == ["w/1.parquet", "w/3.parquet"]
+    assert state.resolve_version(gap).digest not in {state.version(at).digest for at in range(1, 13)}
+    for table, high, error, says in (
+        ("u", 2, ValueError, "not of this"),
+        ("t", 5, ValueError, "ahead of"),
+        ("t", 4, errors.VersionGoneError, "write 4"),
+    ):
+        with pytest.raises(error, match=says):
+            state.resolve_version(ValidWriteIdList(table, high))
+    begun = state.advance([Allocate(*at(13), 5, APPEND), log.Write(*at(14), 5, (DataFile("w/5", 1, 1),))])
+    with contextlib.suppress(ValueError, errors.VersionGoneError):
+        assert "w/5" not in paths(begun, begun.resolve_version(ValidWriteIdList("t", 5, aborted=(4,))).state)
+
+
+def test_events_that_contradict_the_log() -> None:
+    """What cannot follow is damage: another position's, a second creation, ids that are not open."""
+    state = state_of(history("t", 1))
+    impossible: list[Event] = [log.Create(*at(5), DEFINITION)]
+    impossible += [Allocate(*at(place), id_, APPEND) for place, id_ in ((6, 2), (4, 2), (5, 3), (5, 1))]
+    for id_ in (1, 2):
+        impossible += [log.Write(*at(5), id_, ()), log.Commit(*at(5), id_), log.Abort(*at(5), id_)]
+    for event in impossible:
+        with pytest.raises(errors.DamagedFileError):
+            state.advance([event])
+    for first in (Allocate(*at(1), 1, APPEND), log.Create(*at(2), DEFINITION)):
+        with pytest.raises(errors.DamagedFileError, match="the-file"):
+            TableState.begin(first, "the-file")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a table may lie, and a way to it that is not ours."""
+
+    path: str
+    store: Store
+    files: Any
+
+    def name(self, position: int) -> str:
+        return f"{self.path}/_lookup/log/{position:020d}.json"
+
+    def names(self, under: str) -> list[str]:
+        return sorted(f"{self.path}/_lookup/{under}/{name.rsplit('/')[-1]}" for name in self.files.find(f"{self.path}/_lookup/{under}"))  # fmt: skip
+
+    def put(self, events: Iterable[Event]) -> None:
+        """Put events as their writers would, at less cost."""
+        self.files.pipe({self.name(event.position): event_bytes(event) for event in events})
+
+    def drop(self) -> None:
+        self.files.rm(self.path, recursive=True)
+
+    def become(self, events: Iterable[Event]) -> None:
+        self.drop()
+        self.put(events)
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A place without a table, in a store that has an exclusive create."""
+    if request.param == "local":
+        path = str(tmp_path / "table")
+        return Place(path, open_store(path, {}, time.time), fsspec.filesystem("file", auto_mkdir=True))
+    server, path = request.getfixturevalue("s3"), f"s3://logs-{next(_buckets)}/table"
+    server.client.create_bucket(Bucket=path.split("/")[2])
+    options = {"endpoint_url": server.endpoint}
+    files = fsspec.filesystem("s3", use_listings_cache=False, **options)
+    return Place(path, open_store(path, options, time.time), files)
+
+
+class Process:
+    """A process's log, over a store that fails when told and a host's cache directory."""
+
+    def __init__(self, place: Place, cache_dir: Path) -> None:
+        host = make_host(place.path, cache_dir, max_retries=2, opened=place.store)
+        assert host.disk is not None
+        self.store, self.disk, self.metrics = host.store, host.disk, host.metrics
+        self.log = host.managed.log(host.ufs.url_of(place.path))
+
+    def latest(self) -> TableState:
+        state = self.log.latest()
+        assert state is not None
+        return state
+
+    def allocate(self) -> TableState:
+        return self.log.append(lambda s, nonce, at: Allocate(s.position + 1, s.table_id, nonce, at, s.high_watermark + 1, APPEND))  # fmt: skip
+
+    def cost(self) -> dict[str, int]:
+        """The store calls of `latest()`, by their counters' names."""
+        before = collections.Counter(self.metrics.snapshot())
+        self.latest()
+        spent = collections.Counter(self.metrics.snapshot()) - before
+        return {name: spent[name] for name in spent if name.startswith("ufs") and name.endswith("Count")}
+
+
+@pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
+def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every position and list of write ids means to a host that knows nothing what it meant then, also where the checkpoint at
+    the end of its page was never put; until a commit trims it, which takes what no kept version needs, and nothing else."""
+    events = [log.Create(*at(1), DEFINITION, page=8), *history("t", 20)[1:]]
+    events += [Allocate(*at(62), 21, OVERWRITE), log.Vacuum(*at(63), (), 35), log.Commit(*at(64), 21)]
+    places: list[Process] = []
+
+    def opened(name: str) -> tuple[NotificationLog, TableState]:
+        places.append(Process(place, cache_dir / name))
+        found = places[-1].log
+        state = found.latest()
+        assert state is not None
+        return found, state
+
+    def check(name: str, first: int) -> None:
+        log_, state = opened(name)
+        # Each answer takes a few requests: on S3 only every seventh position is checked.
+        for position in range(1, state.position + 1, 7 if place.path.startswith("s3:") else 1):
+            if position < first:
+                with pytest.raises(errors.VersionGoneError, match="was trimmed"):
+                    log_.pages.find_state(state, position)
+                continue
+            then = state_of(events[:position])
+            found = log_.pages.find_state(state, position)
+            assert found.version(position).digest == then.version().digest
+            valid = found.valid_write_ids(position)
+            assert (
+                log_.pages.find_state_by_write_ids(state, valid).resolve_version(valid).digest == then.version().digest
+            )
+        changes = [change.position for _, change in log_.pages.changes(state, max(first - 1, 0), state.position)]
+        known = state_of(events[: state.position])
+        assert changes == [change.position for change in known.changes if change.position >= first]
+
+    place.put(events[:1])
+    writer, state = opened("writer")
+    while state.position < len(events) - 1:
+        state = writer.append(lambda state, nonce, at: events[state.position])
+    assert (state.since, len(state.writes)) == (48, 21)
+    check("all", 1)
+    place.files.rm(place.names("checkpoints")[-2])
+    check("without one", 1)
+    assert writer.pages.trim(state, 0.0) == 0
+    monkeypatch.setattr(properties, "KEPT_S", -86400.0)
+    writer.append(lambda state, nonce, at: events[state.position])
+    assert place.names("log") == [place.name(at) for at in (1, *range(33, 65))]
+    check("trimmed", 33)
+    assert writer.append(lambda state, nonce, at: Allocate(65, "t", "n", 0.0, 22, APPEND)).high_watermark == 22
+
+
+def test_racing_hosts(place: Place, cache_dir: Path) -> None:
+    """Of hosts that create a log one does; of two hosts' threads that append at once each position has one winner, none is left out."""
+    hosts = [Process(place, cache_dir / name) for name in ("a", "a", "b", "b")]
+    assert hosts[0].log.latest() is None
+    with pytest.raises(errors.UfsNotFoundError, match="no managed table"):
+        hosts[0].allocate()
+    with concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
+        made = list(
+            pool.map(lambda h: h.log.create(lambda nonce, at: log.Create(1, "t", nonce, at, DEFINITION)), hosts)
+        )
+        assert sum(state is not None for state in made) == 1
+        states = list(itertools.chain(*pool.map(lambda host: [host.allocate() for _ in range(7)], hosts)))
+    assert sorted((s.position, s.high_watermark) for s in states) == [(at, at - 1) for at in range(2, 30)]
+    assert place.names("log") == [place.name(at) for at in range(1, 30)]
+    assert len({json.dumps(state_to_json(host.latest())) for host in [*hosts, Process(place, cache_dir / "c")]}) == 1
+
+
+def test_commits_of_which_nothing_is_known(place: Place, cache_dir: Path) -> None:
+    """A store that never answers is an error of its own that names the nonce; the event is there, or is not."""
+    place.put(history("t", 0))
+    host, other = Process(place, cache_dir / "a"), Process(place, cache_dir / "b")
+
+    def refuse(kind: str, subject: object) -> None:
+        if kind == "put":
+            raise errors.UfsUnavailableError("lost")
+
+    def silent(*_: object) -> None:
+        host.store.before = silent
+        raise errors.UfsTimeoutError("no answer")
+
+    host.store.before = refuse
+    with pytest.raises(errors.CommitUnknownError, match="event 2"):
+        host.allocate()
+    assert other.latest().position == 1
+    host.store.before, host.store.after = lambda kind, subject: None, silent
+    with pytest.raises(errors.CommitUnknownError, match="nonce") as problem:
+        host.allocate()
+    assert (other.latest().position, other.latest().nonce in str(problem.value)) == (2, True)
+
+
+@pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
+def test_a_long_log(place: Place, cache_dir: Path) -> None:
+    """A host that knows nothing reads a checkpoint and the events after it; the whole log if that is damaged or gone."""
+    events = history("t", 110)[:330]
+    place.put(events[:299])
+    Process(place, cache_dir / "writer").log.append(lambda state, nonce, at: events[state.position])
+    place.put(events[300:])
+    cold, plain = Process(place, cache_dir / "cold"), state_to_json(state_of(events))
+    cost = cold.cost()
+    assert (cost["ufsGetCount"] <= 32, sum(cost.values()) <= 36) == (True, True)
+    assert state_to_json(cold.latest()) == plain
+    again = Process(place, cache_dir / "cold")
+    assert (again.log.cached_state() is not None, again.store.calls) == (True, [])
+    assert [host.cost() for host in (cold, again, again)] == [HEADS] * 3  # however long it is
+    assert state_to_json(again.latest()) == plain
+    (name,) = place.names("checkpoints")
+    if place.path.startswith("s3"):
+        return  # the rest is as slow as it is the same
+    for damage in (b"[]", b"{", json.dumps(plain).encode(), seal(plain)[:-300]):
+        place.files.pipe_file(name, damage)
+        assert state_to_json(Process(place, cache_dir / f"{len(damage)}").latest()) == plain
+    place.files.pipe_file(name, b'{"format": 2}')
+    with pytest.raises(errors.NotSupportedError, match=r"version 2.*newer pyspark_lookup"):
+        Process(place, cache_dir / "new").latest()
+    place.files.rm(name)
+    assert state_to_json(Process(place, cache_dir / "new").latest()) == plain
+    place.files.rm(place.name(7))
+    with pytest.raises(errors.DamagedFileError, match="no event 7"):
+        Process(place, cache_dir / "gap").latest()
+
+
+@pytest.mark.parametrize(
+    ("commits", "knows"), by_day([(n, knows) for n in (1, 2, 3) for knows in ("process", "host")], 3)
+)
+def test_a_table_that_was_recreated(place: Place, cache_dir: Path, commits: int, knows: str) -> None:
+    """Whichever question it is recreated before, with fewer, as many or more events, the answer is the new table."""
+    old, new = history("t", 2), history("u", commits)
+    for known, question in ((7, 0), (7, 1), (5, 0), (5, 1), (5, 2)):
+        place.put(old[:known])
+        reader, host = (Process(place, cache_dir / f"{known}-{question}") for _ in range(2))
+        assert reader.latest().position == known
+        host = host if knows == "host" else reader
+        place.put(old[known:])
+        left = itertools.count()
+        host.store.before = lambda kind, subject, left=left, question=question: place.become(new) if next(left) == question else None  # type: ignore[misc]  # fmt: skip
+        assert state_to_json(host.latest()) == state_to_json(state_of(new))
+        assert [host.cost(), Process(place, cache_dir / f"{known}-{question}").cost()] == [HEADS, HEADS]
+        place.drop()
+        assert host.log.latest() is None
+
+
+def test_a_writer_that_was_slow_to_remember(place: Place, cache_dir: Path) -> None:
+    """What a process remembers of a dropped table, after others know the new one, is not taken for the new one."""
+    place.put(history("t", 3))
+    slow, other, new = Process(place, cache_dir), Process(place, cache_dir), history("u", 4)[:11]
+    slow.latest()
+    plain = slow.disk.replace_record
+
+    def late(kind: str, key: str, value: Any) -> None:
+        slow.disk.replace_record = plain  # type: ignore[method-assign]
+        place.become(new)
+        assert other.latest().table_id == "u"
+        plain(kind, key, value)
+
+    slow.disk.replace_record = late  # type: ignore[method-assign]
+    assert slow.allocate().position == 11  # of the table that is dropped now
+    for host in (Process(place, cache_dir), other, slow):
+        assert state_to_json(host.latest()) == state_to_json(state_of(new))
+
+
+@pytest.mark.parametrize("name", ["log", "checkpoints"])
+def test_a_table_recreated_under_an_append(place: Place, cache_dir: Path, name: str) -> None:
+    """An append that was slow does the table in the place of its own no harm, and nobody goes on with the old one.
+
+    Nor does a checkpoint that comes late say anything of the new one.
+    """
+    events, new = history("t", 20), history("u", 5)
+    place.put(events[:49])
+    writer = Process(place, cache_dir / "a")
+    writer.store.before = lambda kind, subject: place.become(new) if kind == "put" and name in str(subject) else None
+    with contextlib.suppress(errors.PysparkLookupError):
+        writer.log.append(lambda state, nonce, at: events[state.position])
+    late = Process(place, cache_dir / "b").latest()
+    if name == "log":
+        assert [late.table_id, writer.latest().table_id] == ["u", "u"]
+    else:
+        assert state_to_json(late) == state_to_json(state_of(new))

@@ -1,0 +1,172 @@
+"""Upserts whose rows lack columns: refused, unless somebody says what is to be in them; nothing committed meanwhile is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import NonUniqueKeyError, SchemaError, WriteConflictError
+from pyspark_lookup.sources.managed.log import NotificationLog
+from tests.sources.managed.test_writer import Site, site
+from tests.support.fuzzing import fuzzed
+
+__all__ = ["site"]
+
+KEEP, NULL = ({"lookup.write.missing-columns": text} for text in ("KEEP", "NULL"))
+SCHEMA = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
+Row = dict[str, Any]
+
+
+def rows(*found: Row) -> pa.Table:
+    """Rows with the columns of the first one."""
+    return pa.Table.from_pylist(list(found), pa.schema([SCHEMA.field(name) for name in found[0]]))
+
+
+def begun(site: Site, *found: Row) -> LookupTable:
+    table = site.table({"lookup.keys": "id", "lookup.write.compact-after": "0"})
+    table.write(pa.Table.from_pylist(list(found), SCHEMA))
+    return table
+
+
+def held(table: LookupTable) -> list[Row]:
+    found: list[Row] = table.scan().sort_by("id").to_pylist()
+    return found
+
+
+def test_a_missing_column_is_refused(site: Site) -> None:
+    """The error names the column and both answers; nothing is written; appends may lack columns as ever."""
+    table = begun(site, {"id": 1, "a": "x", "b": 1})
+    before = site.state().position
+    for write in (table.upsert, lambda rows: table.write(rows, "upsert")):
+        with pytest.raises(
+            SchemaError, match=r"have no column 'b': .*lookup\.write\.missing-columns to KEEP .*or NULL .*lost"
+        ):
+            write(rows({"id": 1, "a": "y"}))
+    assert site.state().position == before
+    with pytest.raises(SchemaError, match="have no key column 'id'"):
+        site.table(KEEP).upsert(rows({"a": "y"}))
+    table.write(rows({"id": 2, "a": "z"}))
+    assert held(table) == [{"id": 1, "a": "x", "b": 1}, {"id": 2, "a": "z", "b": None}]
+
+
+def test_a_key_that_two_rows_have(site: Site) -> None:
+    """Whose values to keep cannot be said; nothing is written."""
+    table = begun(site, {"id": 1, "a": "x", "b": 1}, {"id": 1, "a": "y", "b": 2})
+    with pytest.raises(NonUniqueKeyError, match="key id = 1 is in the table more than once"):
+        site.table(KEEP).upsert(rows({"id": 1, "a": "z"}))
+    with pytest.raises(NonUniqueKeyError, match="key id = 2 is in the new rows more than once"):
+        site.table(KEEP).upsert(rows({"id": 2, "a": "z"}, {"id": 2, "a": "q"}))
+    assert len(held(table)) == 2
+
+
+def test_in_a_transaction(site: Site) -> None:
+    """Values are kept of what the transaction sees, its own rows among them."""
+    begun(site, {"id": 1, "a": "x", "b": 1})
+    table = site.table(KEEP)
+    with table.transaction() as t:
+        t.upsert(rows({"id": 1, "b": 5}, {"id": 2, "b": 6}))
+        t.upsert(rows({"id": 1, "a": "X"}))
+        assert t.get(1) == [{"id": 1, "a": "X", "b": 5}]
+    assert held(table) == [{"id": 1, "a": "X", "b": 5}, {"id": 2, "a": None, "b": 6}]
+    with pytest.raises(SchemaError, match="have no column 'a'"), site.table().transaction() as t:
+        t.upsert(rows({"id": 1, "b": 5}))
+
+
+IDS = st.integers(1, 4)
+FULL = st.fixed_dictionaries({"id": IDS, "a": st.sampled_from("xyz"), "b": st.integers(0, 9)})
+KEYLESS = FULL | FULL.map(lambda row: {**row, "id": None})
+ROWS = st.lists(FULL, min_size=1, max_size=3, unique_by=lambda row: row["id"])
+OTHERS = st.tuples(st.sampled_from(["upsert", "keep", "delete", "overwrite", "compact"]), ROWS)
+
+
+def act(site: Site, kind: str, what: list[Row], model: dict[Any, Row]) -> None:
+    """What another writer does, to the table and to the model."""
+    table = site.table({"lookup.write.compact-after": "0", **KEEP}, host="b")
+    match kind:
+        case "upsert":
+            table.upsert(pa.Table.from_pylist(what, SCHEMA))
+            model.update({row["id"]: row for row in what})
+        case "keep":
+            table.upsert(rows(*({"id": row["id"], "b": row["b"]} for row in what)))
+            model.update({row["id"]: {**row, "a": model.get(row["id"], {"a": None})["a"]} for row in what})
+        case "delete":
+            table.delete(pa.table({"id": [row["id"] for row in what]}))
+            for row in what:
+                model.pop(row["id"], None)
+        case "overwrite":
+            table.write(pa.Table.from_pylist(what, SCHEMA), "overwrite")
+            model.clear()
+            model.update({row["id"]: row for row in what})
+        case "compact":
+            table.compact()
+
+
+@contextlib.contextmanager
+def before_events(act: Callable[[int], None]) -> Iterator[None]:
+    """Do something before each event that is appended to a log, told its number; not before those of that."""
+    append, count, inside = NotificationLog.append, itertools.count(1), False
+
+    def meanwhile(log: NotificationLog, make: Callable[..., Any], after: Any = None) -> Any:
+        nonlocal inside
+        if not inside:
+            inside = True
+            act(next(count))
+            inside = False
+        return append(log, make, after)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NotificationLog, "append", meanwhile)
+        yield
+
+
+@fuzzed(20)
+@given(
+    first=st.lists(FULL, max_size=4, unique_by=lambda row: row["id"]),
+    own=st.lists(KEYLESS, min_size=1, max_size=4, unique_by=lambda row: row["id"]),
+    others=st.dictionaries(st.integers(1, 6), OTHERS, max_size=3),
+    keeps=st.booleans(),
+)
+@example(  # before its commit, after its write id and its files: they are written anew, and rows without a key are there once
+    first=[{"id": 1, "a": "x", "b": 1}],
+    own=[{"id": None, "a": "n", "b": 0}, {"id": 1, "a": "m", "b": 0}],
+    others={3: ("upsert", [{"id": 1, "a": "q", "b": 77}])},
+    keeps=True,
+)
+def test_nothing_that_others_commit_is_lost(
+    site: Site,
+    tmp_path_factory: pytest.TempPathFactory,
+    first: list[Row],
+    own: list[Row],
+    others: dict[int, tuple[str, list[Row]]],
+    keeps: bool,
+) -> None:
+    """Whatever another writer does before any of its events, a kept value is that of the commit before its own; null for a new row, or by NULL."""
+    site.path = tmp_path_factory.mktemp("table") / "t"
+    begun(site, *first)
+    model = {row["id"]: row for row in first}
+
+    def meanwhile(number: int) -> None:
+        if number in others:
+            act(site, *others[number], model)
+
+    table = site.table({**(KEEP if keeps else NULL), "lookup.write.compact-after": "0"})
+    try:
+        with before_events(meanwhile):
+            table.upsert(rows(*({"a": row["a"], "id": row["id"]} for row in own)).rename_columns(["A", "ID"]))
+    except WriteConflictError:  # an overwrite has replaced all rows since it began
+        assert "overwrite" in {kind for kind, _ in others.values()}
+    else:
+        known = model if keeps else {}
+        model.update({row["id"]: {**row, "b": known.get(row["id"], {"b": None})["b"]} for row in own})
+    expected = [model[key] for key in sorted(model, key=lambda key: (key is None, key))]
+    assert held(site.table()) == held(site.table(host="late")) == expected
+    site.table().compact()
+    assert held(site.table(host="later")) == expected

@@ -1,0 +1,284 @@
+"""Managed tables as readers have them: versions by position on any host, caches that follow, what a table may turn into."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
+from tests.lookup.test_version_token import Process
+from tests.sources.managed.test_writer import CACHES, Site, site
+from tests.support.fakes import Host, make_host
+
+__all__ = ["site"]
+
+PARTIAL, FULL = CACHES["PARTIAL"], CACHES["FULL"]
+
+
+def rows(ids: range | list[int], version: int = 1) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), "version": pa.array([version] * len(ids), pa.int64())})
+
+
+class Dim:
+    """A managed table and a host that writes it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "dim"
+        self._cache = tmp_path / "cache"
+        self.writer = self.table("writer", {"lookup.keys": "id"})
+
+    def table(self, host: str, options: dict[str, str] | None = None) -> LookupTable:
+        return LookupTable(str(self.path), {"lookup.cache.dir": str(self._cache / host), **(options or {})})
+
+    def known(self) -> tuple[Host, Table, TableVersion, VersionMetadata]:
+        """A host that has read the table's log, and what it knows."""
+        host = make_host(str(self.path), self._cache / "host")
+        table, version = host.resolver.discover(LookupOptions.parse({"path": str(self.path)}))
+        assert version.metadata is not None
+        return host, table, version, version.metadata
+
+
+@pytest.fixture
+def dim(tmp_path: Path) -> Dim:
+    """A table with the rows 0 to 99 of version 1."""
+    made = Dim(tmp_path)
+    made.writer.write(rows(range(100)))
+    return made
+
+
+# --- one version, on any host ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", CACHES)
+def test_another_host_finds_the_version_it_was_told(dim: Dim, tmp_path: Path, mode: str) -> None:
+    """A host told of a version that is no longer the newest reads that one, by its position in the log. One whose table was
+    dropped and created anew, or whose files are gone, is gone: an error, or the new one's if it is to be."""
+    options = {"lookup.keys": "id", **CACHES[mode]}
+    one, two = (Process(dim.path, tmp_path / host, options) for host in ("one", "two"))
+    first = one.announce()
+    dim.writer.write(rows([100], 2))
+    dim.writer.write(rows([5], 3), "overwrite")
+    assert one.states(first) == two.states(first) == {1}
+    second = two.announce()
+    assert one.states(second) == two.states(second) == {3}
+    assert one.gone() + two.gone() == 0
+    shutil.rmtree(dim.path)
+    for version in (8, 9):
+        dim.writer.write(rows([1], version), "overwrite")
+    with pytest.raises(VersionGoneError):
+        Process(dim.path, tmp_path / "three", options).told(second)
+    newer = Process(dim.path, tmp_path / "four", {**options, "lookup.on-version-gone": "NEWER"})
+    assert newer.states(second) == {9}
+    for file in dim.path.rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(VersionGoneError):  # files of a managed table are never replaced
+        dim.table("another", options).scan()
+
+
+def test_a_host_never_goes_back(dim: Dim) -> None:
+    """A resolution that was slow to be recorded does not replace that of a later position, though it began later.
+
+    Inside, a version that came without write ids is an error: no rows of it are read.
+    """
+    host, table, old, _ = dim.known()
+    dim.writer.write(rows([100], 2))
+    new = host.resolver.ask(table)
+    assert host.resolver.host.learn(table, old, host.clock.steady_s + 1000) == new
+    last = host.resolver.host.last(table)
+    assert last is not None
+    assert last["digest"] == new.digest
+    with pytest.raises(ValueError, match="without its list of write ids"):
+        host.reader.versions.schema(table, TableVersion(table.id, new.files))
+
+
+def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this host has committed it goes on reading, though one that began to ask before does not find it in the log.
+
+    Who finds the floor of a table that is gone does not take away the one that a commit raises meanwhile. On a full disk the
+    host forgets what it knew, and this process knows its commit: both ask the store.
+    """
+    host, table, old, log = dim.known()
+    versions, began_s = host.resolver.host, host.clock.steady_s
+    host.clock.tick(1)
+    versions.raise_floor(table, log.table_id, log.position + 3)
+    assert versions.learn(table, old, began_s) == old
+    assert versions.floor(table.url) == (log.table_id, log.position + 3)
+    host.clock.tick(1)
+    assert versions.learn(table, old, host.clock.steady_s) == old
+    assert versions.floor(table.url) is None  # the log was asked later, and has no such commit
+    versions.raise_floor(table, "0" * 32, 7)
+    judge, raised = versions._is_obsolete, []
+
+    def judged(url: str, floor: Any, started_s: float) -> bool:
+        found = judge(url, floor, started_s)
+        if not raised:
+            raised.append(True)
+            versions.raise_floor(table, log.table_id, log.position)
+        return found
+
+    monkeypatch.setattr(versions, "_is_obsolete", judged)
+    host.clock.tick(1)
+    versions.learn(table, old, host.clock.steady_s)
+    assert versions.floor(table.url) == (log.table_id, log.position)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "replace_record", full)
+        versions.raise_floor(table, log.table_id, log.position + 3)
+    assert versions.last(table) is None
+    for further in (3, 6):
+        assert versions.floor(table.url) == (log.table_id, log.position + further)
+        versions.raise_floor(table, log.table_id, log.position + 6)
+
+
+def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> None:
+    """A slow resolution gives it up for an older one only once the store, asked again, says the same."""
+    slow, fast = (make_host(str(dim.path), tmp_path / "host") for _ in range(2))
+    options = LookupOptions.parse({"path": str(dim.path)})
+    table, old = slow.resolver.discover(options)
+    asked = slow.store._inner.get_meta
+    interleaved: list[TableVersion] = []
+
+    def interleave(path: str, count: Callable[[str], None]) -> FileVersion:
+        try:
+            return asked(path, count)
+        finally:
+            if not interleaved:  # the log ended here …
+                dim.writer.write(rows([100], 2))
+                interleaved.append(fast.resolver.ask(table))
+                assert slow.disk is not None
+                slow.disk.remove_record("files", interleaved[0].digest)  # … and its successor was lost again
+
+    slow.store._inner.get_meta = interleave  # type: ignore[method-assign,assignment]
+    assert slow.resolver.ask(table) == interleaved[0] != old
+
+
+def test_a_list_of_write_ids_keeps_its_definition(site: Site) -> None:
+    """What a list lets through has the columns and keys it had, whatever the table is altered to; so has its digest."""
+    table = site.created()
+    table.write(pa.table({"id": [1], "name": ["a"]}))
+    lists = [str(table.valid_write_ids)]
+    for change in ({"columns": pa.schema([("more", pa.int64())])}, {"keys": ["name"]}):
+        table.alter(**change)
+        lists.append(str(table.valid_write_ids))
+
+    def found(host: str) -> list[tuple[Any, ...]]:
+        readers = [site.table({"lookup.valid-write-ids": text}, host) for text in lists]
+        return [(tuple(reader.schema.names), reader.keys, reader.version, reader.scan().num_rows) for reader in readers]
+
+    first, wider = ("id", "name"), ("id", "name", "more")
+    before = found("a")
+    assert [one[:2] for one in before] == [(first, ("id",)), (wider, ("id",)), (wider, ("name",))]
+    assert before[-1][2] == table.version
+    table.write(pa.table({"id": [2], "name": ["b"], "more": [3]}))
+    table.alter(keys=["id"])
+    assert found("late") == before
+    row = [{"id": 1, "name": "a", "more": None}]
+    assert site.table({"lookup.valid-write-ids": lists[2]}).get("a") == table.get("a", valid_write_ids=lists[2]) == row
+    for options in ({"lookup.version": "99"}, {"lookup.valid-write-ids": lists[2].replace(":3:", ":9:")}):
+        with pytest.raises(VersionGoneError):
+            site.table(options).scan()
+
+
+# --- caches follow the log -----------------------------------------------------------------------------
+
+
+def test_a_full_cache_fetches_what_a_commit_added(dim: Dim) -> None:
+    """An append becomes a delta: only its file is fetched; an event that changes no rows fetches nothing. A snapshot whose base
+    still has a deleted row does not find it, also where nothing else is asked for."""
+    reader = dim.table("reader", FULL)
+    assert len(reader.get(7)) == 1
+    before = reader.metrics()
+    dim.writer.write(rows([7, 200], 2))
+    assert [row["version"] for row in reader.get(7)] == [1, 2]
+    after = reader.metrics()
+    added = sum(file.stat().st_size for file in dim.path.glob(f"write-{2:020d}/*"))
+    events = sum((dim.path / "_lookup" / "log" / f"{n:020d}.json").stat().st_size for n in (5, 6, 7))
+    assert after["ufsGetBytes"] - before["ufsGetBytes"] <= added + events
+    dim.writer.alter(properties={"owner": "us"})
+    loads = after["loadCount"]
+    assert len(reader.get(200)) == 1
+    assert reader.metrics()["loadCount"] - loads <= 1
+    dim.writer.delete(pa.table({"id": [8]}))
+    assert reader.get(8) == []
+    assert len(reader.get(9)) == 1
+
+
+def test_a_snapshot_of_an_older_version_has_the_rows_deleted_since(dim: Dim, tmp_path: Path) -> None:
+    """A host that has a newer version's rows fetches those that they lack when a query asks for an older version."""
+    options = {"lookup.keys": "id", **FULL}
+    one, two = (Process(dim.path, tmp_path / host, options) for host in ("one", "two"))
+    first = one.announce()
+    dim.writer.delete(pa.table({"id": [5]}))
+    second = two.announce()
+    for token, count in ((first, 100), (second, 99)):
+        table, version = two.told(token)
+        full = two.host.reader.fulls.get_cache(table, two.options)
+        assert full is not None
+        snapshot = full.build(version, 10.0)
+        assert snapshot is not None
+        assert snapshot.rows == count
+
+
+def test_columns_keys_and_properties_can_be_altered(dim: Dim, tmp_path: Path) -> None:
+    """An alter event adds columns, changes the keys and sets properties; one that changes nothing, or cannot be, is not put."""
+    assert dim.table("reader", FULL).get(1) == [{"id": 1, "version": 1}]
+    note = pa.schema([("note", pa.string())])
+    position = dim.writer.alter(note, ["version"], {"owner.token": "us"})
+    assert dim.writer.alter(note, ["version"], {"owner.token": "us"}) == position
+    assert dim.table("reader").scan(predicate="id = 1").to_pylist() == [{"id": 1, "version": 1, "note": None}]
+    for columns, keys, says in (
+        (pa.schema([("note", pa.int64())]), None, "note"),
+        (None, ["nothing"], "no column 'nothing'"),
+        (None, ["id", "ID"], "named twice"),
+    ):
+        with pytest.raises(SchemaError, match=says):
+            dim.writer.alter(columns, keys)
+    for name, value in (("write.vacuum-after", "6 d"), ("log.retention", "soon"), ("log.kept", "1 d")):
+        with pytest.raises(OptionError, match=f"lookup.{name}.*(7 d or more|unknown|a duration)"):
+            dim.writer.alter(properties={f"lookup.{name}": value})
+    found = dim.table("reader", FULL)
+    assert len(found.get(1)) == 100
+    told = found.describe()
+    partial = dim.table(
+        "reader", {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "9"}
+    )  # by the table's keys
+    assert (partial.schema.names, partial.describe()["columns"]) == (list(told["columns"]), told["columns"])
+    assert (told["keys"], told["properties"], told["position"]) == (["version"], {"owner.token": "us"}, position)
+    # What else a table says of itself; one of plain files has no write ids.
+    assert (told["kind"], told["valid_write_ids"]) == ("MANAGED", f"{told['table_id']}:2:9223372036854775807::")
+    assert str(dim.writer.valid_write_ids) == told["valid_write_ids"]
+    assert (dim.writer.floor, found.floor) == (f"{told['table_id']}:{position}", None)
+    pq.write_table(rows(range(3)), tmp_path / "plain.parquet")
+    plain = LookupTable(str(tmp_path / "plain.parquet"), {"lookup.cache.dir": str(tmp_path / "c")})
+    with pytest.raises(NotSupportedError, match="write ids"):
+        _ = plain.valid_write_ids
+
+
+def test_a_copy_in_another_store_is_read(dim: Dim) -> None:
+    """A store that is not written to is read: a managed table copied there is one."""
+    dim.writer.write(rows([100], 2))
+    memory = fsspec.filesystem("memory")
+    memory.put(str(dim.path), "/copied/dim", recursive=True)
+    try:
+        for options in CACHES.values():
+            copy = LookupTable("memory://copied/dim", {"lookup.cache.dir": str(dim.path) + "-cache", **options})
+            assert copy.scan().num_rows == 101
+            assert copy.get(100) == [{"id": 100, "version": 2}]
+    finally:
+        memory.rm("/copied", recursive=True)

@@ -1,0 +1,200 @@
+"""Transactions: what they see, what others see of them, and what is left of those that end badly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import (
+    NonUniqueKeyError,
+    OptionError,
+    SchemaError,
+    UfsNotFoundError,
+    UfsUnavailableError,
+    WriteConflictError,
+)
+from tests.sources.managed.test_rows_by_key import Row, rows_of, table_of, writes
+from tests.sources.managed.test_writer import Site, ids_of, rows, site
+from tests.support.fuzzing import fuzzed
+
+__all__ = ["site"]
+
+
+def kinds(path: Path) -> list[str]:
+    return [json.loads(file.read_text())["kind"] for file in sorted((path / "_lookup" / "log").iterdir())]
+
+
+def test_the_list_marks_its_own_id(site: Site) -> None:
+    """The list of write ids of a transaction lets its own writes through, and nothing that others began since."""
+    table = site.created()
+    table.write(rows(1))
+    with table.transaction() as t:
+        before = t.valid_write_ids
+        table.write(rows(2))
+        t.write(rows(3))
+        for seen, wanted in ((before, [1]), (t.valid_write_ids, [1, 3])):
+            assert seen is not None
+            assert [id_ for id_ in range(1, 5) if seen.is_valid(id_)] == wanted
+        assert ids_of(t.scan()) == [1, 3]
+        t.commit()
+        assert ids_of(table.scan()) == [1, 2, 3]
+
+
+def test_an_error_inside_takes_it_all_back(site: Site) -> None:
+    """After an error in the block nothing of it is left: no row, no file, and the write is aborted."""
+    table = site.created()
+    table.write(rows(1))
+    before = site.files()
+    with pytest.raises(ZeroDivisionError), table.transaction() as t:
+        t.write(rows(2))
+        t.delete(pa.table({"id": [1]}))
+        print(1 / 0)
+    assert (ids_of(table.scan()), site.files(), kinds(site.path)[-1]) == ([1], before, "abort")
+    for ended in (t.scan, lambda: t.write(rows(3))):
+        with pytest.raises(ValueError, match="has ended"):
+            ended()
+
+
+def test_without_changes_it_commits_nothing(site: Site) -> None:
+    """Reads, no rows, and no keys are no writes: no event, no file. Of a delete of nothing comes no version."""
+    table = site.created()
+    before, version = kinds(site.path), table.version
+    with table.transaction() as t:
+        assert t.scan().num_rows == 0
+        t.write(rows())
+        t.upsert(rows())
+        t.delete(pa.table({"id": pa.array([], pa.int64())}))
+    assert (kinds(site.path), t.position) == (before, None)
+    with table.transaction() as t:
+        t.delete(pa.table({"id": [9]}))
+    assert (table.version, kinds(site.path)[-1], t.position) == (version, "abort", None)
+
+
+def test_what_it_refuses(site: Site) -> None:
+    """Rows of other columns, keys twice or of a table that has none, modes that are none: it goes on without that write."""
+    table = site.created()
+    table.write(rows(1))
+    with table.transaction() as t:
+        t.write(rows(2))
+        for error, refused in (
+            (SchemaError, lambda: t.write(pa.table({"id": [1], "other": [1]}))),
+            (SchemaError, lambda: t.write(pa.table({"id": ["one"]}), "overwrite")),
+            (OptionError, lambda: t.write(rows(2), "replace")),
+            (NonUniqueKeyError, lambda: t.upsert(rows(3, 3))),
+            (SchemaError, lambda: t.delete(pa.table({"id": ["x"]}))),
+        ):
+            with pytest.raises(error):
+                refused()
+            assert ids_of(t.scan()) == [1, 2]
+        t.write(rows(3))
+    assert ids_of(table.scan()) == [1, 2, 3]
+    assert site.files() == site.committed()
+    keyless = site.table({"path": f"{site.path}-keyless"})
+    with keyless.transaction() as t:
+        with pytest.raises(UfsNotFoundError):
+            t.scan()
+        t.write(rows(1))
+        for by_key in (t.upsert, t.delete):
+            with pytest.raises(OptionError, match="no key columns"):
+                by_key(rows(1))
+    assert ids_of(keyless.scan()) == [1]
+
+
+def test_unique_keys(site: Site) -> None:
+    """With lookup.write.unique-keys a key that is there, own or another's, is refused; one that it has deleted is not."""
+    table = site.created({"lookup.write.unique-keys": "true"})
+    table.write(rows(1, 2))
+    with table.transaction() as t:
+        t.write(rows(3))
+        for wrong in (1, 3):
+            with pytest.raises(NonUniqueKeyError, match=f"id = {wrong}"):
+                t.write(rows(wrong))
+        t.delete(pa.table({"id": [1]}))
+        t.write(rows(1, name="again"))
+    with pytest.raises(NonUniqueKeyError, match="id = 5"), table.transaction() as t:
+        t.write(rows(5))
+        site.table(host="b").write(rows(5))
+    assert ids_of(table.scan()) == [1, 2, 3, 5]
+
+
+def test_new_columns(site: Site) -> None:
+    """With lookup.write.merge-schema it sees columns that it adds; others when it is committed."""
+    table = site.created({"lookup.write.merge-schema": "true"})
+    table.write(rows(1))
+    with table.transaction() as t:
+        t.write(pa.table({"id": [2], "name": ["b"], "more": [7]}))
+        t.write(pa.table({"id": [3], "most": ["x"]}))
+        assert t.scan().column_names == ["id", "name", "more", "most"]
+        assert t.scan(["more"], "id = 1").to_pylist() == [{"more": None}]
+        assert table.scan().column_names == ["id", "name"]
+    assert table.scan().sort_by("id").column("most").to_pylist() == [None, None, "x"]
+
+
+def test_a_store_that_fails(site: Site) -> None:
+    """After an event that may be in the log or not a transaction is given up: it goes on with nothing, and says so."""
+    table = site.created()
+    t = table.transaction()
+    t.write(rows(4))
+
+    def fail(kind: str, subject: object) -> None:
+        if kind == "put" and "/log/" in str(subject):
+            raise UfsUnavailableError("injected")
+
+    site.interrupt(fail)
+    with pytest.raises(UfsUnavailableError):
+        t.write(rows(5))
+    site.interrupt()
+    for goes_on in (lambda: t.write(rows(6)), t.commit):
+        with pytest.raises(UfsUnavailableError, match="given up"):
+            goes_on()
+    assert (ids_of(table.scan()), kinds(site.path)[-1], site.files()) == ([], "abort", [])
+
+
+def replayed(state: list[Row], history: list[Any], number: int) -> list[Row]:
+    """The rows after the writes of a transaction. What others began to write after it, its overwrites leave in place, and what
+    it wrote by key before an overwrite is as if it had not been."""
+    overwrites = [place for place, (step, _) in enumerate(history) if step == "overwrite"]
+    for step, asked in history[max(overwrites, default=0) :]:
+        named = {key for key in asked if None not in key} if step in ("upsert", "delete") else set()
+        kept = [row for row in state if row[:2] not in named and (step != "overwrite" or row[2] == 100 + number)]
+        state = kept if step == "delete" else kept + [(*key, number) for key in asked]
+    return state
+
+
+@given(st.lists(st.tuples(st.lists(writes, max_size=4), writes, st.booleans()), min_size=1, max_size=4))
+@fuzzed(12)
+def test_any_transactions_are_as_the_model(tmp_path_factory: pytest.TempPathFactory, history: list[Any]) -> None:
+    """Random transactions, some given up, beside writes of others: what is seen inside and after is what a model says."""
+    home = tmp_path_factory.mktemp("transactions")
+    table = LookupTable(str(home / "t"), {"lookup.cache.dir": str(home / "cache"), "lookup.keys": "id,part"})
+    table.write(table_of([]))
+    state: list[Row] = []
+    for number, (inside, (step, asked), given_up) in enumerate(history):
+        t = table.transaction()
+        for count, (how, what) in enumerate(inside, 1):
+            new = table_of([(*key, number) for key in what])
+            t.delete(new.select(["id", "part"])) if how == "delete" else t.write(new, how)
+            assert rows_of(t.scan()) == sorted(replayed(state, inside[:count], number), key=repr)
+        beside = table_of([(*key, 100 + number) for key in asked])
+        table.delete(beside.select(["id", "part"])) if step == "delete" else table.write(beside, step)
+        state = replayed(state, [(step, asked)], 100 + number)
+        if given_up:
+            t.abort()
+            t.abort()
+        else:
+            conflict = step == "overwrite" or (step != "append" and "overwrite" in [how for how, _ in inside])
+            try:
+                t.commit()
+                state = replayed(state, inside, number)
+                assert step != "overwrite" or {how for how, _ in inside} <= {"delete"}  # of which nothing may have come
+            except WriteConflictError:
+                assert conflict
+        assert rows_of(table.scan()) == sorted(state, key=repr)
+    table.close()

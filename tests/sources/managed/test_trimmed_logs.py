@@ -1,0 +1,236 @@
+"""Tables whose log has many short pages, and is trimmed: what queries, transactions, streams, copies and hosts see of it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed.log import WriteMode, properties
+from pyspark_lookup.spark import change_stream
+from tests.sources.managed.test_change_feed import feed_of, told
+from tests.sources.managed.test_compaction import DAY_S, OFF, aged
+from tests.sources.managed.test_writer import SCHEMA, Site, ids_of, rows, site
+from tests.support.fakes import CACHES
+
+__all__ = ["site"]
+
+PAGE = 4
+
+
+@pytest.fixture
+def table(site: Site) -> LookupTable:
+    """A table with pages of four events, of which nothing is kept that vacuum does not keep."""
+    site.resize(log_page=PAGE)
+    table = site.created(OFF)
+    table.alter(properties={"lookup.log.retention": "0 s"})
+    return table
+
+
+def append(table: LookupTable, *ids: int) -> list[int]:
+    """The positions of a commit for each."""
+    return [table.write(rows(id_)) or 0 for id_ in ids]
+
+
+def trim(table: LookupTable) -> None:
+    table.vacuum("0 s", force=True)
+
+
+def read(site: Site, host: str, **options: str) -> list[int]:
+    return ids_of(
+        site.table({**OFF, **{f"lookup.{name.replace('_', '-')}": text for name, text in options.items()}}, host).scan()
+    )
+
+
+def test_transactions_and_compactions_that_last_for_pages(site: Site, table: LookupTable) -> None:
+    """A transaction goes on seeing what it began with, and its own; a compaction is committed however much was appended meanwhile."""
+    append(table, 1, 2)
+    other = site.table(OFF, "b")
+    with table.transaction() as reading, site.table(OFF).transaction() as writing:
+        writing.upsert(rows(5))
+        append(other, *range(100, 104))
+        writing.upsert(rows(6))
+        append(table, *range(104, 108))
+        writing.delete(pa.table({"id": [5]}))
+        assert (ids_of(writing.scan()), ids_of(reading.scan())) == ([1, 2, 6], [1, 2])
+    busy: list[int] = []
+
+    def meanwhile(kind: str, subject: object) -> None:
+        if kind == "put" and "compacted" in str(subject) and not busy:
+            busy.append(1)
+            append(other, *range(200, 204))
+
+    site.interrupt(meanwhile)
+    before = site.state().position
+    table.compact()
+    assert (bool(busy), site.state().find_visible()[0].mode, site.state().position > before + 12) == (
+        True,
+        WriteMode.COMPACT,
+        True,
+    )
+    assert ids_of(table.scan()) == [1, 2, 6, *range(100, 108), *range(200, 204)]
+
+
+def test_the_oldest_version_stays_readable(site: Site, table: LookupTable) -> None:
+    """Also if it is at the end of a page; and a gentler vacuum of a log that has nothing as old does nothing."""
+    last = append(table, 1)[-1]
+    while last % PAGE:
+        (last,) = append(table, 2)
+    expected = ids_of(table.scan())
+    trim(table)
+    for _ in range(PAGE):
+        site.writer().abort(site.writer().begin(SCHEMA, WriteMode.APPEND), ())
+    site.restart()
+    trim(site.table(OFF))
+    assert read(site, "new", version=str(last)) == expected
+    aged(site, 8, but=site.state().position)
+    append(table, *range(10, 20))
+    aged(site, 8)
+    assert site.table(OFF).vacuum("30 d")["files"] == 0
+    table.alter(properties={"lookup.write.vacuum-after": "30 d"})
+    site.clock.tick(4 * DAY_S)
+    site.calls()
+    append(table, 20, 21)  # the first looks for what is old, and says in the log that it did
+    assert [kind for kind, _ in site.calls()].count("tree") == 1
+
+
+def test_a_stream_that_begins_with_the_rows_there_are(
+    site: Site, table: LookupTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins, whatever of the log is gone."""
+    append(table, 1, 2, 3, 4)
+    trim(table)
+    monkeypatch.setattr(change_stream, "runtime", lambda: site.runtime)
+    options = LookupOptions.parse({**site.options("s", OFF), "lookup.view": "changes"})
+    reader = change_stream.ChangeReader(options, SCHEMA)
+    assert reader.latestOffset(reader.initialOffset())["position"] == site.state().position
+    assert told(feed_of(site).snapshot(feed_of(site).last)) == "1a+ 2a+ 3a+ 4a+"
+
+
+def test_a_stream_that_needs_what_was_vacuumed(site: Site) -> None:
+    """It is told so, also if the page that it asks has the vacuum itself."""
+    site.resize(log_page=5 * PAGE)
+    table = site.created(OFF)
+    first, *_ = append(table, 1, 2, 3)
+    table.compact()
+    trim(table)
+    for id_ in range(10, 20):
+        with pytest.raises(VersionGoneError, match="vacuumed before it was read"):
+            feed_of(site).between(first, site.state().position)
+        append(table, id_)
+
+
+def test_a_commit_that_cannot_trim(site: Site, table: LookupTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a commit: who was told of an error would write its rows again."""
+    table.alter(properties={"lookup.log.retention": "30 d"})
+    append(table, 1, 2, 3)
+    trim(table)
+    table.alter(properties={"lookup.log.retention": "0 s"})
+    monkeypatch.setattr(properties, "KEPT_S", -DAY_S)
+    (site.path / "_lookup/log/00000000000000000002a.json").write_text("nobody's")
+    append(table, *range(10, 10 + PAGE))
+    assert ids_of(table.scan()) == [1, 2, 3, *range(10, 10 + PAGE)]
+
+
+def test_hosts_that_know_what_is_gone(site: Site, table: LookupTable) -> None:
+    """One that knows the first event only finds the others; one whose table was restored from a copy reads no page of before."""
+    far = site.path.with_name("far")
+    options = {**OFF, "path": str(far)}
+    site.writer({"path": str(far), "lookup.keys": "id"}, "far").create(SCHEMA)
+    assert site.table(options, "far").scan().num_rows == 0
+    near = site.table(options, "near")
+    near.alter(properties={"lookup.log.retention": "0 s"})
+    append(near, *range(10))
+    trim(near)
+    assert ids_of(site.table(options, "far").scan()) == list(range(10))
+    append(table, 1, 2)
+    copy = site.path.with_name("copy")
+    shutil.copytree(site.path, copy)
+    positions = append(table, *range(100, 108))
+    for position in positions:
+        site.table({**OFF, "lookup.version": str(position)}).scan()
+    shutil.rmtree(site.path)
+    copy.rename(site.path)
+    other = site.table(OFF, "other")
+    assert append(other, *range(200, 208)) == positions
+    for number, position in reversed(list(enumerate(positions))):  # the pages that were read last
+        assert read(site, "a", version=str(position)) == [1, 2, *range(200, 201 + number)]
+
+
+def test_checkpoints_that_are_late_or_damaged(site: Site, table: LookupTable) -> None:
+    """What the events say is found without them; a new host passes over one that does not fit the log."""
+    append(table, *range(10))
+    ends = sorted((site.path / "_lookup/checkpoints").iterdir(), reverse=True)
+    late = ends[-1].read_bytes()
+    assert (ends[1].name < ends[0].name, ends[1].write_bytes(b"{}")) == (True, 2)
+    site.restart()
+    assert read(site, "damaged", version="9") == [0, 1]
+    ends[0].unlink()
+    assert feed_of(site).between(1, site.state().position)[0]["id"] == 0
+    trim(table)
+    shutil.copytree(site.path, copy := site.path.with_name("copy"))
+    (copy / "_lookup/checkpoints" / f"{10**20 - 90:020d}.json").write_bytes(late)
+    beyond = site.table({**OFF, "path": str(copy)}, "late")
+    assert ids_of(beyond.scan()) == list(range(10))
+    assert append(beyond, 10)[0] > site.state().position
+
+
+def test_lists_that_leave_out_what_was_compacted(site: Site, table: LookupTable) -> None:
+    """They mean the same columns and rows as before, or are an error by name."""
+    append(table, 1, 2, 3)
+    site.writer().begin(SCHEMA, WriteMode.APPEND)
+    merging = site.writer({"lookup.write.merge-schema": "true"})
+    wide = pa.schema([*SCHEMA, ("more", pa.int64())])
+    job = merging.begin(wide, WriteMode.APPEND)
+    files = merging.write(job, pa.table({"id": [50], "name": ["z"], "more": [7]}, wide).to_batches(), "part")
+    natural = str(table.valid_write_ids)
+    merging.commit(job, files)
+    assert site.state().position % PAGE == 0
+    second = site.state().find_visible()[1].id
+    table.compact()
+    append(table, 100, 101, 102)
+    chosen = f"{site.state().table_id}:{site.state().high_watermark}:9223372036854775807::{second}"
+
+    def found(host: str, text: str) -> tuple[list[str], list[int]]:
+        scanned = site.table({**OFF, "lookup.valid-write-ids": text}, host).scan()
+        return scanned.schema.names, ids_of(scanned)
+
+    for id_ in range(200, 200 + 3 * PAGE):
+        append(table, id_)
+        assert found(f"n{id_}", natural) == (SCHEMA.names, [1, 2, 3])
+        try:
+            assert found(f"c{id_}", chosen) == (wide.names, [1, 3, 50, 100, 101, 102])
+        except VersionGoneError as problem:
+            assert "lacks what was compacted" in str(problem)
+
+
+def test_a_position_that_is_no_version(site: Site, table: LookupTable) -> None:
+    """`lookup.version` of an event that made none, within the newest pages of the log and before, is refused; those that are listed,
+    and that writes return, are read."""
+    returned = [table.write(rows(number)) for number in range(4)]
+    job = site.writer().begin(SCHEMA, WriteMode.APPEND)
+    returned += [
+        table.write(rows()),
+        table.delete([99]),
+        table.delete([]),
+        table.compact(),
+        table.compact(),
+        table.alter(),
+    ]
+    listed = [row["version"] for row in table.versions()]
+    assert set(returned) < set(listed)
+    for host in ("a", "b"):
+        for version in range(1, site.state().position + 1):
+            if version in listed:
+                site.table({"lookup.version": str(version)}, host).scan()
+            else:
+                for mode in CACHES.values():
+                    with pytest.raises(VersionGoneError, match=rf"there is no version {version}, .* before it is \d+"):
+                        site.table({**mode, "lookup.keys": "id", "lookup.version": str(version)}, host).scan()
+        with pytest.raises(VersionGoneError, match="the log goes from 1 to"):
+            site.table({"lookup.version": "0"}, host).scan()
+    site.writer().abort(job, ())

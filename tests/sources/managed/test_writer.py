@@ -1,0 +1,457 @@
+"""Writes of managed tables without Spark: what is accepted, what becomes visible when, and who reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import errors
+from pyspark_lookup.lookup import lookup_table as api
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed import Job, TableWriter
+from pyspark_lookup.sources.managed.log import Batch, DataFile, TableState, WriteMode
+from pyspark_lookup.storage.stores import FileVersion, open_store
+from pyspark_lookup.storage.ufs import Ufs
+from tests.support.fakes import CACHES, FakeClock, FaultyStore
+
+APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+ORDER = [("id", "ascending"), ("name", "ascending")]
+INTERVAL = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 min"}
+TRIGGER = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 min"}
+
+
+def rows(*ids: int | None, name: str = "a") -> pa.Table:
+    return pa.table({"id": ids, "name": [name] * len(ids)}, SCHEMA)
+
+
+def ids_of(table: pa.Table) -> list[int | None]:
+    found: list[int | None] = table.column("id").to_pylist()
+    return sorted(found, key=lambda id_: (id_ is not None, id_))
+
+
+class Site:
+    """A table's place and the hosts that use it, which differ in their cache directories."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = tmp_path / "table"
+        self.clock = FakeClock(time.time() + 60)
+        self.stores: list[FaultyStore] = []
+        self._cache = tmp_path / "cache"
+
+        def opened(*args: Any) -> FaultyStore:
+            self.stores.append(FaultyStore(open_store(*args)))
+            return self.stores[-1]
+
+        monkeypatch.setattr(runtime_module, "open_store", opened)
+        self.runtime = Runtime(self.clock.host(), random.Random())
+        monkeypatch.setattr(api, "runtime", lambda: self.runtime)
+
+    def resize(self, **sizes: Any) -> None:
+        """Have all that is opened here, now and later, write and compact by these `WriteSizes`."""
+        self.runtime._sizes = dataclasses.replace(self.runtime._sizes, **sizes)
+        for engine in self.runtime._engines.values():
+            engine.managed.sizes = self.runtime._sizes
+
+    def options(self, host: str, more: dict[str, str]) -> dict[str, str]:
+        own = {"path": str(self.path), "lookup.cache.dir": str(self._cache / host), "lookup.max-retries": "0"}
+        return {**own, **more}
+
+    def table(self, more: dict[str, str] | None = None, host: str = "a") -> LookupTable:
+        return LookupTable(None, self.options(host, more or {}))
+
+    def created(self, more: dict[str, str] | None = None) -> LookupTable:
+        """The table, just created without rows, with the key `id`."""
+        self.table({"lookup.keys": "id"}).write(rows())
+        return self.table(more)
+
+    def restart(self) -> None:
+        """Have what is opened from now on be of another process."""
+        self.runtime = Runtime(self.clock.host(), random.Random())
+
+    def writer(self, more: dict[str, str] | None = None, host: str = "a", boot: str = "boot-1") -> TableWriter:
+        options = LookupOptions.parse(self.options(host, more or {}))
+        runtime = self.runtime if boot == "boot-1" else Runtime(self.clock.host(boot), random.Random())
+        return runtime.engine(options).managed.writer(options)
+
+    def interrupt(
+        self, before: Callable[[str, object], None] = lambda *_: None, after: Callable[[], None] = lambda: None
+    ) -> None:
+        """Run something before each call to a store that was opened here, and after each put; by default nothing."""
+        for store in self.stores:
+            store.before, store.after = before, after
+
+    def calls(self) -> list[tuple[str, object]]:
+        """The calls to stores since this was asked last."""
+        found = [call for store in self.stores for call in store.calls]
+        for store in self.stores:
+            store.calls.clear()
+        return found
+
+    def state(self) -> TableState:
+        engine = self.runtime.engine(LookupOptions.parse(self.options("look", {})))
+        state = engine.managed.log(str(self.path)).latest()
+        assert state is not None
+        return state
+
+    def files(self) -> list[str]:
+        """The data files that lie there."""
+        return sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*.parquet"))
+
+    def committed(self) -> list[str]:
+        state = self.state()
+        return sorted(found[0].path for found in state.files(state.valid_write_ids()))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return Site(tmp_path, monkeypatch)
+
+
+def put(writer: TableWriter, job: Job, *ids: int | None) -> list[DataFile]:
+    return writer.write(job, rows(*ids).to_batches(), "part")
+
+
+def test_the_first_write_creates_the_table(site: Site) -> None:
+    """Columns and keys are those of the first write, which is visible at once; others are widened, lack columns, have any order."""
+    position = site.table({"lookup.keys": "ID"}).write(rows(2, 1))
+    state = site.state()
+    assert (state.position, state.definition.schema, state.definition.keys) == (position, SCHEMA, ("id",))
+    assert site.table(host="b").scan() == rows(1, 2)
+    assert site.table(host="b").get(2) == [{"id": 2, "name": "a"}]
+    assert site.files() == site.committed()
+    site.table().write(pa.table({"NAME": ["b"], "ID": pa.array([3], pa.int16())}))
+    site.table().write(pa.table({"id": pa.array([4], pa.int32())}))
+    assert site.table().scan() == pa.table({"id": [1, 2, 3, 4], "name": ["a", "a", "b", None]}, SCHEMA)
+    with pytest.raises(errors.SchemaError, match="no column 'key'"):
+        site.table({"lookup.keys": "key", "path": f"{site.path}2"}).write(rows(1))
+    assert not Path(f"{site.path}2").exists()
+
+
+def test_other_places_are_refused(site: Site, tmp_path: Path) -> None:
+    """No table is made of somebody's files, nor in a store without an exclusive create, nor by a glob; nothing is left there."""
+    site.path.mkdir()
+    pq.write_table(rows(1), site.path / "x.parquet")
+    pq.write_table(rows(1), tmp_path / "file")
+    for path, error, says in (
+        (site.path, errors.NotATableError, "did not write"),
+        (tmp_path / "file", errors.NotATableError, "did not write"),
+        ("memory://writing/table", errors.NotSupportedError, "memory"),
+        *((tmp_path / glob, errors.PysparkLookupError, None) for glob in ("a[1]", "a*", "{a,b}/t")),
+    ):
+        with pytest.raises(error, match=says):
+            site.table({"path": str(path)}).write(rows(1))
+    assert list(tmp_path.rglob("*.parquet")) == [site.path / "x.parquet"]
+
+
+UNIQUE = {"lookup.write.unique-keys": "true"}
+KEYLESS, BATCH, PAST = {"path": "keyless"}, {"lookup.write.batch": "orders:9"}, {"lookup.version": "1"}
+NEW, MARKS = {"path": "new"}, ("_lookup_row", "_LOOKUP_FILE")
+OF_FILES = {
+    "lookup.format": "parquet",
+    "lookup.partition": "max_pt()",
+    "lookup.settle": "1 s",
+    "lookup.success-file": "true",
+}
+OF_LOGS = {
+    "lookup.version": "1",
+    "lookup.timestamp": "2026-03-01",
+    "lookup.valid-write-ids": "t:1:9223372036854775807::",
+}
+ONE = {"id": [1], "name": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "call", "given", "says"),
+    [
+        (errors.SchemaError, {}, "write", {"id": [1], "x": [1]}, r"'x'.*lookup.write.merge-schema"),
+        (errors.SchemaError, {}, "write", {"id": ["1"]}, "'id' is BIGINT"),
+        (errors.SchemaError, {"lookup.write.merge-schema": "true"}, "write", {"id": [1], "name": [1]}, "'name'"),
+        (errors.SchemaError, {}, "delete", {"id": ["one"]}, "'id'"),
+        (errors.NonUniqueKeyError, {}, "upsert", {"id": [3, 4, 3], "name": ["a"] * 3}, "id = 3"),
+        (errors.OptionError, {"lookup.keys": "name"}, "write", ONE, "lookup.keys"),
+        (errors.OptionError, {"lookup.keys": "id,name"}, "write", ONE, "lookup.keys"),
+        (errors.OptionError, {**KEYLESS, **UNIQUE}, "write", ONE, "no key columns"),
+        *((errors.OptionError, KEYLESS, call, ONE, "no key columns") for call in ("upsert", "delete")),
+        # Names that files of hidden rows use.
+        *((errors.SchemaError, NEW, "write", {"id": [1], name: [1]}, "rename it") for name in MARKS),
+        (errors.SchemaError, {"lookup.write.merge-schema": "true"}, "write", {"id": [1], MARKS[0]: [1]}, "rename it"),
+        (errors.SchemaError, {}, "alter", pa.schema([(MARKS[1], pa.string())]), "rename it"),
+        *((errors.OptionError, {**KEYLESS, **CACHES[mode]}, "get", 1, r"lookup\.keys") for mode in ("NONE", "PARTIAL")),
+        (errors.OptionError, BATCH, "delete", ONE, r"lookup\.write\.batch is for single writes of rows"),
+        (errors.OptionError, BATCH, "transaction", None, r"lookup\.write\.batch is for single writes of rows"),
+        *((errors.OptionError, PAST, call, ONE, "is for reads") for call in ("upsert", "delete")),
+        (errors.OptionError, PAST, "compact", None, "is for reads"),
+        *((errors.OptionError, {}, "vacuum", text, "older_than") for text in ("6 d", "1 h", "-1 d", "soon", "")),
+        (errors.UfsNotFoundError, {"path": "nothing"}, "vacuum", None, "nothing"),
+        *((errors.OptionError, {key: value}, "write", ONE, key) for key, value in OF_FILES.items()),
+        *((errors.OptionError, {key: value}, "scan", None, key) for key, value in OF_FILES.items()),
+        *((errors.OptionError, {key: value, "path": "plain"}, "scan", None, key) for key, value in OF_LOGS.items()),
+    ],
+)
+def test_what_is_refused(
+    site: Site, error: type[Exception], options: dict[str, str], call: str, given: Any, says: str
+) -> None:
+    """Rows that do not fit, keys that are none, and options about other tables are refused, by name; nothing is left there."""
+    site.created().write(rows(1))
+    site.table({"path": str(site.path.with_name("keyless"))}).write(rows(1))
+    pq.write_table(rows(1), site.path.with_name("plain"))
+    before = site.state().version().digest, site.files(), []
+    if "path" in options:
+        options = {**options, "path": str(site.path.with_name(options["path"]))}
+    arguments = [] if given is None else [pa.table(given) if isinstance(given, dict) else given]
+    with pytest.raises(error, match=says):
+        getattr(site.table(options), call)(*arguments)
+    assert (site.state().version().digest, site.files(), site.state().open_writes()) == before
+
+
+def test_files_are_sorted_and_groups_bounded(site: Site) -> None:
+    """Rows of a file are sorted by key, and no row group is too large for a point read; large writes make several files."""
+    site.resize(file_bytes=4 * 2**20)
+    order = random.Random(1).sample(range(300_000), 300_000)
+    table = site.created()
+    many = pa.table({"id": order, "name": ["x" * 10] * len(order)}, SCHEMA)
+    table.write(pa.RecordBatchReader.from_batches(SCHEMA, many.to_batches(10_000)))
+    table.write(pa.table({"id": range(2000), "name": ["x" * 5000] * 2000}, SCHEMA))
+    found = [pq.ParquetFile(site.path / name) for name in site.files()]
+    assert len(found) > 2
+    for file in found:
+        ids = file.read(["id"]).column("id").to_pylist()
+        assert ids == sorted(ids)
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        assert all(group.num_rows <= 1024 or group.total_byte_size < 2 * 2**20 for group in groups)
+    assert table.scan().num_rows == 302_000
+
+
+def test_unique_keys(site: Site) -> None:
+    """A key that is there twice, in the rows or with the table's, is refused and nothing is left of it; null is no key."""
+    table = site.created(UNIQUE)
+    table.write(rows(1, 2, None, None))
+    for again in (rows(3, 4, 3), rows(5, 2), rows(None, 1)):
+        files = site.files()
+        with pytest.raises(errors.NonUniqueKeyError, match=r"id = [123]"):
+            table.write(again)
+        assert (ids_of(table.scan()), site.files()) == ([None, None, 1, 2], files)
+    table.write(rows(3, None))
+    assert table.write(rows(1, 2), "overwrite") == site.state().position
+    with pytest.raises(errors.NonUniqueKeyError):
+        table.write(rows(7, 7), "overwrite")
+    assert (ids_of(table.scan()), site.state().open_writes()) == ([1, 2], [])
+
+
+def test_a_file_of_which_nothing_is_known_is_not_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store does not say whether a data file was put, the write fails, and the log names none."""
+    table = site.created()
+    put_if_absent = Ufs.put_if_absent
+
+    def unanswered(self: Ufs, path: str, data: bytes) -> FileVersion | None:
+        if path.endswith(".parquet"):
+            raise errors.PutUnknownError("no answer")
+        return put_if_absent(self, path, data)
+
+    monkeypatch.setattr(Ufs, "put_if_absent", unanswered)
+    with pytest.raises(errors.UfsUnavailableError, match="nothing was written"):
+        table.write(rows(1))
+    assert site.committed() == []
+
+
+def test_overwrites(site: Site) -> None:
+    """An overwrite's rows stand in place of all others, also if they are none; an append of none changes nothing."""
+    table = site.created()
+    table.write(rows(1, 2))
+    table.write(rows(3), "OVERWRITE")
+    version, files = table.version, site.files()
+    table.write(rows())
+    assert (ids_of(table.scan()), table.version, site.files()) == ([3], version, files)
+    table.write(rows(), "overwrite")
+    assert (table.scan(), site.state().open_writes()) == (rows(), [])
+    for mode in ("merge", "delete"):
+        with pytest.raises(errors.OptionError, match="'append', 'overwrite' or 'upsert'"):
+            table.write(rows(1), mode)
+
+
+def test_rows_that_end_in_an_error(site: Site) -> None:
+    """Rows that fail on their way are not visible, whatever was written of them is removed, and the write is over."""
+    site.resize(file_bytes=1)
+    table = site.created()
+
+    def some() -> Iterator[pa.RecordBatch]:
+        for ids in ((1, 2), (3,)):
+            yield from rows(*ids).to_batches()
+        assert site.files() != []
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        table.write(pa.RecordBatchReader.from_batches(SCHEMA, some()))
+    assert (table.scan(), site.files(), site.state().open_writes()) == (rows(), [], [])
+
+
+@pytest.mark.parametrize("name", [None, "job-1"])
+def test_a_commit_whose_answer_was_lost(site: Site, name: str | None) -> None:
+    """The commit's outcome is an error of its own; giving up then removes nothing of what is committed."""
+    site.created()
+    writer, batch = site.writer(), Batch("q", 1) if name else None
+    job = writer.begin(SCHEMA, APPEND, name)
+    files = put(writer, job, 1)
+
+    def silent(*_: object) -> None:
+        raise errors.UfsTimeoutError("no answer")
+
+    def arrived() -> None:
+        if b'"commit"' in max((site.path / "_lookup" / "log").glob("*.json")).read_bytes():
+            site.interrupt(silent)
+            silent()
+
+    site.interrupt(after=arrived)
+    with pytest.raises(errors.CommitUnknownError, match="commit"):
+        writer.commit(job, files, batch)
+    site.interrupt()
+    writer.abort(job, files, batch=batch)
+    assert ids_of(site.table().scan()) == [1]
+    assert site.files() == site.committed()
+
+
+def test_files_of_other_attempts(site: Site) -> None:
+    """What failed or slower attempts of tasks have left is removed by the commit; other writes' files are not."""
+    site.created()
+    writer = site.writer()
+    job, other = writer.begin(SCHEMA, APPEND), writer.begin(SCHEMA, APPEND)
+    attempts = [put(writer, job, 1, 2) for _ in range(3)]
+    beside = put(writer, other, 3)
+    writer.commit(job, attempts[1])
+    assert site.files() == sorted(file.path for file in [*attempts[1], *beside])
+    writer.commit(other, beside)
+    assert ids_of(site.table().scan()) == [1, 2, 3]
+
+
+TIMEOUT = {"lookup.write.timeout": "80 s"}
+
+
+def watched(site: Site, seconds: int, boot: str = "boot-1") -> None:
+    """Let time pass on a host where others begin writes now and then, and end them."""
+    writer = site.writer(TIMEOUT, boot=boot)
+    for _ in range(0, seconds, 8):
+        site.clock.tick(8)
+        writer.abort(writer.begin(SCHEMA, APPEND), ())
+
+
+def test_a_dead_writer_is_aborted(site: Site) -> None:
+    """A write that shows no sign of life for the timeout, watched by one host, is over; its commit is refused.
+
+    However many writes begin meanwhile, the signs of life are listed a few times.
+    """
+    site.created()
+    writer = site.writer(TIMEOUT, host="b")
+    job = writer.begin(SCHEMA, APPEND)
+    files = put(writer, job, 1)
+    watched(site, 32)
+    site.calls()
+    watched(site, 40)
+    assert 1 <= len([path for kind, path in site.calls() if kind == "files" and "heartbeats" in str(path)]) <= 3
+    site.clock.tick(2)
+    assert [write.id for write in site.state().open_writes()] == [job.write_id]
+    watched(site, 24)
+    assert (site.state().open_writes(), site.files()) == ([], [])
+    with pytest.raises(errors.WriteConflictError, match=r"aborted.*lookup.write.timeout"):
+        writer.commit(job, files)
+    assert site.table().scan() == rows()
+
+
+def test_a_living_writer_is_not(site: Site) -> None:
+    """A write that shows signs of life goes on as long as it likes; it shows few, and they go when it is done."""
+    site.created()
+    writer = site.writer(TIMEOUT, host="b")
+    job = writer.begin(SCHEMA, APPEND)
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        for id_ in range(40):
+            watched(site, 8)
+            yield from rows(id_).to_batches()
+
+    files = writer.write(job, slow(), "part")
+    assert 16 <= len(list((site.path / "_lookup" / "heartbeats").iterdir())) <= 40
+    writer.commit(job, files)
+    assert ids_of(site.table().scan()) == list(range(40))
+    assert not (site.path / "_lookup" / "heartbeats").exists()
+
+
+@pytest.mark.parametrize("change", ["boot", "recreated"])
+def test_the_watch_begins_again(site: Site, change: str) -> None:
+    """Another boot's clock, and what was seen of a dropped table, say nothing of a write."""
+    site.created()
+    job = site.writer(TIMEOUT, host="b").begin(SCHEMA, APPEND)
+    watched(site, 72)
+    boot = "boot-2" if change == "boot" else "boot-1"
+    if change == "recreated":
+        shutil.rmtree(site.path)
+        site.created()
+        job = site.writer(TIMEOUT, host="b").begin(SCHEMA, APPEND)
+    watched(site, 72, boot)
+    assert job.write_id in [write.id for write in site.state().open_writes()]
+    watched(site, 24, boot)
+    assert site.state().open_writes() == []
+
+
+@pytest.mark.parametrize("source", ["UFS", "CACHE"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_reads_see_the_hosts_writes(site: Site, cache: str, source: str) -> None:
+    """What a host has written it reads, in every mode; another one does in UFS mode, and in CACHE mode with a floor."""
+    options = {**CACHES[cache], **({} if source == "UFS" else TRIGGER if cache == "FULL" else INTERVAL)}
+    writer, own, other = site.created(), site.table(options), site.table(options, host="b")
+
+    def seen(table: LookupTable) -> tuple[list[int | None], list[Any]]:
+        return ids_of(table.scan()), table.get(number)
+
+    for number in range(1, 4):
+        before, after = (list(range(1, number)), []), (list(range(1, number + 1)), [{"id": number, "name": "a"}])
+        assert seen(other) == before
+        writer.write(rows(number))
+        assert seen(own) == after
+        if source == "CACHE":
+            # A full cache that a floor has asked to reload may have done so only now.
+            assert seen(other) == before or (cache == "FULL" and number > 1)
+            floored = site.table({**options, "lookup.floor": str(writer.floor)}, host="b")
+            assert seen(floored) == after
+            if cache == "FULL":
+                other.reload()
+            else:
+                other = floored
+        assert seen(other) == after
+        site.calls()
+        seen(other)  # a version that it has read: each read asks for the next event and the last one, no more
+        assert [kind for kind, _ in site.calls()] == (["head"] * 4 if source == "UFS" else [])
+
+
+def test_a_batch_of_a_name_is_written_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """`lookup.write.batch`: the same number, or a lower one, of a name is not written again, from whatever host; other names are."""
+    site.created()
+
+    def write(batch: str, *ids: int, mode: str = "append", host: str = "a") -> int:
+        return site.table({"lookup.write.batch": batch}, host).write(rows(*ids), mode)
+
+    first = write("orders:5", 1)
+    with caplog.at_level("WARNING"):
+        assert write("orders:5", 2) == write("orders:4", 3, host="b") == first == site.state().position
+    assert "batch 4 of query orders is not written" in caplog.text
+    assert ids_of(site.table().scan()) == [1]
+    assert site.files() == site.committed()
+    write("orders:6", 4, mode="upsert")
+    write("returns:1", 5)
+    write("returns:2")
+    write("returns:2", 6)  # nothing was written of it
+    assert ids_of(site.table(host="late").scan()) == [1, 4, 5, 6]
+    write("orders:7", 7, mode="overwrite")
+    assert ids_of(site.table().scan()) == [7]
+    assert [site.table(host=host).metrics()["batchSkippedCount"] for host in ("a", "b")] == [1, 1]

@@ -1,0 +1,35 @@
+"""Tables of other systems: what a lookup function is asked, what of its answers is taken, and what its failures do: the fixtures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyspark_lookup.sources.providers import provider as provided_table
+from tests.support.lookup_functions import Desk
+
+
+@pytest.fixture
+def desk(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    """A host on which nobody has looked anything up."""
+    desk = Desk(cache_dir, monkeypatch)
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hanging calls wait for: set at the end of the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def prompt(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are given up soon after their timeout, and what that leaves behind is gone when the test is over."""
+    monkeypatch.setattr(provided_table, "_GRACE_S", 0.1)
+    desk.gives_up = True

@@ -1,0 +1,423 @@
+"""The example providers: an SQLite file, and a PostgreSQL server."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib
+import itertools
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.sources.providers.functions import LookupContext
+from tests.support.lookup_functions import TEXTS, counted, ids
+from tests.support.postgres import PostgresServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Options = dict[str, str]
+
+BOUNDED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "10000"}
+PARTIAL = {**BOUNDED, "lookup.partial-cache.expire-after-write": "1 h"}
+FULL = {"lookup.cache": "FULL"}
+ONCE = {"lookup.max-retries": "0"}
+MANY = 5000
+PEOPLE = pa.table({"id": [1, 2, 2, 3], "name": ["one", "two", "zwei", None], "n": [10, 20, 21, 30]})
+ASKED = ids(1, 2, 9, 3, 1, None)
+FOUND = [(0, 1, "one", 10), (1, 2, "two", 20), (1, 2, "zwei", 21), (3, 3, None, 30), (4, 1, "one", 10)]
+
+
+class Tables:
+    """Tables that a provider reads, made of Arrow rows."""
+
+    module: str
+    factory = "provider"
+    odd_name = "t"
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._cache_dir = cache_dir
+        self._opened: list[LookupTable] = []
+
+    create: Callable[[str, pa.Table], str]  # makes a table; its name
+    refer: Callable[[str], tuple[str | None, Options]]  # the path and the options that say which table is meant
+
+    def given(self, name: str, keys: str, *more: Options, factory: str = "") -> tuple[str | None, Options]:
+        """The path and the options of a lookup in a table."""
+        path, options = self.refer(name)
+        options |= {"lookup.provider": f"{self.module}:{factory or self.factory}", "lookup.keys": keys}
+        options |= {"lookup.cache.dir": str(self._cache_dir)}
+        for each in more:
+            options |= each
+        return path, options
+
+    def table(self, name: str, keys: str, *more: Options, factory: str = "") -> LookupTable:
+        self._opened.append(LookupTable(*self.given(name, keys, *more, factory=factory)))
+        return self._opened[-1]
+
+    def sends(self, count: int) -> contextlib.AbstractContextManager[None]:
+        """What is inside makes providers of a database send exactly so many statements."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        for table in self._opened:
+            table.close()
+
+
+def shown(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
+    """Rows of people in one order: within a key there is none."""
+    found = [(row["key_index"], row["id"], row["name"], row["n"]) for row in rows.to_pylist()]
+    return sorted(found, key=repr)
+
+
+# --- databases ---------------------------------------------------------------------------------------
+
+
+def literal(value: object) -> str:
+    return (
+        "NULL" if value is None else str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+    )
+
+
+class Database(Tables):
+    """A database with a log of what providers ask it. Statements that are executed here are not in it."""
+
+    odd_name = "t\"'; DROP TABLE x; --?$1"
+    execute: Callable[[str], None]
+    statements: Callable[[], list[str]]  # that providers sent so far: one entry for each execution
+    _numbers = itertools.count(1)
+
+    def made(self, columns: str, *rows: str, name: str = "t") -> str:
+        """A new table's name."""
+        name += str(next(self._numbers))
+        quoted = '"' + name.replace('"', '""') + '"'
+        self.execute(f"CREATE TABLE {quoted} ({columns})")
+        if rows:
+            self.execute(f"INSERT INTO {quoted} VALUES {', '.join(rows)}")
+        return name
+
+    def create(self, name: str, rows: pa.Table) -> str:
+        kinds = {pa.int64(): "INTEGER", pa.string(): "TEXT"}
+        quoted = ('"' + field.name.replace('"', '""') + f'" {kinds[field.type]}' for field in rows.schema)
+        values = (
+            f"({', '.join(map(literal, row))})" for row in zip(*(c.to_pylist() for c in rows.columns), strict=True)
+        )
+        return self.made(", ".join(quoted), *values, name=name)
+
+    @contextlib.contextmanager
+    def sends(self, count: int) -> Iterator[None]:
+        """What is inside makes providers send exactly so many statements, of whatever kind."""
+        before = len(self.statements())
+        yield
+        sent = [statement[:300] for statement in self.statements()[before:]]
+        assert len(sent) == count, sent
+
+
+class SqliteDatabase(Database):
+    module = "examples.sqlite_provider"
+
+    def __init__(self, directory: Path, cache_dir: Path) -> None:
+        super().__init__(cache_dir)
+        self.file = directory / "a b%41?#.db"
+        self.sent: list[str] = []
+
+    def refer(self, name: str) -> tuple[str, Options]:
+        return str(self.file), {"lookup.provider.table": name}
+
+    def execute(self, statement: str) -> None:
+        with contextlib.closing(sqlite3.Connection(self.file)) as connection, connection:
+            connection.execute(statement)
+
+    def statements(self) -> list[str]:
+        return self.sent
+
+
+class PostgresDatabase(Database):
+    module = "examples.postgres_provider"
+
+    def __init__(self, server: PostgresServer, cache_dir: Path) -> None:
+        super().__init__(cache_dir)
+        self.server = server
+        self.execute, self.statements = server.execute, server.statements
+
+    def refer(self, name: str) -> tuple[None, Options]:
+        return None, {"lookup.provider.uri": self.server.uri, "lookup.provider.table": name}
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteDatabase]:
+    connect = sqlite3.connect
+    with contextlib.closing(SqliteDatabase(tmp_path, cache_dir)) as database:
+
+        def connected(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+            connection: sqlite3.Connection = connect(*args, **kwargs)
+            connection.set_trace_callback(database.sent.append)
+            return connection
+
+        monkeypatch.setattr(sqlite3, "connect", connected)
+        yield database
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[PostgresDatabase]:
+    with contextlib.closing(PostgresDatabase(postgres_server, cache_dir)) as database:
+        yield database
+        postgres_server.start()  # whatever a test did
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def tables(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+# --- of all ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", [{}, PARTIAL], ids=["NONE", "PARTIAL"])
+def test_rows_of_keys(tables: Tables, cache: Options) -> None:
+    """Every row of a key comes, for each time that it was asked for; absent keys and null have none. A cache asks for each once."""
+    name = tables.create("people", PEOPLE)
+    table = tables.table(name, "id", cache)
+    for again in range(3):
+        # Of 1, 2, 9, 3 and 1 again; the last time by a table that was just made.
+        assert shown((table if again < 2 else tables.table(name, "id", cache)).get_many(ASKED)) == FOUND
+        assert counted(table) == ({"hitCount": 1 + 5 * again, "missCount": 4, "loadCount": 4} if cache else {})
+    assert table.get(3) == [{"id": 3, "name": None, "n": 30}]
+    assert table.get(9) == table.get(None) == []
+    assert table.get_many(ids()).num_rows == 0
+
+
+def test_composite_keys(tables: Tables) -> None:
+    """A key of two columns finds the rows that have both, not one of each; they may be named in any order."""
+    name = tables.create("pairs", pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
+    found = tables.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
+    assert sorted((row["key_index"], row["v"]) for row in found.to_pylist()) == [(0, 1), (0, 4), (1, 2)]
+
+
+def test_text_is_never_sql(tables: Tables) -> None:
+    """Keys, and names of tables and columns, that look like SQL are what they are."""
+    texts = [*TEXTS, "x" * 5000]
+    name = tables.create(tables.odd_name, pa.table({'k "1" ?': texts, "Select": range(len(texts))}))
+    asked = pa.table({'k "1" ?': [*texts, *(text + "'" for text in texts)]})
+    found = tables.table(name, '`k "1" ?`').get_many(asked).to_pylist()
+    assert [(row["key_index"], row["Select"]) for row in found] == [(n, n) for n in range(len(texts))]
+
+
+@pytest.mark.parametrize("keys", ["a", "a,b"])
+def test_many_keys(tables: Tables, keys: str) -> None:
+    """5,000 keys have their rows, whether a key has one column or two; they are one statement to a database."""
+    held, asked = range(0, 2 * MANY, 2), range(MANY)
+    name = tables.create("many", pa.table({"a": held, "b": [f"n{n}" for n in held], "v": held}))
+    wanted = pa.table({"a": asked, "b": [f"n{n}" for n in asked]}).select(keys.split(","))
+    table = tables.table(name, keys)
+    table.get_many(wanted.slice(0, 1))  # connects
+    with tables.sends(1):
+        found = table.get_many(wanted)
+    assert found["key_index"].to_pylist() == found["v"].to_pylist() == list(range(0, MANY, 2))
+
+
+def test_only_columns_that_are_asked_for_are_fetched(tables: Tables) -> None:
+    """`lookup.columns` reaches the statement or the scan, in any letter case."""
+    name = tables.create("people", PEOPLE)
+    assert tables.table(name, "id", {"lookup.columns": "NAME"}).get(1) == [{"id": 1, "name": "one"}]
+    path, options = tables.refer(name)
+    given = {key.removeprefix("lookup.provider."): value for key, value in options.items()}
+    context = LookupContext(("id",), ("name",), given, path)
+    module = importlib.import_module(tables.module)
+    assert getattr(module, tables.factory)(context).function.lookup(ids(1)).column_names == ["id", "name"]
+    if isinstance(tables, Database):
+        assert '"name"' in tables.statements()[-1]
+        assert '"n"' not in tables.statements()[-1]
+    else:
+        assert [batch.schema.names for batch in module.whole(context).scan()] == [["id", "name"]]
+
+
+def test_mistakes_are_named(tables: Tables) -> None:
+    """A table that is not there, or not named, is an error when the table is made."""
+    tables.create("people", PEOPLE)
+    with pytest.raises(OptionError, match="nope"):
+        tables.table("nope", "id")
+    with pytest.raises(OptionError, match=r"lookup\.provider\.table"):
+        LookupTable(None, {"lookup.provider": f"{tables.module}:{tables.factory}", "lookup.keys": "id"})
+
+
+# --- databases' own ----------------------------------------------------------------------------------
+
+
+def test_sqlite_values_and_keys_of_every_type(sqlite: SqliteDatabase) -> None:
+    """Each declared type has its Arrow type, limits and null come back; a key of each finds its row, text by its bytes in any collation."""
+    low, high, text = -(2**63), 2**63 - 1, TEXTS[-1]
+    table = sqlite.made(
+        "k TEXT, i integer, r REAL, t TEXT COLLATE NOCASE, b Blob",
+        f"('low', {low}, -1.7976931348623157e308, 'A', x'')",
+        f"('high', {high}, 5e-324, '{text}', x'00ff')",
+        "('null', NULL, NULL, NULL, NULL)",
+        "('zero', 0, 0.0, 'a', x'00')",
+    )
+    rows = sqlite.table(table, "k").get_many(pa.table({"k": ["low", "high", "null"]}))
+    assert rows.schema.types[:5] == [pa.string(), pa.int64(), pa.float64(), pa.string(), pa.binary()]
+    assert [tuple(row.values())[:5] for row in rows.to_pylist()] == [
+        ("low", low, -1.7976931348623157e308, "A", b""),
+        ("high", high, 5e-324, text, b"\x00\xff"),
+        ("null", None, None, None, None),
+    ]
+    cases: list[tuple[str, list[Any], list[tuple[int, str]]]] = [
+        ("i", [high, 4, low], [(0, "high"), (2, "low")]),
+        ("r", [5e-324, float("nan"), float("inf"), -0.0, 1e-323], [(0, "high"), (3, "zero")]),
+        ("t", ["a", "B"], [(0, "zero")]),
+        ("b", [b"\0\xff", b"\1", b"\0"], [(0, "high"), (2, "zero")]),
+    ]
+    for name, asked, expected in cases:
+        found = sqlite.table(table, name).get_many(pa.table({name: asked})).to_pylist()
+        assert [(row["key_index"], row["k"]) for row in found] == expected
+
+
+POSTGRES = [
+    ("smallint", "-32768", pa.int16(), -32768),
+    ("integer", "2147483647", pa.int32(), 2**31 - 1),
+    ("bigint", "-9223372036854775808", pa.int64(), -(2**63)),
+    ("real", "1.5", pa.float32(), 1.5),
+    ("double precision", "5e-324", pa.float64(), 5e-324),
+    ("boolean", "true", pa.bool_(), True),
+    ("text", "'ä€𝄞'", pa.string(), "ä€𝄞"),
+    ("varchar(9)", "'v'", pa.string(), "v"),
+    ("bytea", "'\\x00ff'", pa.binary(), b"\x00\xff"),
+    ("date", "'2024-02-29'", pa.date32(), datetime.date(2024, 2, 29)),
+    ("timestamp", "'2024-02-29 12:30:45.123456'", pa.timestamp("us"), datetime.datetime(2024, 2, 29, 12, 30, 45, 123456)),
+    ("timestamptz", "'2024-02-29 12:30:45+02'", pa.timestamp("us", "UTC"), datetime.datetime(2024, 2, 29, 10, 30, 45, tzinfo=datetime.timezone.utc)),
+    ("numeric(10, 2)", "1.50", pa.string(), "1.50"),
+    ("char(3)", "'c'", pa.string(), "c  "),
+    ("uuid", "'00010203-0405-0607-0809-0a0b0c0d0e0f'", pa.binary(), bytes(range(16))),
+    ("jsonb", "'{\"a\": 1}'", pa.string(), '{"a": 1}'),
+    ("integer[]", "'{1, NULL}'", pa.list_(pa.field("element", pa.int32())), [1, None]),
+]  # fmt: skip
+NO_KEYS = {"numeric(10, 2)", "char(3)", "uuid", "jsonb", "integer[]"}
+
+
+def test_postgres_values_and_keys_of_every_type(postgres: PostgresDatabase) -> None:
+    """Each type has its Arrow type, values and nulls come back, a key finds its row; types whose values come as others are no keys."""
+    declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(POSTGRES))
+    values, nulls = ", ".join(text for _, text, *_ in POSTGRES), ", ".join(["NULL"] * len(POSTGRES))
+    table = postgres.made(f"id integer, {declared}", f"(1, {values})", f"(2, {nulls})")
+    rows = postgres.table(table, "id").get_many(ids(1, 2))
+    assert rows.schema.types[1:-1] == [kind for *_, kind, _ in POSTGRES]
+    full, empty = rows.to_pylist()
+    assert list(full.values())[1:-1] == [value for *_, value in POSTGRES]
+    assert list(empty.values())[1:-1] == [None] * len(POSTGRES)
+    for number, (kind, _, arrow, value) in enumerate(POSTGRES):
+        if kind in NO_KEYS:
+            with pytest.raises(OptionError, match=rf"key column 'c{number}' is .* make a view"):
+                postgres.table(table, f"c{number}")
+        else:
+            found = postgres.table(table, f"c{number}").get_many(pa.table({f"c{number}": pa.array([value], arrow)}))
+            assert found["id"].to_pylist() == [1]
+
+
+def test_more_keys_than_sqlite_binds_are_several_statements(sqlite: SqliteDatabase) -> None:
+    """SQLite takes 32,766 bound values in a statement: more keys are more statements."""
+    wanted = pa.table({"a": range(20_000), "b": [f"n{number}" for number in range(20_000)]})
+    table = sqlite.table(sqlite.made("a INTEGER, b TEXT, v INTEGER", "(0, 'n0', 1)", "(19999, 'n19999', 2)"), "a,b")
+    table.get((0, "n0"))
+    with sqlite.sends(2):
+        assert table.get_many(wanted)["key_index"].to_pylist() == [0, 19_999]
+
+
+def test_a_replaced_sqlite_file_is_seen(sqlite: SqliteDatabase) -> None:
+    """A file that was put in the place of the database is the database from then on."""
+    table = sqlite.table(sqlite.create("people", PEOPLE), "id")
+    assert table.get(1)[0]["name"] == "one"
+    other = sqlite.file.with_name("other")
+    other.write_bytes(sqlite.file.read_bytes().replace(b"one", b"new"))
+    os.replace(other, sqlite.file)
+    assert table.get(1)[0]["name"] == "new"
+
+
+def test_sqlite_mistakes_are_named(sqlite: SqliteDatabase) -> None:
+    """A column of another type and a value of another type are named, and a missing file is not made."""
+    with pytest.raises(OptionError, match=r"column 'b' is declared 'VARCHAR\(9\)'; known are INTEGER"):
+        sqlite.table(sqlite.made("a INTEGER, b VARCHAR(9)"), "a")
+    table = sqlite.table(sqlite.made("id INTEGER, b INTEGER", "(1, 'wrong')"), "id", ONCE)
+    with pytest.raises(LookupFunctionError, match=r"sqlite_provider:provider failed to look up key id = 1: .*'wrong'"):
+        table.get(1)
+    sqlite.file = sqlite.file.with_name("missing")
+    with pytest.raises(OptionError, match="unable to open"):
+        sqlite.table("t", "id")
+    assert not sqlite.file.exists()
+
+
+def test_postgres_is_only_read(postgres: PostgresDatabase) -> None:
+    """Not even a view can write."""
+    postgres.execute("CREATE SEQUENCE counter")
+    postgres.execute("CREATE VIEW counting AS SELECT nextval('counter') AS id")
+    with pytest.raises(LookupFunctionError, match="read-only transaction"):
+        postgres.table("public.counting", "id", ONCE).get(1)
+
+
+def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
+    """Lookups without a server are tried again as often as allowed, and served by one that comes back; what fails leaves nothing."""
+
+    def opened(retries: int, cache: Options) -> LookupTable:
+        table = postgres.table(postgres.create("people", PEOPLE), "id", cache, {"lookup.max-retries": str(retries)})
+        assert table.get(1)[0]["name"] == "one"
+        return table
+
+    failing, waiting, later = opened(2, PARTIAL), opened(30, PARTIAL), opened(1, {})
+    postgres.server.stop()
+    expected = r"examples\.postgres_provider:provider failed to look up key id = [29] and 1 more in 3 attempts"
+    with pytest.raises(LookupFunctionError, match=expected):
+        failing.get_many(ids(2, 1, 9))
+    assert counted(failing) == {"hitCount": 1, "missCount": 3, "loadCount": 1, "numLoadFailures": 2}
+    assert failing.get(1)[0]["name"] == "one"
+    starting = threading.Timer(0.5, postgres.server.start)
+    starting.start()
+    try:
+        assert waiting.get(3)[0]["n"] == 30
+    finally:
+        starting.join()
+    assert waiting.metrics()["lookupRetryCount"] > 1
+    assert counted(waiting) == {"missCount": 2, "loadCount": 2}
+    assert shown(later.get_many(ASKED)) == FOUND  # its connection was lost
+    assert later.metrics()["lookupRetryCount"] == 4
+    assert shown(failing.get_many(ASKED)) == FOUND
+    assert counted(failing) == {"hitCount": 4, "missCount": 6, "loadCount": 4, "numLoadFailures": 2}
+
+
+@pytest.mark.spark
+def test_through_spark(spark: SparkSession, database: Database) -> None:
+    """A read, or a SELECT from a catalog's table, that says which keys it wants has their rows; a later query loads none again."""
+    before = len(database.statements())
+    path, options = database.given(database.create("people", PEOPLE), "id", PARTIAL)
+    options |= {"path": path} if path else {}
+    df = spark.read.format("lookupcache").options(**options).option("lookup.where", "id IN (1, 2)").load()
+    for _ in range(2):
+        assert sorted(map(tuple, df.collect())) == [(1, "one", 10), (2, "two", 20), (2, "zwei", 21)]
+    given = ", ".join(f"`{key}` '{value}'" for key, value in options.items())
+    spark.sql(f"CREATE TABLE provided USING lookupcache OPTIONS ({given})")
+    try:
+        rows = spark.sql("SELECT name FROM provided WITH (`lookup.where` = 'id = 2') ORDER BY name").collect()
+        assert [row.name for row in rows] == ["two", "zwei"]
+    finally:
+        spark.sql("DROP TABLE provided")
+    if isinstance(database, PostgresDatabase):  # the server has what Spark's workers sent
+        assert len([text for text in database.statements()[before:] if "unnest" in text]) == 1

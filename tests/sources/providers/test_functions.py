@@ -1,0 +1,1199 @@
+"""Tables of other systems: what a function is asked, which answers are taken and kept, what its failures do; any history of lookups."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import decimal
+import functools
+import itertools
+import math
+import random
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
+from pyspark_lookup.core.metrics import UNSET
+from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, PredicateError, SchemaError
+from pyspark_lookup.sources.providers.call_runner import Calls, CallTimeoutError
+from pyspark_lookup.sources.providers.functions import (
+    AsyncKeyLookupFunction,
+    FullCachingLookupProvider,
+    KeyLookupFunction,
+    LookupContext,
+    LookupProvider,
+)
+from tests.support.fuzzing import fuzzed
+from tests.support.lookup_functions import (
+    BOUND_S,
+    CACHES,
+    FLIP,
+    KINDS,
+    NONE,
+    ONCE,
+    PARTIAL,
+    QUICK,
+    SCHEMA,
+    USERS,
+    Answer,
+    AsyncFunction,
+    Desk,
+    Options,
+    Plain,
+    SyncFunction,
+    beside,
+    counted,
+    ids,
+    in_turn,
+    made,
+    names,
+    pairs,
+    provider,
+    raises,
+    rows_of,
+    users,
+)
+from tests.support.memory_cache import Dictionary
+
+RETRY: Options = {
+    "lookup.retry.predicate": "lookup_miss",
+    "lookup.retry.fixed-delay": "7 s",
+    "lookup.retry.max-attempts": 3,
+}
+
+
+def holding(gate: threading.Event, answer: Answer) -> Answer:
+    """Answers when the gate opens."""
+
+    def held(keys: pa.Table) -> Any:
+        gate.wait(BOUND_S)
+        return answer(keys)
+
+    return held
+
+
+class ByKey(KeyLookupFunction):
+    """Users one at a time."""
+
+    schema = SCHEMA
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
+        self.asked.append(dict(key))
+        known = USERS.get(key["id"])
+        return None if known is None else ({**key, "name": name} for name in known)
+
+
+class AsyncByKey(AsyncKeyLookupFunction):
+    """The same after others had their turn; `sizes`: of the batches."""
+
+    schema = SCHEMA
+
+    def __init__(self) -> None:
+        self.by_key = ByKey()
+        self.asked, self.sizes = self.by_key.asked, list[int]()
+
+    async def lookup(self, keys: pa.Table) -> pa.Table:
+        self.sizes.append(keys.num_rows)
+        return await super().lookup(keys)
+
+    async def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
+        await asyncio.sleep(0)
+        return self.by_key.lookup_key(key)
+
+
+def named(keys: pa.Table) -> pa.Table:
+    """A row named x for every key."""
+    return keys.append_column("name", pa.array(["x"] * keys.num_rows))
+
+
+def test_batches_by_default(desk: Desk) -> None:
+    """Without a size of its own a function gets all keys in one call, an asynchronous one 128."""
+    for kind, sizes in (("sync", [300]), ("async", [44, 128, 128])):
+        function = made(kind, named)
+        assert len(pairs(desk.serve(function), *range(300))) == 300
+        assert sorted(len(keys) for keys in function.log.asked) == sizes
+
+
+@KINDS
+@CACHES
+def test_one_thread(desk: Desk, kind: str, cache: Options) -> None:
+    """However many threads ask, from a running event loop too, a function is used by one that is none of them, one call at a time."""
+    running: list[int] = []
+    overlaps: list[int] = []
+
+    def answer(keys: pa.Table) -> pa.Table:
+        running.append(1)
+        overlaps.append(len(running))
+        found = rows_of(USERS)(keys)
+        running.pop()
+        return found
+
+    function = made(kind, answer)
+    table = desk.serve(function, cache)
+
+    async def main() -> list[list[str]]:
+        inside = names(table, 2)
+        threads = await asyncio.gather(*(asyncio.to_thread(names, table, key) for key in (1, 2, 3, 1) * 3))
+        return [inside, *threads]
+
+    assert asyncio.run(main()) == [["Bob", "Charlie"], *[["Alice"], ["Bob", "Charlie"], [], ["Alice"]] * 3]
+    (thread,) = {thread for _, thread in function.log.events}
+    assert thread != threading.get_ident()
+    assert len(function.log.loops) == (kind == "async")  # no loop is seen to run where none is needed
+    assert set(overlaps) == {1}
+    assert function.log.names.count("open") == 1
+
+
+@pytest.mark.parametrize("make", [ByKey, AsyncByKey])
+@CACHES
+def test_one_key_at_a_time(desk: Desk, make: Callable[[], ByKey | AsyncByKey], cache: Options) -> None:
+    """A function of single keys gets each as a dictionary, once if it is cached; None and nothing both mean no rows."""
+    function = make()
+    table = desk.serve(function, cache)
+    assert table.get(3) == []
+    for _ in range(2):
+        assert pairs(table, 3, 2, 1, 2) == [(1, "Bob"), (1, "Charlie"), (2, "Alice"), (3, "Bob"), (3, "Charlie")]
+    times = [1, 1, 1] if cache else [2, 2, 3]
+    assert [function.asked.count({"id": key}) for key in (1, 2, 3)] == times
+    if cache:
+        assert counted(table, "numCachedRecords") == {"hitCount": 6, "missCount": 3, "loadCount": 3, "numCachedRecords": 4}  # fmt: skip
+    if isinstance(function, AsyncByKey):
+        assert set(function.sizes) == {1}  # without a size of its own
+
+
+EXACT: dict[str, tuple[pa.DataType, Any, Any]] = {
+    "fraction": (pa.int64(), 1.5, None),
+    "fraction of float32": (pa.int64(), np.float32(1.5), None),
+    "decimal fraction": (pa.int64(), decimal.Decimal("1.5"), None),
+    "whole": (pa.int64(), 2.0, 2),
+    "time in a day": (pa.date32(), datetime.datetime(2020, 1, 1, 5), None),
+    "midnight": (pa.date32(), datetime.datetime(2020, 1, 1), datetime.date(2020, 1, 1)),
+    "fraction of a microsecond": (pa.timestamp("us"), 1.5, None),
+    "nanoseconds": (pa.timestamp("us"), pd.Timestamp("2020-01-01 00:00:00.000000001"), None),
+    "beyond": (pa.float32(), 1e300, None),
+    "infinite": (pa.float32(), math.inf, math.inf),
+    "small": (pa.decimal128(10, 2), decimal.Decimal("1e-300000000"), None),
+    "small zero": (pa.decimal128(10, 2), decimal.Decimal("0e-300000000"), 0),
+    "large": (pa.decimal128(10, 2), decimal.Decimal("1e300000000"), None),
+    "no number": (pa.decimal128(10, 2), decimal.Decimal("NaN"), None),
+    "in a struct": (pa.struct([("a", pa.int32())]), {"a": 1.5}, None),
+    "in a list": (pa.list_(pa.decimal128(10, 2)), [decimal.Decimal("1e-300000000")], None),
+    "in a map": (pa.map_(pa.string(), pa.int32()), {"a": 1.5}, None),
+    "in a map's keys": (pa.map_(pa.int32(), pa.string()), [(1.5, "a")], None),
+}
+
+
+@pytest.mark.parametrize(("kind", "value", "expected"), EXACT.values(), ids=list(EXACT))
+def test_values_of_dictionaries_do_not_change(desk: Desk, kind: pa.DataType, value: Any, expected: Any) -> None:
+    """A value that its column does not hold is an error that names the column: it is not cut, and ends no process."""
+
+    class One(KeyLookupFunction):
+        schema = pa.schema([("id", pa.int64()), ("name", kind)])
+
+        def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+            return [{"id": 1, "name": value}]
+
+    table = desk.serve(One(), schema=One.schema)
+    if expected is not None:
+        assert table.get(1) == [{"id": 1, "name": expected}]
+    else:
+        with pytest.raises(LookupFunctionError, match=r"id = 1.*column 'name'"):
+            table.get(1)
+
+
+# --- keys of other kinds ---------------------------------------------------------------------------------
+
+
+@KINDS
+@CACHES
+def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
+    """Keys of several columns are one key each, in any order, with a null in any; a number that no column can hold is nobody's."""
+    schema = pa.schema([("name", pa.string()), ("city", pa.large_string()), ("id", pa.int32())])
+    values = [("Alice", "Bern", 1), (None, "Rome", 1), ("Bob", "Bern", 2)]
+    rows = [dict(zip(schema.names, row, strict=True)) for row in values]
+
+    def answer(keys: pa.Table) -> pa.Table:
+        wanted = {(key["id"], key["city"]) for key in keys.to_pylist()}
+        return pa.Table.from_pylist([row for row in rows if (row["id"], row["city"]) in wanted], schema)
+
+    function = made(kind, answer)
+    table = desk.serve(function, {**cache, **ONCE, "lookup.keys": "id,city"}, schema)
+    cities = ["Bern", "Rome", None, "Bern", "Bern", "Bern"]
+    found = table.get_many(pa.table({"city": cities, "id": [1, 1, 1, None, 1, 2**40]}))
+    assert found.column_names == ["id", "city", "name", KEY_INDEX]
+    assert found.column("name").to_pylist() == ["Alice", None, "Alice"]
+    assert found.column(KEY_INDEX).to_pylist() == [0, 1, 4]
+    assert function.log.asked == [[(1, "Bern"), (1, "Rome")]]
+    assert function.log.tables[0].schema.equals(pa.schema([("id", pa.int32()), ("city", pa.string())]))
+    assert table.get((2, "Bern")) == [{"id": 2, "city": "Bern", "name": "Bob"}]
+    assert table.get((2, None)) == []
+    with pytest.raises(SchemaError):
+        table.get(("seven", "Bern"))
+    function.answer = lambda keys: pa.Table.from_pylist(rows, schema)
+    with pytest.raises(LookupFunctionError, match=r"id = 1, city = 'Bern', which is not among key id = 7, city = 'x'$"):
+        table.get((7, "x"))
+
+
+@KINDS
+@CACHES
+def test_float_keys(desk: Desk, kind: str, cache: Options) -> None:
+    """NaN is a key, asked for once whatever its bits; -0.0 is 0.0, and rows with either answer it, each as it was given."""
+    rows = pa.table({"id": [-0.0, math.nan, 0.0, 1.5], "n": [0, 1, 2, 3]})
+    function = made(kind, lambda keys: rows)
+    table = desk.serve(function, cache, rows.schema)
+    other_nan = np.frombuffer(np.uint64(0xFFF8000000000001).tobytes(), np.float64)[0]
+    asked = pa.table({"id": pa.array([math.nan, 0.0, -0.0, other_nan, 1.5], pa.float64())})
+    for _ in range(2):
+        found = table.get_many(asked)
+        assert found.column(KEY_INDEX).to_pylist() == [0, 1, 1, 2, 2, 3, 4]
+        assert found.column("n").to_pylist() == [1, 0, 2, 0, 2, 1, 3]
+        assert [math.copysign(1, zero) for zero in found.column("id").to_pylist()[1:3]] == [-1, 1]
+    assert [len(keys) for keys in function.log.asked] == ([3] if cache else [3, 3])
+    if cache:
+        assert counted(table) == {"hitCount": 7, "missCount": 3, "loadCount": 3}
+
+
+# --- what is taken ----------------------------------------------------------------------------------------------
+
+
+FORMS: dict[str, Callable[[pa.Table], Any]] = {
+    "a batch": lambda rows: rows.combine_chunks().to_batches()[0],
+    "narrow integers": lambda rows: rows.set_column(0, "id", rows.column("id").cast(pa.int8())),
+    "unsigned integers": lambda rows: rows.set_column(0, "id", rows.column("id").cast(pa.uint32())),
+    "large text": lambda rows: rows.set_column(1, "name", rows.column("name").cast(pa.large_string())),
+    "a view of text": lambda rows: rows.set_column(1, "name", rows.column("name").cast(pa.string_view())),
+    "codes": lambda rows: rows.set_column(1, "name", rows.column("name").dictionary_encode()),
+    "codes of keys": lambda rows: rows.set_column(0, "id", rows.column("id").dictionary_encode()),
+    "chunks": lambda rows: pa.concat_tables([rows.slice(n, 1) for n in range(rows.num_rows)]),
+    "chunks of codes": lambda rows: pa.concat_tables(
+        [pa.table({"id": [row["id"]], "name": pa.array([row["name"]]).dictionary_encode()}) for row in rows.to_pylist()]
+    ),
+    "an empty chunk": lambda rows: pa.concat_tables([rows.slice(0, 0), rows]),
+    "a slice": lambda rows: pa.concat_tables([rows, rows]).combine_chunks().slice(rows.num_rows, rows.num_rows),
+    "no null allowed": lambda rows: rows.cast(pa.schema([pa.field(f.name, f.type, False) for f in SCHEMA])),
+    "other order": lambda rows: rows.select(["name", "id"]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@CACHES
+def test_answers_in_other_forms(desk: Desk, form: str, cache: Options) -> None:
+    """An answer may have narrower types, codes, chunks and another order of columns; the table's types come out."""
+    table = desk.serve(SyncFunction(lambda keys: FORMS[form](rows_of(USERS)(keys))), cache)
+    for _ in range(2):
+        assert pairs(table, 2, 3, 1) == [(0, "Bob"), (0, "Charlie"), (2, "Alice")]
+        found = table.get_many(ids(1)).schema
+        assert (found.names, found.types) == (["id", "name", KEY_INDEX], [pa.int64(), pa.string(), pa.int64()])
+
+
+@KINDS
+@CACHES
+def test_answers_without_rows(desk: Desk, kind: str, cache: Options) -> None:
+    """A table without rows, typed or not, says that no key has any."""
+    nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
+    empty = [pa.Table.from_batches([], SCHEMA), pa.table({"id": [], "name": []}), nothing, SCHEMA.empty_table()]
+    table = desk.serve(made(kind, in_turn(*((lambda keys, answer=answer: answer) for answer in empty))), cache)  # type: ignore[misc]
+    assert [table.get(key) for key in range(len(empty))] == [[]] * len(empty)
+    assert pairs(table, 1, 7, 8) == []
+
+
+@pytest.mark.parametrize("columns", [SCHEMA, pa.schema([("id", pa.int64())])], ids=["chosen", "all there are"])
+@CACHES
+def test_key_columns_alone(desk: Desk, columns: pa.Schema, cache: Options) -> None:
+    """A table of which only the keys are wanted says which of them are there."""
+    function = SyncFunction(lambda keys: rows_of(USERS)(keys).select(columns.names))
+    table = desk.serve(function, {**cache, "lookup.columns": "id"}, columns)
+    for _ in range(2):
+        assert table.get_many(ids(1, 3, 2)).to_pydict() == {"id": [1, 2, 2], KEY_INDEX: [0, 2, 2]}
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+UNASKED = "which is not among"
+
+
+class Panic(BaseException):
+    """What libraries in Rust raise when they panic."""
+
+
+def table(**columns: Any) -> Answer:
+    """Answers with these columns, whatever is asked."""
+    return lambda keys: pa.table(columns)
+
+
+def columns(*named: tuple[str, list[Any]]) -> Answer:
+    """The same where names may be there twice."""
+    return lambda keys: pa.Table.from_arrays([pa.array(values) for _, values in named], [name for name, _ in named])
+
+
+BAD: dict[str, tuple[Answer, str]] = {
+    "raises": (raises(ValueError("no route to host")), r"ValueError\('no route to host'\)"),
+    "raises a timeout of its own": (raises(TimeoutError("theirs")), r"TimeoutError\('theirs'\)"),
+    "raises the end of an iteration": (raises(StopIteration()), "StopIteration"),
+    "raises one of our errors": (raises(OptionError("theirs")), r"OptionError\('theirs'\)"),
+    "is cancelled": (raises(asyncio.CancelledError()), "CancelledError"),
+    "exits": (raises(SystemExit(3)), "SystemExit"),
+    "panics": (raises(Panic("index out of bounds")), "Panic"),
+    "None": (lambda keys: None, "returned NoneType"),
+    "a list": (lambda keys: [{"id": 1, "name": "x"}], "returned list"),
+    "an array": (lambda keys: keys.column("id"), "returned ChunkedArray"),
+    "no columns": (table(), "column 'id' is missing"),
+    "no key column": (table(name=["x"]), "column 'id' is missing; it returned name, its schema has id, name"),
+    "a column less": (table(id=[1]), "column 'name' is missing"),
+    "a column less without rows": (table(id=pa.array([], pa.int64())), "column 'name' is missing"),
+    "another spelling": (table(ID=[1], name=["x"]), "column 'id' is missing"),
+    "an unknown column": (table(id=[1], name=["x"], zip=[1]), "column 'zip' is not in its schema"),
+    "the key column twice": (columns(("id", [1]), ("id", [1]), ("name", ["x"])), "column 'id' is there twice"),
+    "another column twice": (columns(("id", [1]), ("name", ["x"]), ("name", ["y"])), "column 'name' is there twice"),
+    "another type": (table(id=[1], name=[5]), "column 'name' is int64, its schema says string"),
+    "another type of key": (table(id=["1"], name=["x"]), "column 'id' is string, its schema says int64"),
+    "a wider type": (table(id=[1.0], name=["x"]), "column 'id' is double, its schema says int64"),
+    "a type that Spark lacks": (table(id=[1], name=pa.array([1], pa.time64("us"))), "name"),
+    "another type, in part null": (table(id=[1, 1], name=[5, None]), "column 'name' is int64"),
+    "a key that nobody asked for": (table(id=[1, 77], name=["x", "y"]), f"id = 77, {UNASKED}"),
+    "a null key": (table(id=[1, None], name=["x", "y"]), f"id = None, {UNASKED}"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@KINDS
+@CACHES
+def test_a_bad_answer_is_an_error_and_nothing_else(desk: Desk, kind: str, bad: str, cache: Options) -> None:
+    """Whatever is wrong, the error names the provider and the key and says what; nothing is kept, and a good answer is taken next."""
+    answer, says = BAD[bad]
+    function = made(kind, in_turn(answer, rows_of(USERS)))
+    table = desk.serve(function, {**cache, **ONCE})
+    with pytest.raises(LookupFunctionError, match=says) as caught:
+        table.get(1)
+    assert "provider_1:make" in str(caught.value)
+    assert "id = 1" in str(caught.value)
+    assert table.metrics()["latestLoadTime"] == UNSET
+    assert table.metrics()["numCachedRecords"] <= 0
+    assert counted(table) == ({"missCount": 1, "numLoadFailures": 1} if cache else {})
+    assert (names(table, 1), names(table, 1)) == (["Alice"], ["Alice"])
+    assert counted(table) == ({"missCount": 2, "numLoadFailures": 1, "loadCount": 1, "hitCount": 1} if cache else {})
+    assert function.log.names == ["open", "lookup", "lookup"] + ([] if cache else ["lookup"])
+
+
+def test_a_row_of_another_call_is_not_taken(desk: Desk) -> None:
+    """What a call answers is about its own keys, also where another call of the same lookup asks for the others."""
+    table = desk.serve(SyncFunction(lambda keys: rows_of(USERS)(ids(1, 2)), 1), ONCE)
+    with pytest.raises(LookupFunctionError, match=f"id = [12], {UNASKED} key id = [12]$"):
+        pairs(table, 1, 2)
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+@KINDS
+def test_opening_may_fail(desk: Desk, kind: str, retries: int) -> None:
+    """A function that could not be opened is not used; opening is tried again as a lookup is, with attempts of its own."""
+    function = made(kind, in_turn(raises(OSError()), rows_of(USERS)) if retries else rows_of(USERS))
+    function.opens = in_turn(*[raises(OSError("refused"))] * (retries or 1), lambda: None)
+    table = desk.serve(function, {**PARTIAL, "lookup.max-retries": retries})
+    if not retries:
+        with pytest.raises(LookupFunctionError, match=r"id = 1: OSError\('refused'\)"):
+            table.get(1)
+        assert function.log.events == []
+        assert counted(table) == {"missCount": 1, "numLoadFailures": 1}
+    assert names(table, 1) == ["Alice"]
+    assert function.log.names == ["open", "lookup", "lookup"][: 3 if retries else 2]
+    assert len(desk.clock.slept) == (3 if retries else 0)
+
+
+BAD_VERSIONS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a number": (lambda: 5, r"version\(\) of provider provider_1:make returned 5: return a text"),
+    "None": (lambda: None, "returned None: return a text"),
+    "nothing": (lambda: "", "returned '': return a text"),
+    "bytes": (lambda: b"1", "returned b'1': return a text"),
+    "an error": (raises(ValueError("gone")), r"provider provider_1:make failed, version\(\): ValueError\('gone'\)"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_VERSIONS)
+@CACHES
+def test_a_bad_version(desk: Desk, bad: str, cache: Options) -> None:
+    """Nothing is answered while the version is not known, not even what is held; then it is again."""
+    function = users()
+    version, says = BAD_VERSIONS[bad]
+    table = desk.serve(function, {**cache, **ONCE}, version=in_turn(lambda: "1", version, lambda: "1"))
+    assert names(table, 1) == ["Alice"]
+    with pytest.raises(LookupFunctionError, match=says):
+        table.get(1)
+    assert names(table, 1) == ["Alice"]
+    assert function.log.asked == ([[1]] if cache else [[1], [1]])
+
+
+IDS = st.integers(0, 9) | st.none()
+ROWS = st.tuples(st.integers(0, 9), st.sampled_from(["x", "y", ""]), st.sampled_from([0, 0, 0, 1, 3, 6]))
+
+
+@fuzzed(30)
+@given(
+    batches=st.lists(st.tuples(st.lists(IDS, max_size=8), st.booleans()), min_size=1, max_size=6),
+    rows=st.lists(ROWS, max_size=12),
+    size=st.integers(1, 4),
+    kind=st.sampled_from(["sync", "async"]),
+    cache=st.sampled_from([PARTIAL, NONE, {**PARTIAL, "lookup.partial-cache.cache-missing-key": False}]),
+    retries=st.integers(0, 2),
+    askings=st.sampled_from([1, 1, 2, 3]),
+    seed=st.integers(0, 99),
+    fails=st.sets(st.integers(0, 12), max_size=5),
+)
+def test_any_history(
+    batches: list[tuple[list[int | None], bool]],
+    rows: list[tuple[int, str, int]],
+    size: int,
+    kind: str,
+    cache: Options,
+    retries: int,
+    askings: int,
+    seed: int,
+    fails: set[int],
+) -> None:
+    """Whatever is asked, fails and comes late, in whatever pieces and processes of a host: answers are those of a dictionary.
+
+    Each key is asked for in full calls until it is held, and not again by another process. Calls that fail are tried again, each
+    by itself; keys without rows are asked for again, alone. A call that fails too often costs keys that have no rows yet, and
+    nothing else; counters add up. A process opens its function when it needs it. `rows`: (id, name, after how many calls it is there).
+    """
+    shuffled = random.Random(seed)
+    calls: list[tuple[list[int], dict[int, list[str]] | None]] = []  # the keys, and their rows; None: it failed
+
+    def answer(keys: pa.Table) -> pa.Table:
+        asked, number = keys.column("id").to_pylist(), len(calls)
+        loaded.append(table.metrics()["loadCount"])
+        if number in fails:
+            calls.append((asked, None))
+            raise OSError("down")
+        held = {key: [name for id_, name, after in rows if id_ == key and number >= after] for key in asked}
+        calls.append((asked, held))
+        order = [key for key in asked for _ in held[key]]
+        shuffled.shuffle(order)
+        left = {key: iter(held[key]) for key in order}
+        return pa.table({"id": order, "name": [next(left[key]) for key in order]}, schema=SCHEMA)
+
+    loaded: list[int] = []
+    retried = slept = 0
+
+    def replayed(
+        left: set[int], trace: Iterator[tuple[list[int], dict[int, list[str]] | None]]
+    ) -> dict[int, list[str]] | None:
+        """What the calls of a batch brought, which must be those that are allowed; None if one failed too often."""
+        nonlocal retried, slept
+        found: dict[int, list[str]] = {}
+        for asking in range(askings if left else 0):
+            slept, retried = slept + (asking > 0), retried + (len(left) if asking else 0)
+            pieces = []
+            for _ in range(-(-len(left) // size)):
+                for attempt in range(retries + 1):
+                    keys, brought = next(trace)
+                    assert not attempt or keys == pieces[-1]
+                    pieces += [] if attempt else [keys]
+                    if brought is not None:
+                        break
+                    retried += len(keys) if attempt < retries else 0
+                else:
+                    return None
+                found |= brought
+            assert [len(keys) for keys in pieces[:-1]] == [size] * (len(pieces) - 1)
+            assert sorted(itertools.chain(*pieces)) == sorted(left)
+            left = {key for key in left if not found[key]}
+            if not left:
+                break
+        return found
+
+    function = made(kind, answer, size)
+    again = {**RETRY, "lookup.retry.max-attempts": askings - 1} if askings > 1 else {}
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as monkeypatch:
+        desk = Desk(Path(directory) / "cache", monkeypatch)
+        alone = {"lookup.async.capacity": 1} if kind == "async" else {}
+        table = desk.serve(function, {**cache, **again, **alone, "lookup.max-retries": retries})
+        known: dict[int, list[str]] = {}
+        hits = misses = failures = opened = 0
+        is_open = False
+        for batch, elsewhere in batches:
+            if elsewhere:
+                desk.restart()
+                is_open = False
+            valid = [key for key in batch if key is not None]
+            new = set(valid) - set(known)
+            misses, hits = misses + len(new), hits + len(valid) - len(new)
+            opened, is_open = opened + (bool(new) and not is_open), is_open or bool(new)
+            before = len(calls)
+            loaded[:] = [table.metrics()["loadCount"]]
+            failed = set[int]()
+            try:
+                rows_of_batch = table.get_many(ids(*batch))
+            except LookupFunctionError as problem:
+                rows_of_batch, failed = problem.rows, {batch[place] for place in problem.failures}  # type: ignore[misc]
+            answered = list(zip(*(rows_of_batch.column(name).to_pylist() for name in (KEY_INDEX, "name")), strict=True))
+            trace = iter(calls[before:])
+            assert len(set(loaded)) == 1  # nobody is told of an absence, say, before the last asking
+            found = replayed(new, trace)
+            assert bool(failed) <= (found is None)
+            if found is None:  # which calls follow is for the tests of bad keys to say
+                retried = table.metrics()["lookupRetryCount"]
+                slept = desk.clock.slept.count(7.0)
+                failures += len(failed)
+                brought = [(key, names) for _, held in calls[before:] for key, names in (held or {}).items()]
+                found = {key: names for key, names in reversed(brought) if key not in failed}
+                found |= {key: names for key, names in reversed(brought) if names}
+                assert failed == new - set(found)
+            else:
+                assert list(trace) == []
+            held = known | found
+            batch = [None if key in failed else key for key in batch]
+            assert answered == [(n, name) for n, key in enumerate(batch) if key is not None for name in held[key]]
+            if cache:
+                known |= {key: names for key, names in found.items() if names or len(cache) == len(PARTIAL)}
+        assert function.log.names[:1] == ["open"][:opened]
+        assert function.log.names.count("open") == opened
+        metrics = table.metrics()
+        assert [metrics[name] for name in FLIP] == ([hits, misses, misses - failures, failures] if cache else [0] * 4)
+        assert metrics["lookupRetryCount"] == retried
+        assert desk.clock.slept.count(7.0) == slept
+        if misses and cache and not any(elsewhere for _, elsewhere in batches):
+            assert metrics["numCachedRecords"] == sum(max(len(names), 1) for names in known.values())
+        desk.close()
+
+
+# --- what is cached ---------------------------------------------------------------------------------------------
+
+
+VERSIONED: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 100}
+
+
+def test_what_a_load_leaves(desk: Desk) -> None:
+    """Gauges are of the latest load, whatever it found, unset before; rows are as old as the moment before they were asked for."""
+    held = {1: ["Alice"]}
+
+    def slow(keys: pa.Table) -> pa.Table:
+        found = rows_of(held)(keys)
+        desk.clock.tick(10)
+        return found
+
+    function = SyncFunction(slow)
+    table = desk.serve(function, {**PARTIAL, **ONCE})
+    gauges = ("latestLoadTime", "numCachedRecords", "numCachedBytes")
+    assert {table.metrics()[name] for name in gauges} == {UNSET}
+    assert (names(table, 1), table.get(3)) == (["Alice"], [])
+    after = table.metrics()
+    assert (after["latestLoadTime"], after["numCachedRecords"]) == (10_000, 2)
+    assert after["numCachedBytes"] > 0
+    held[1] = ["Alicia"]
+    desk.clock.tick(3579)
+    assert names(table, 1) == ["Alice"]
+    desk.clock.tick(1)
+    assert names(table, 1) == ["Alicia"]
+    assert function.log.asked == [[1], [3], [1]]
+    function.answer = raises(OSError())
+    with pytest.raises(LookupFunctionError):
+        table.get(2)
+    assert table.metrics()["latestLoadTime"] == 10_000
+
+
+@pytest.mark.parametrize("source", ["UFS", "CACHE"])
+def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> None:
+    """Everything is asked for again when the version is another, absences too; it is asked for once per query or interval."""
+    version, held = ["1"], {1: ["Alice"]}
+    asked: list[str] = []
+
+    def ask() -> str:
+        asked.append(version[0])
+        return version[0]
+
+    function = SyncFunction(rows_of(held))
+    interval = {"lookup.metadata.sync-interval": "5 min"} if source == "CACHE" else {}
+    table = desk.serve(function, {**VERSIONED, "lookup.metadata.source": source, **interval}, version=ask)
+    assert (names(table, 1), table.get(3)) == (["Alice"], [])
+    held.update({1: ["Alicia"], 3: ["Dora"]})
+    assert (names(table, 1), table.get(3)) == (["Alice"], [])  # as long as the provider says that nothing changed
+    version[0] = "2"
+    if source == "CACHE":
+        desk.clock.tick(300)
+        assert names(table, 1) == ["Alice"]
+        desk.clock.tick(1)
+    assert (names(table, 1), names(table, 3)) == (["Alicia"], ["Dora"])
+    assert function.log.asked == [[1], [3]] * 2
+    assert asked == (["1", "2"] if source == "CACHE" else ["1"] * 4 + ["2"] * 2)
+    desk.clock.tick(10**6)
+    assert names(table, 1) == ["Alicia"]  # no time makes it old
+    assert counted(table) == {"hitCount": 3 + (source == "CACHE"), "missCount": 4, "loadCount": 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ({"lookup.keys": "zip"}, SchemaError, "lookup.keys: the table has no column 'zip'; it has id, name"),
+        ({"lookup.columns": "zip"}, SchemaError, "lookup.columns: the table has no column 'zip'; it has id, name"),
+        ({"lookup.where": "zip = 1"}, PredicateError, "no column 'zip'"),
+        ({"lookup.where": "zip = 1", "lookup.columns": "name"}, PredicateError, "no column 'zip'"),
+        ({"lookup.where": "name > 1"}, PredicateError, "name"),
+    ],
+    ids=str,
+)
+def test_columns_that_are_not_there(desk: Desk, options: Options, kind: type[Exception], says: str) -> None:
+    """Options that name other columns than the provider's are refused at the first query, before the function is asked."""
+    function = users()
+    with pytest.raises(kind, match=says):
+        desk.serve(function, options).get(1)
+    assert function.log.events == []
+
+
+@CACHES
+def test_columns_reach_the_provider(desk: Desk, cache: Options) -> None:
+    """A factory is told which columns are wanted, those of the predicate too, and need bring no others."""
+    schema = pa.schema([*SCHEMA, ("flag", pa.bool_()), ("rest", pa.int64())])
+    rows = [{"id": 1, "name": "Alice", "flag": True}, {"id": 1, "name": "Alicia", "flag": False}]
+    everything = pa.Table.from_pylist(rows, schema)
+
+    def factory(context: LookupContext) -> LookupProvider:
+        wanted = [*context.keys, *(schema.names if context.columns is None else context.columns)]
+        return provider(SyncFunction(lambda keys: everything.select(wanted)), schema)
+
+    table = desk.table(factory, {**cache, "lookup.columns": "name", "lookup.where": "flag = true AND id IN (1)"})
+    for _ in range(2):
+        assert table.get(1) == [{"id": 1, "name": "Alice"}]
+    assert table.scan().to_pylist() == [{"name": "Alice"}]
+    with pytest.raises(LookupFunctionError, match="column 'rest' is missing"):
+        table.scan(["rest"])
+
+
+# --- caches that providers bring --------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("make", [Plain, Dictionary])
+def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Dictionary]) -> None:
+    """A provider's own cache is asked first and told what was loaded, not what failed; no option is needed, and a version() neither.
+    It has the table's live metrics; hits and misses are counted once, if it counts them, too."""
+    function, cache = made(kind, in_turn(raises(OSError()), rows_of(USERS))), make()
+    table = desk.serve(function, {**ONCE, "lookup.cache": "PARTIAL"} if kind == "sync" else ONCE, cache=cache)
+    with pytest.raises(LookupFunctionError):
+        table.get(1)
+    assert cache.size() == 0
+    assert [names(table, key) for key in (1, 3, 1, 3, 2)] == [["Alice"], [], ["Alice"], [], ["Bob", "Charlie"]]
+    assert function.log.asked == [[1], [1], [3], [2]]
+    assert counted(table) == {"hitCount": 2, "missCount": 4, "loadCount": 3, "numLoadFailures": 1}
+    gauges = table.metrics()
+    held = cache.bytes() if make is Plain else len(USERS) + 2
+    assert (gauges["numCachedRecords"], gauges["numCachedBytes"]) == (cache.size(), held) != (0, 0)
+    assert cache.opened == 1
+    for forget in (lambda: cache.invalidate({"id": 1}), lambda: table.invalidate([1, 3])):
+        forget()
+        assert (names(table, 1), names(table, 2)) == (["Alice"], ["Bob", "Charlie"])
+    assert table.get(3) == []
+    assert function.log.asked[4:] == [[1], [1], [3]]
+
+
+def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: Path) -> None:
+    """It is of one version, process and table: opened anew for another version, and shared with nobody, as nobody knows its bounds."""
+    version, held, caches = ["1"], {1: ["Alice"]}, list[Plain]()
+    function = SyncFunction(rows_of(held))
+
+    def factory(context: LookupContext) -> LookupProvider:
+        caches.append(Plain())
+        return provider(function, version=lambda: version[0], cache=caches[-1])
+
+    name = desk.name(factory)
+    table, other = desk.table(name), desk.table(name, {"lookup.cache.dir": str(tmp_path / "other")})
+    assert (names(table, 1), names(table, 1)) == (["Alice"], ["Alice"])
+    version[0], held[1] = "2", ["Alicia"]
+    assert names(other, 1) == ["Alicia"]
+    assert (names(table, 1), names(table, 1)) == (["Alicia"], ["Alicia"])
+    assert function.log.asked == [[1]] * 3
+    assert (caches[0].opened, caches[0].closed) == (2, 1)
+    desk.restart()
+    assert names(table, 1) == ["Alicia"]
+    assert function.log.asked == [[1]] * 4
+
+
+@KINDS
+def test_a_default_cache_of_its_own(desk: Desk, kind: str) -> None:
+    """A DefaultLookupCache brings the bounds that it was built with; with them its host shares what was loaded."""
+    function = made(kind, rows_of(USERS))
+
+    def factory(context: LookupContext) -> LookupProvider:
+        cache = DefaultLookupCache(expire_after_write_s=60.0, cache_missing_key=False, clock=desk.clock.host().steady_s)
+        return provider(function, cache=cache)
+
+    table = desk.table(factory)
+    assert [names(table, key) for key in (1, 3, 1, 3)] == [["Alice"], [], ["Alice"], []]
+    assert function.log.asked == [[1], [3], [3]]
+    desk.restart()
+    desk.clock.tick(59)
+    assert names(table, 1) == ["Alice"]
+    assert len(function.log.asked) == 3
+    desk.clock.tick(1)
+    assert names(table, 1) == ["Alice"]
+    assert function.log.asked[3:] == [[1]]
+
+
+# --- calls that hang --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["never", "late"])
+@pytest.mark.parametrize("where", ["lookup", "open", "version"])
+@pytest.mark.parametrize(("kind", "cache"), [("sync", PARTIAL), ("async", NONE)], ids=["sync", "async"])
+def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options, where: str, late: bool) -> None:
+    """It is given up after the timeout, and so is its thread; a late answer is not kept; a new function answers as soon as there is one."""
+    gate, threads = threading.Event(), list[threading.Thread]()
+
+    def hang() -> str:
+        threads.append(threading.current_thread())
+        return str(gate.wait(BOUND_S))
+
+    def too_late(keys: pa.Table) -> pa.Table:
+        hang()
+        return rows_of({1: ["too late"]})(keys)
+
+    first, second = made(kind, too_late if where == "lookup" else rows_of(USERS)), made(kind, rows_of(USERS))
+    if where == "open":
+        first.opens = hang
+    version = in_turn(hang, lambda: "1") if where == "version" else None
+    left = iter([first, *[None] * late, second])
+
+    def factory(context: LookupContext) -> LookupProvider:
+        if (function := next(left)) is None:
+            raise OSError("not now")
+        return provider(function, version=version)
+
+    table = desk.table(factory, {**cache, **QUICK})
+    try:
+        with pytest.raises(LookupTimeoutError, match=r"version\(\)" if where == "version" else "key id = 1") as caught:
+            table.get(1)
+        assert isinstance(caught.value, TimeoutError)
+        assert "provider provider_1:make did not answer within lookup.async.timeout = 0.6 s" in str(caught.value)
+        failed = {"missCount": 1, "numLoadFailures": 1} if cache and where != "version" else {}
+        assert counted(table) == failed
+        if late:
+            gate.set()
+            threads[0].join(BOUND_S)
+            assert not threads[0].is_alive()
+        assert (names(table, 1), names(table, 1)) == (["Alice"], ["Alice"])
+    finally:
+        gate.set()
+    assert second.log.names == ["open", "lookup"] + ([] if cache else ["lookup"])
+    assert late or second.log.events[0][1] != threads[0].ident
+    if cache:
+        assert counted(table) == {"hitCount": 1, **failed, "missCount": 1 + len(failed) // 2, "loadCount": 1}
+
+
+def test_a_scan_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """A reload that waits for a batch is given up, and the host's lock with it: what there is serves, and others can reload."""
+    hangs = [False]
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"id": [1], "name": ["Alice"]})
+        if hangs.pop():
+            gate.wait(BOUND_S)
+        yield pa.RecordBatch.from_pydict({"id": [2], "name": ["Bob"]})
+
+    options = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", **QUICK}
+    options["lookup.full-cache.periodic-reload.interval"] = "365 d"
+    name = desk.name(lambda context: FullCachingLookupProvider(scan, SCHEMA))
+    table, other = desk.table(name, options), desk.table(name, options)
+    assert names(table, 2) == ["Bob"]
+    hangs += [False, True]
+    desk.clock.tick(1)
+    with pytest.raises(LookupTimeoutError, match=r"0.6 s, a batch of scan\(\)"):
+        table.reload()
+    assert names(table, 2) == names(other, 2) == ["Bob"]
+    desk.clock.tick(1)
+    other.reload()
+    assert hangs == []
+
+
+def test_a_factory_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """Other tables answer meanwhile. It is given up after the timeout, by all who wait for it, and the next table asks it again."""
+    hanging, calls = threading.Event(), itertools.count()
+
+    def factory(context: LookupContext) -> LookupProvider:
+        if not next(calls):
+            hanging.set()
+            gate.wait(BOUND_S)
+        return provider(users())
+
+    known = desk.serve(users(), PARTIAL)
+    for options in (QUICK, NONE):
+        calls, name = itertools.count(), desk.name(factory)
+        hanging.clear()
+        waiting = [beside(lambda name=name, options=options: desk.table(name, options)) for _ in range(2)]
+        assert hanging.wait(BOUND_S)
+        if options is QUICK:
+            for result in waiting:
+                with pytest.raises(
+                    LookupTimeoutError, match=f"{name} was not made within lookup.async.timeout = 0.6 s"
+                ):
+                    raise result()
+            assert names(desk.table(name, options), 1) == ["Alice"]
+        else:
+            for table in (lambda: known, lambda: desk.serve(users(), PARTIAL)):
+                assert beside(lambda table=table: names(table(), 1))() == ["Alice"]
+            gate.set()
+            assert [names(result(), 1) for result in waiting] == [["Alice"], ["Alice"]]
+
+
+@pytest.mark.parametrize("what", ["scan", "version"])
+def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate: threading.Event, what: str) -> None:
+    """While one process waits for a reload, or for a version, another whose answer is due as well gives the one that it has."""
+    hanging, calls = threading.Event(), itertools.count(1)
+
+    def call() -> str:
+        if next(calls) == 2:
+            hanging.set()
+            gate.wait(BOUND_S)
+        return "1"
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        call()
+        yield from rows_of(USERS)(ids(1, 2)).to_batches()
+
+    options = {**PARTIAL, "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 s"}
+    if what == "version":
+        table = desk.serve(users(), options, version=call)
+        first: Callable[[], Any] = functools.partial(names, table, 1)
+    else:
+        options = {"lookup.cache": "FULL", "lookup.full-cache.periodic-reload.interval": "1 s"}
+        options["lookup.full-cache.build-wait"] = "100 ms"
+        table = desk.table(lambda context: FullCachingLookupProvider(scan, SCHEMA), options)
+        first = table.reload  # which runs no schedule, as the command line does not
+    first()
+    desk.clock.tick(2)
+    waiting = beside(first)
+    assert hanging.wait(BOUND_S)
+    desk.restart()
+    assert beside(lambda: names(table, 1))() == ["Alice"]
+    gate.set()
+    waiting()
+
+
+def test_who_waits_behind_a_version_that_hangs_goes_on(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """When it is given up those behind it ask anew, for as long as they would have: its time is not theirs."""
+    hanging = threading.Event()
+
+    def hang() -> str:
+        hanging.set()
+        return str(gate.wait(BOUND_S))
+
+    options = {"lookup.async.timeout": "3 s"}
+    table = desk.serve(users(), options, version=in_turn(hang, lambda: "1"))
+    first = beside(lambda: table.get(1))
+    assert hanging.wait(BOUND_S)
+    behind = [beside(lambda: names(table, 1)) for _ in range(3)]
+    assert isinstance(first(), LookupTimeoutError)
+    assert [result() for result in behind] == [["Alice"]] * 3
+
+
+def test_who_waits_behind_a_call_that_hangs_may_wake_first(gate: threading.Event) -> None:
+    """Its time is over before the one that hangs has been given up: its own call has not begun, and is made anew."""
+    calls = Calls("calls")
+    hanging = threading.Event()
+
+    async def hang() -> None:
+        hanging.set()
+        gate.wait(BOUND_S)
+
+    async def answer() -> str:
+        return "1"
+
+    first = beside(lambda: calls.run(hang, 0.5))
+    assert hanging.wait(BOUND_S)
+    assert calls.run(answer, 0.1) == "1"
+    assert isinstance(first(), CallTimeoutError)
+
+
+@CACHES
+def test_an_asynchronous_lookup_that_waits_for_ever(desk: Desk, prompt: None, cache: Options) -> None:
+    """One that can be cancelled is, and its function goes on."""
+    cancelled = threading.Event()
+
+    async def forever(keys: pa.Table) -> pa.Table:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    function = AsyncFunction(in_turn(forever, rows_of(USERS)))
+    table = desk.serve(function, {**cache, **QUICK})
+    with pytest.raises(LookupTimeoutError, match=r"within lookup.async.timeout = 0.6 s, key id = 1$"):
+        table.get(1)
+    assert cancelled.wait(BOUND_S)
+    assert names(table, 1) == ["Alice"]
+    assert function.log.names == ["open", "lookup", "lookup"]
+    assert len(function.log.loops) == 1
+
+
+def test_who_waits_for_a_call_that_hangs_goes_on(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """Who waits for its turn behind a call that hangs has a new function when that is given up."""
+    hanging = threading.Event()
+
+    def answer(keys: pa.Table) -> pa.Table:
+        hanging.set()
+        return holding(gate, rows_of(USERS))(keys)
+
+    functions = [SyncFunction(answer), users()]
+    table = desk.serve(functions, QUICK)
+    first = beside(lambda: table.get(1))
+    assert hanging.wait(BOUND_S)
+    assert names(table, 2) == ["Bob", "Charlie"]
+    assert isinstance(first(), LookupTimeoutError)
+    assert [len(function.log.asked) for function in functions] == [1, 1]
+
+
+def test_a_function_that_is_replaced_while_it_is_opened(desk: Desk, prompt: None) -> None:
+    """A new function is opened before its first lookup, also where the old one is being opened when it is made."""
+    opening, opened, hangs = threading.Event(), threading.Event(), threading.Event()
+    asked = itertools.count()
+
+    def slow() -> None:
+        opening.set()
+        opened.wait(BOUND_S)
+
+    def version() -> str:
+        if next(asked) == 1:
+            hangs.wait(BOUND_S)
+        return "1"
+
+    functions = [users(), users()]
+    functions[0].opens = slow
+    table = desk.serve(functions, {**ONCE, "lookup.async.timeout": "1 s"}, version=version)
+    first = beside(lambda: names(table, 1))
+    assert opening.wait(BOUND_S)
+    second = beside(lambda: table.get(2))
+    try:
+        assert isinstance(second(), LookupTimeoutError)
+    finally:
+        opened.set()
+        hangs.set()
+    assert first() == ["Alice"]
+    assert names(table, 2) == ["Bob", "Charlie"]
+    assert functions[1].log.names == ["open", "lookup"]
+
+
+def test_a_hit_waits_for_no_lookup(desk: Desk) -> None:
+    """A key that is held is answered while another one is being looked up, with a version() as well as without."""
+    gate, asking = threading.Event(), threading.Event()
+
+    def slow(keys: pa.Table) -> pa.Table:
+        asking.set()
+        return holding(gate, rows_of(USERS))(keys)
+
+    table = desk.serve(SyncFunction(in_turn(rows_of(USERS), slow)), PARTIAL, version=lambda: "1")
+    assert names(table, 1) == ["Alice"]
+    other = beside(lambda: table.get(2))
+    assert asking.wait(BOUND_S)
+    hit = beside(lambda: names(table, 1))
+    try:
+        assert hit(BOUND_S / 4) == ["Alice"]
+    finally:
+        gate.set()
+        other()
+
+
+def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """Who interrupts a lookup that takes long can look up something else at once: a new function answers."""
+    waited: list[bool] = []
+    interrupted = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    def slow(keys: pa.Table) -> pa.Table:
+        # A signal that comes just before the main thread waits is only handled after the wait: Python's rule, so it comes again.
+        while not interrupted.wait(0.05):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        waited.append(gate.wait(BOUND_S))
+        return rows_of(USERS)(keys)
+
+    table = desk.serve([SyncFunction(slow), users()])
+    was = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            table.get(1)
+    finally:
+        signal.signal(signal.SIGINT, was)
+    assert names(table, 1) == ["Alice"]
+    assert waited == []  # it stands still yet
+
+
+# --- trying again -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "retries"), [*(({"lookup.max-retries": n}, n) for n in (0, 1)), (NONE, 3)], ids=["0", "1", "default"]
+)
+@KINDS
+@CACHES
+def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Options) -> None:
+    """What fails is tried once more than lookup.max-retries says, which the error tells; a wrong answer is not asked for again."""
+    function = made(kind, raises(OSError("down")))
+    table = desk.serve(function, {**cache, **given})
+    often = f" in {retries + 1} attempts" if retries else ""
+    says = rf"look up key id = [12] and 1 more{often}: OSError\('down'\)"
+    with pytest.raises(LookupFunctionError, match=says) as caught:
+        pairs(table, 1, 2)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert function.log.asked[: retries + 1] == [[1, 2]] * (retries + 1)
+    assert sorted(function.log.asked[retries + 1 :]) == [[1], [2]]  # is it one of them?
+    assert len(desk.clock.slept) == retries
+    assert table.metrics()["lookupRetryCount"] == 2 * retries
+    assert counted(table) == ({"missCount": 2, "numLoadFailures": 2} if cache else {})
+    function.answer = lambda keys: pa.table({"id": [1]})
+    with pytest.raises(LookupFunctionError, match="'name' is missing"):
+        table.get(1)
+    assert function.log.asked[retries + 3 :] == [[1]]
+    assert function.log.names.count("open") == 1
+
+
+def test_attempts_are_further_and_further_apart(desk: Desk) -> None:
+    """Between attempts the host's clock waits, by chance up to 100 ms, then up to twice as long each time, never above 5 s."""
+    table = desk.serve(SyncFunction(raises(OSError())), {"lookup.max-retries": 40})
+    with pytest.raises(LookupFunctionError, match="in 41 attempts"):
+        table.get(1)
+    slept = desk.clock.slept
+    assert len(slept) == 40
+    assert all(0 <= seconds <= min(5.0, 0.1 * 2**n) for n, seconds in enumerate(slept))
+    assert max(slept[6:]) > 2.0  # fails once in 10**13 runs
+    assert len(set(slept)) > 30
+
+
+# --- several calls at once --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("capacity", "calls", "most"), [(1, 6, 1), (3, 10, 3), (100, 7, 7)])
+def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: int, calls: int, most: int) -> None:
+    """That many are under way together, never more, and each answer goes to its own key; after a failure nothing new is begun but
+    few calls to see whether it is a key's: one for each of the last few keys, or three."""
+    now, seen = [0], [0]
+
+    async def answer(keys: pa.Table) -> pa.Table:
+        now[0] += 1
+        seen[0] = max(seen[0], now[0])
+        for _ in range(keys.column("id")[0].as_py() % 4 + 1):
+            await asyncio.sleep(0)
+        now[0] -= 1
+        return rows_of({n: [f"n{n}"] for n in range(calls)})(keys)
+
+    function = AsyncFunction(answer, 1)
+    table = desk.serve(function, {**ONCE, "lookup.async.capacity": capacity})
+    assert pairs(table, *range(calls)) == [(n, f"n{n}") for n in range(calls)]
+    assert (seen[0], now[0]) == (most, 0)
+    function.answer = raises(ValueError())
+    with pytest.raises(LookupFunctionError):
+        pairs(table, *range(calls))
+    assert calls < len(function.log.asked) <= calls + capacity + 8
+
+
+def test_one_failing_call_of_five_leaves_the_others_alone(desk: Desk) -> None:
+    """Calls under way go on when one has failed: their keys are answered and kept, and the error names the one."""
+
+    async def answer(keys: pa.Table) -> pa.Table:
+        (key,) = keys.column("id").to_pylist()
+        if key == 3 and failing:
+            raise ValueError("not 3")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return rows_of({n: [f"n{n}"] for n in range(9)})(keys)
+
+    failing = True
+    function = AsyncFunction(answer, 1)
+    table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.async.capacity": 5})
+    with pytest.raises(LookupFunctionError, match=r"key id = 3: ValueError\('not 3'\)$"):
+        pairs(table, 1, 2, 3, 4, 5)
+    failing = False
+    assert len(pairs(table, 1, 2, 3, 4, 5)) == 5
+    assert sorted(function.log.asked) == [[1], [2], [3], [3], [4], [5]]
+    assert counted(table) == {"missCount": 6, "numLoadFailures": 1, "loadCount": 5, "hitCount": 4}
+
+
+def test_a_wrong_answer_cancels_the_other_calls(desk: Desk, prompt: None) -> None:
+    """An answer that would be wrong for any key is the lookup's end: calls under way are over before the next lookup begins."""
+    cancelled, now, seen = list[int](), [0], [0]
+    failing = True
+
+    async def answer(keys: pa.Table) -> pa.Table:
+        (key,) = keys.column("id").to_pylist()
+        now[0] += 1
+        seen[0] = max(seen[0], now[0])
+        try:
+            if key == 3 and failing:
+                return pa.table({"id": [3]})
+            await (asyncio.Event().wait() if failing else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            cancelled.append(key)
+            await asyncio.sleep(0)  # gives its connection back
+            raise
+        finally:
+            now[0] -= 1
+        return rows_of({n: [f"n{n}"] for n in range(9)})(keys)
+
+    function = AsyncFunction(answer, 1)
+    table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.async.capacity": 5})
+    # Which key comes first is not said: the failing one is among the first five.
+    with pytest.raises(LookupFunctionError, match="'name' is missing"):
+        pairs(table, 1, 2, 3, 4, 5)
+    failing = False
+    assert len(pairs(table, 1, 2, 3, 4, 5)) == 5
+    assert sorted(cancelled) == [1, 2, 4, 5]
+    assert (seen[0], now[0]) == (5, 0)
+    assert counted(table) == {"missCount": 10, "numLoadFailures": 5, "loadCount": 5}
+
+
+def test_the_timeout_is_for_each_call(desk: Desk) -> None:
+    """Ten calls of a third of the timeout each, one after the other, are not too slow."""
+
+    async def answer(keys: pa.Table) -> pa.Table:
+        await asyncio.sleep(0.03)
+        return rows_of({n: ["x"] for n in range(10)})(keys)
+
+    options = {**ONCE, "lookup.async.capacity": 1, "lookup.async.timeout": "200 ms"}
+    assert len(pairs(desk.serve(AsyncFunction(answer, 1), options), *range(10))) == 10
+
+
+@KINDS
+def test_the_timeout_is_for_a_call_with_its_retries(desk: Desk, prompt: None, gate: threading.Event, kind: str) -> None:
+    """What is tried again and again, each time quickly, is given up when the timeout is over."""
+    desk.restart(lambda seconds: gate.wait(BOUND_S))
+    function = made(kind, raises(ValueError("again")))
+    table = desk.serve(function, {**PARTIAL, "lookup.max-retries": 50, "lookup.async.timeout": "100 ms"})
+    with pytest.raises(LookupTimeoutError, match="id = 1"):
+        table.get(1)
+    assert len(function.log.asked) == 1
+    assert counted(table) == {"missCount": 1, "numLoadFailures": 1}
+    function.answer = rows_of(USERS)
+    assert names(table, 1) == ["Alice"]
+
+
+def test_calls_wait_for_their_next_attempts_together(desk: Desk, prompt: None) -> None:
+    """However many calls are to be tried again, none waits for the waiting of another."""
+    calls = 40
+    together = threading.Barrier(calls)
+    desk.restart(lambda seconds: together.wait(1.0))
+    failed: set[int] = set()
+
+    def answer(keys: pa.Table) -> pa.Table:
+        (key,) = keys.column("id").to_pylist()
+        if key not in failed:
+            failed.add(key)
+            raise ValueError("first")
+        return rows_of({n: ["x"] for n in range(calls)})(keys)
+
+    table = desk.serve(AsyncFunction(answer, 1), {"lookup.max-retries": 1})
+    assert len(pairs(table, *range(calls))) == calls

@@ -1,0 +1,694 @@
+"""Tables of other systems: making a provider, the options it is made of, one for many tables and processes; whole tables and scans."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup.cache.full.snapshot import Snapshot
+from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
+from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.sources.providers.functions import (
+    FullCachingLookupProvider,
+    LookupContext,
+    LookupFunctionProvider,
+    LookupProvider,
+)
+from tests.support.lookup_functions import (
+    BOUND_S,
+    CACHES,
+    KINDS,
+    NONE,
+    ONCE,
+    PARTIAL,
+    QUICK,
+    SCHEMA,
+    USERS,
+    Desk,
+    Options,
+    Plain,
+    SyncFunction,
+    beside,
+    counted,
+    in_turn,
+    made,
+    names,
+    provider,
+    raises,
+    rows_of,
+    users,
+)
+from tests.support.workers import in_fresh_process
+
+PEOPLE: dict[int | None, list[str]] = {1: ["Julian"], 3: ["Jark", "Jackson"], 4: ["Fabian"]}
+
+
+class Manual(CacheReloadTrigger):
+    """Reloads when a test says so."""
+
+    def __init__(self) -> None:
+        self.opened, self.closed = threading.Event(), threading.Event()
+        self._context: CacheReloadTrigger.Context | None = None
+
+    def open(self, context: CacheReloadTrigger.Context) -> None:
+        self._context = context
+        self.opened.set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def fire(self) -> None:
+        """A reload now; raises what it raises."""
+        assert self.opened.wait(BOUND_S)
+        assert self._context is not None
+        self._context.trigger_reload().result(BOUND_S)
+
+
+class Whole:
+    """A table that is scanned: `people` are its rows, `scans` counts, `problem` is raised by the next scans."""
+
+    def __init__(self, people: Mapping[int | None, Sequence[str]] = PEOPLE) -> None:
+        self.people = dict(people)
+        self.version = "1"
+        self.scans = 0
+        self.problem: Exception | None = None
+        self.trigger = Manual()
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        self.scans += 1
+        for key, found in self.people.items():
+            if self.problem is not None and key == 2:
+                raise self.problem
+            yield pa.RecordBatch.from_pydict({"id": [key] * len(found), "name": list(found)}, SCHEMA)
+
+    def triggered(self, context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(self.scan, SCHEMA, self.trigger)
+
+    def versioned(self, context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(self.scan, SCHEMA, version=lambda: self.version)
+
+    def plain(self, context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(self.scan, SCHEMA)
+
+
+def test_what_a_factory_is_told(desk: Desk) -> None:
+    """Keys, options without their prefix, and the path; what was not given is None. Once more if not all columns are wanted."""
+    told: list[LookupContext] = []
+    schema = pa.schema([("id", pa.int64()), ("more", pa.int64()), ("name", pa.string()), ("flag", pa.bool_())])
+
+    def factory(context: LookupContext) -> LookupProvider:
+        told.append(context)
+        return provider(users(), schema)
+
+    desk.table(factory)
+    assert told.pop() == LookupContext(("id",), None, {}, None)
+    options = {
+        "lookup.keys": "name,id",
+        "lookup.provider.table": "users",
+        "lookup.provider.connect.timeout": 5,
+        "lookup.provider.safe": True,
+    }
+    given = {"table": "users", "connect.timeout": "5", "safe": "true"}
+    context = LookupContext(("name", "id"), None, given, "jdbc:anything/at all")
+    desk.table(factory, options, path="jdbc:anything/at all")
+    assert told == [context]
+    more = {"lookup.columns": "flag, `name`", "lookup.where": "more = 1"}
+    desk.table(factory, {**options, **more}, path="jdbc:anything/at all")
+    assert told[1:] == [context, dataclasses.replace(context, columns=("more", "flag"))]
+    with pytest.raises(AttributeError):
+        context.keys = ()  # type: ignore[misc]
+
+
+class Nested:
+    """A factory may be an attribute of an attribute."""
+
+    @staticmethod
+    def users(context: LookupContext) -> LookupProvider:
+        return provider(users())
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no_such_module_of_ours:make", r"cannot be made: ModuleNotFoundError"),
+        ("tests.no_such_module:make", r"cannot be made: ModuleNotFoundError"),
+        (f"{__name__}:nobody", r"cannot be made: AttributeError"),
+        (f"{__name__}:Nested.nobody", r"cannot be made: AttributeError"),
+        (f"{__name__}:SCHEMA", r"cannot be made: TypeError\(.*not callable"),
+        (f"{__name__}:Nested", r"cannot be made: TypeError"),
+        (f"{__name__}:LookupFunctionProvider", r"cannot be made: TypeError"),
+        ("broken_provider_of_ours:make", r"RuntimeError\('half of a module'\)"),
+        ("nocolon", "expected module:factory"),
+        (":make", "expected module:factory"),
+        ("a module:make", "expected module:factory"),
+        ("module:", "expected module:factory"),
+    ],
+)
+def test_factories_that_are_none(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    """A factory that is not there, is none or cannot be imported is an error of the option, with what was wrong."""
+    (tmp_path / "broken_provider_of_ours.py").write_text("raise RuntimeError('half of a module')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(OptionError, match=f"option lookup.provider = '{name}'.*{says}"):
+        desk.table(name)
+
+
+def test_a_factory_that_raises(desk: Desk) -> None:
+    """Its error is in ours, and its own OptionError is ours; the next table tries again."""
+    missing = OptionError("option lookup.provider.table is missing")
+    made = provider(users())
+    name = desk.name(in_turn(raises(ValueError("no table of that name")), raises(missing), lambda context: made))
+    with pytest.raises(OptionError, match=rf"{name}' cannot be made: ValueError\('no table of that name'\)"):
+        desk.table(name)
+    with pytest.raises(OptionError, match=r"^option lookup.provider.table is missing$"):
+        desk.table(name)
+    assert names(desk.table(name), 1) == ["Alice"]
+
+
+def of(**more: pa.DataType) -> pa.Schema:
+    return pa.schema({"id": pa.int64(), **more})
+
+
+NO_PROVIDER = r"' returned (.|\n)*: return a LookupProvider"
+# What a factory returns instead of a provider that can be taken, or asked; the error's kind, and what it says.
+RETURNED: list[tuple[Any, type[Exception], str]] = [
+    *((returned, OptionError, NO_PROVIDER) for returned in (None, users(), LookupFunctionProvider, "provider", SCHEMA)),
+    (provider(users(), None), OptionError, ""),  # type: ignore[arg-type]
+    (provider(users(), of(ID=pa.int64())), SchemaError, ": .*'id' and 'ID' differ at most in letter case"),
+    (provider(users(), of(at=pa.time64("us"))), SchemaError, ": .*column 'at': type time64"),
+    (LookupProvider(SCHEMA), OptionError, ".* has no lookup function"),
+    *((provider(SyncFunction(rows_of(USERS), size)), PysparkLookupError, "") for size in (-1, "5", 2.5)),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("returned", "kind", "says"), RETURNED, ids=range(len(RETURNED)))
+def test_a_factory_that_returns_something_else(desk: Desk, returned: Any, kind: type[Exception], says: str) -> None:
+    """What is no provider, or has a schema that is none for Spark, is refused, naming it. What answers nothing can be made."""
+    with pytest.raises(kind, match=f"provider_1:make{says}"):
+        desk.table(lambda context: returned).get(1)
+
+
+@CACHES
+def test_a_column_that_is_always_null(desk: Desk, cache: Options) -> None:
+    """A column of nothing but nulls is one of texts, as Spark infers it."""
+    schema = pa.schema([("id", pa.int64()), ("name", pa.null())])
+    table = desk.serve(SyncFunction(lambda keys: keys.append_column("name", pa.nulls(keys.num_rows))), cache, schema)
+    for _ in range(2):
+        assert table.get(1) == [{"id": 1, "name": None}]
+    assert table.describe()["columns"]["name"] == "string"
+
+
+@CACHES
+def test_names_in_another_case(desk: Desk, cache: Options) -> None:
+    """Keys and columns may be spelled in another letter case; a factory is told them as its schema spells them."""
+    told: list[LookupContext] = []
+
+    def factory(context: LookupContext) -> LookupProvider:
+        told.append(context)
+        return Nested.users(context)
+
+    table = desk.table(factory, {**cache, "lookup.keys": "ID", "lookup.columns": "NAME"})
+    assert table.get(1) == [{"id": 1, "name": "Alice"}]
+    assert (told[-1].keys, told[-1].columns) == (("id",), ("name",))
+    assert desk.table(f"{__name__}:Nested.users", cache).get(1) == [{"id": 1, "name": "Alice"}]
+
+
+# --- options -----------------------------------------------------------------------------------------------
+
+Make = Callable[[LookupContext], LookupProvider]
+BY_ROWS: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 5}
+BY_ACCESS: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-access": "1 h"}
+BY_BYTES: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-bytes": "1 MiB"}
+CACHED: Options = {"lookup.metadata.source": "CACHE"}
+FULL: Options = {"lookup.cache": "FULL"}
+PERIODIC: Options = {**FULL, "lookup.full-cache.periodic-reload.interval": "5 min"}
+TIMED: Options = {
+    **FULL,
+    "lookup.full-cache.reload-strategy": "TIMED",
+    "lookup.full-cache.timed-reload.iso-time": "10:15Z",
+}
+
+
+def keyed(version: bool = False, cache: Callable[[], LookupCache | None] = lambda: None, kind: str = "sync") -> Make:
+    """A provider by key."""
+    return lambda context: provider(made(kind, rows_of(USERS)), SCHEMA, (lambda: "1") if version else None, cache())
+
+
+def lasting() -> LookupCache:
+    return DefaultLookupCache.new_builder().max_rows(5).build()
+
+
+def expiring() -> LookupCache:
+    return DefaultLookupCache(expire_after_write_s=60.0)
+
+
+# What each kind of provider is refused beside. What no provider could change is refused in tests/options/test_options.py.
+REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
+    (keyed(), [
+        ({"lookup.async.capacity": 5}, r"lookup.async.capacity has no meaning: provider .* is synchronous"),
+        ({"lookup.view": "files"}, r"describe\(\), metrics\(\) or"),
+        (FULL, "has no scan function; return a FullCachingLookupProvider"),
+        (BY_ROWS, r"has no version\(\).*set lookup.partial-cache.expire-after-write"),
+        (BY_ACCESS, r"has no version\(\)"),
+        ({"lookup.cache": "PARTIAL"}, r"has no version\(\)"),
+        ({"lookup.provider.password": "hunter2"}, "lookup.provider.password looks like a credential"),
+        ({"lookup.version": "3"}, "lookup.version"),
+        ({"lookup.valid-write-ids": "t:0:5::"}, "lookup.valid-write-ids"),
+    ]),
+    (keyed(version=True), [({"lookup.cache": "PARTIAL"}, "would grow for ever")]),
+    (keyed(cache=lasting), [(NONE, r"has no version\(\), so nothing tells when a row has changed")]),
+    *((keyed(cache=cache, kind=kind), [
+        (PARTIAL, "lookup.partial-cache.expire-after-write: provider .* brings a cache of its own"),
+        (BY_ROWS, "brings a cache of its own"),
+        ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* brings a cache of the kind 'PARTIAL'"),
+        (FULL, "lookup.cache = 'FULL': provider .* brings a cache of the kind 'PARTIAL'"),
+    ]) for cache in (Plain, expiring) for kind in ("sync", "async")),
+    (Whole().versioned, [(more, f"{min(more)} has no meaning: provider .* is read as a whole") for more in (
+        {"lookup.async.capacity": 5},
+        {"lookup.retry.predicate": "lookup_miss", "lookup.retry.fixed-delay": "1 s", "lookup.retry.max-attempts": 1},
+    )]),
+    (Whole().plain, [(NONE, r"neither a reload trigger nor a version\(\): set lookup.full-cache.reload-strategy")]),
+    (Whole().triggered, [
+        ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* brings a cache of the kind 'FULL'"),
+        (PARTIAL, "lookup.cache = 'PARTIAL': provider .* brings a cache of the kind 'FULL'"),
+        ({"lookup.metadata.source": "UFS"}, r"lookup.metadata.source = 'UFS': provider .* has no version\(\)"),
+        (PERIODIC, "lookup.full-cache.periodic-reload.interval"),
+    ]),
+]  # fmt: skip
+TAKEN: list[tuple[Make, list[Options]]] = [
+    (keyed(version=True), [BY_ROWS, BY_ACCESS, BY_BYTES]),
+    (keyed(kind="async"), [{"lookup.async.capacity": 5}]),
+    (keyed(version=True, cache=lasting), [NONE, {"lookup.cache": "PARTIAL"}]),
+    (Whole().plain, [PERIODIC, TIMED]),
+    (Whole().triggered, [CACHED, {**CACHED, **FULL}]),
+]
+
+
+def test_options_beside_what_a_provider_is(desk: Desk) -> None:
+    """What a provider cannot do, or would ignore or contradict, is refused by its name, for the most part when the table is made."""
+    for make, refused in REFUSED:
+        for options, says in refused:
+            with pytest.raises(OptionError, match=says):
+                desk.table(make, options).get(1)
+    for make, taken in TAKEN:
+        for options in taken:
+            assert len(desk.table(make, options).get(1)) == 1
+
+
+def test_a_table_needs_a_path_or_a_provider_with_keys(desk: Desk) -> None:
+    """Without a path and a provider there is no table; a table that is asked by key says by which."""
+    with pytest.raises(OptionError, match="path is missing"):
+        LookupTable(None, {"lookup.keys": "id"})
+    with pytest.raises(OptionError, match=r"lookup.keys is missing: .* provider .*, of id, name"):
+        LookupTable(None, {"lookup.provider": desk.name(lambda context: provider(users()))})
+
+
+@KINDS
+@CACHES
+def test_tables_of_the_same_options_are_one(desk: Desk, kind: str, cache: Options) -> None:
+    """Within a process they share a provider, its function, its cache and its counters; so does a pickled copy of one."""
+    function = made(kind, rows_of(USERS))
+    left = iter([function])  # the provider of a second one could not be made
+    name = desk.name(lambda context: provider(next(left)))
+    tables = [desk.table(name, cache) for _ in range(2)]
+    tables.append(pickle.loads(pickle.dumps(tables[0])))
+    for table in tables:
+        assert names(table, 1) == ["Alice"]
+    assert function.log.names.count("open") == 1
+    assert function.log.asked == ([[1]] if cache else [[1]] * 3)
+    for table in tables if cache else []:
+        assert counted(table) == {"hitCount": 2, "missCount": 1, "loadCount": 1}
+    tables[0].close()
+    with pytest.raises(ValueError, match="closed"):
+        tables[0].get(1)
+    assert names(tables[1], 2) == ["Bob", "Charlie"]
+
+
+@pytest.mark.parametrize(
+    ("other", "lookups", "hits"),
+    [
+        ({"lookup.provider.region": "eu"}, 2, 1),
+        ({"lookup.columns": "id"}, 2, 2),
+        ({"lookup.keys": "name"}, 2, 2),
+        ({"lookup.where": "name <> 'Bob'"}, 1, 3),
+        ({"lookup.max-retries": 7}, 1, 3),
+    ],
+    ids=lambda other: next(iter(other)) if isinstance(other, dict) else "",
+)
+def test_tables_of_other_options(desk: Desk, other: Options, lookups: int, hits: int) -> None:
+    """Other options of the provider are another table; other columns and keys are of the same table, and need other rows."""
+    function = SyncFunction(lambda keys: pa.table({"id": [1], "name": ["Alice"]}))
+    name = desk.name(lambda context: provider(function))
+    one, two = desk.table(name, PARTIAL), desk.table(name, {**PARTIAL, **other})
+    for _ in range(2):
+        assert len(one.get(1)) == 1
+        assert len(two.get("Alice" if "lookup.keys" in other else 1)) == 1
+    assert len(function.log.tables) == lookups
+    misses = 4 - hits if hits > 1 else 1
+    assert counted(one) == {"hitCount": hits, "missCount": misses, "loadCount": misses}
+
+
+@pytest.mark.parametrize("when", ["a table is made", "a new process asks"])
+def test_a_factory_may_use_a_table(desk: Desk, tmp_path: Path, when: str) -> None:
+    """A provider may be made of what another table says."""
+    pq.write_table(pa.table({"host": ["db1"]}), tmp_path / "hosts.parquet")
+    hosts: list[list[str]] = []
+
+    def factory(context: LookupContext) -> LookupProvider:
+        if when == "a table is made" or hosts:
+            inner = LookupTable(str(tmp_path / "hosts.parquet"), {"lookup.cache.dir": str(desk.cache_dir)})
+            hosts.append(inner.scan().column("host").to_pylist())
+        hosts.append([])
+        return provider(users())
+
+    def use() -> list[str]:
+        table = desk.table(factory)
+        if when == "a new process asks":
+            desk.restart()
+        return names(table, 1)
+
+    try:
+        assert beside(use)() == ["Alice"]
+        assert ["db1"] in hosts
+    finally:
+        desk.abandon()
+
+
+def test_a_provider_is_made_once(desk: Desk) -> None:
+    """Tables that are made at the same time have one provider."""
+    together = threading.Barrier(2)
+    made_so_far: list[int] = []
+
+    def factory(context: LookupContext) -> LookupProvider:
+        made_so_far.append(1)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.3)
+        return provider(users())
+
+    name = desk.name(factory)
+    waits = [beside(lambda: names(desk.table(name), 1)) for _ in range(2)]
+    assert [wait() for wait in waits] == [["Alice"], ["Alice"]]
+    assert len(made_so_far) == 1
+
+
+@KINDS
+def test_a_function_is_closed_with_the_last_table(desk: Desk, kind: str) -> None:
+    """When the last table that uses it is closed, so is a function, in its thread; what is asked afterwards opens it again."""
+    function = made(kind, rows_of(USERS))
+    name = desk.name(lambda context: provider(function))
+    unused, one, two, three = (desk.table(name) for _ in range(4))
+    unused.describe()
+    unused.close()
+    assert function.log.events == []  # nor is it closed if it was not opened
+    assert names(one, 1) == names(two, 1) == ["Alice"]
+    one.close()
+    one.close()
+    assert function.log.names == ["open", "lookup", "lookup"]
+    two.close()
+    assert function.log.names == ["open", "lookup", "lookup", "close"]
+    assert len({thread for _, thread in function.log.events}) == 1
+    assert names(three, 2) == ["Bob", "Charlie"]
+    assert function.log.names[4:] == ["open", "lookup"]
+
+
+def test_closing_may_fail(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """What a function raises when it is closed is nobody's problem any more, and one that hangs then is given up."""
+    for problem in (raises(OSError("gone")), lambda: gate.wait(BOUND_S)):
+        function = users()
+        function.close = problem  # type: ignore[method-assign]
+        table = desk.serve(function, QUICK)
+        assert names(table, 1) == ["Alice"]
+        assert beside(table.close)() is None
+        with pytest.raises(ValueError, match="closed"):
+            table.get(1)
+
+
+def test_what_a_table_says_of_itself(desk: Desk) -> None:
+    """Its path is the provider's name, its version another for each text of version(), its options are shown."""
+    version = ["1"]
+    table = desk.serve(users(), {"lookup.provider.region": "eu"}, version=lambda: version[0])
+    first = table.describe()
+    assert first["path"].startswith("provider:provider_1:make/")
+    assert first["columns"] == {"id": "int64", "name": "string"}
+    assert "lookup.provider.region='eu'" in first["options"]
+    assert table.version == first["version"]
+    version[0] = "2"
+    assert table.version != first["version"]
+    version[0] = "1"
+    assert table.version == first["version"]
+    with pytest.raises(OptionError, match=r"only lookup.cache = 'FULL' has a snapshot"):
+        table.reload()
+
+
+# --- a fork ----------------------------------------------------------------------------------------------
+
+FORK_GATE, FORK_ASKED = threading.Event(), threading.Event()
+
+
+def hanging_for_13(keys: pa.Table) -> pa.Table:
+    """The users, at once but for a 13th."""
+    if keys.column("id").to_pylist() == [13]:
+        FORK_ASKED.set()
+        FORK_GATE.wait(BOUND_S)
+    return rows_of({**USERS, 13: ["Judas"]})(keys)
+
+
+FORKED = SyncFunction(hanging_for_13)
+
+
+def forked_users(context: LookupContext) -> LookupProvider:
+    """A factory that a new process can import."""
+    return provider(FORKED)
+
+
+def use_and_fork(cache_dir: str, cache: Options) -> None:
+    """Look up, fork while a lookup hangs, look up in both."""
+    fixed = {"lookup.provider": f"{__name__}:forked_users", "lookup.keys": "id", "lookup.cache.dir": cache_dir}
+    table, log = LookupTable(None, {**fixed, **cache}), FORKED.log
+    assert names(table, 1) == ["Alice"]
+    hanging = beside(lambda: names(table, 13))
+    assert FORK_ASKED.wait(BOUND_S)
+    assert (log.names, log.asked) == (["open", "lookup", "lookup"], [[1], [13]])
+    # With a cache the host shares the first row, and the child shares its own with its parent.
+    child = os.fork()
+    if not child:
+        signal.alarm(int(BOUND_S))
+        try:
+            assert [names(table, key) for key in (1, 2, 3)] == [["Alice"], ["Bob", "Charlie"], []]
+            assert log.asked[2:] == [*([] if cache else [[1]]), [2], [3]]
+            assert log.names[3:] == ["open", *["lookup"] * len(log.asked[2:])]
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    FORK_GATE.set()
+    assert (hanging(), names(table, 2)) == (["Judas"], ["Bob", "Charlie"])
+    assert (log.names[3:], log.asked[2:]) == (([], []) if cache else (["lookup"], [[2]]))
+    assert table.metrics()["missCount"] == (4 if cache else 0)
+
+
+@CACHES
+def test_a_forked_child_opens_a_function_of_its_own(tmp_path: Path, cache: Options) -> None:
+    """A table that was used before a fork answers in the child, by a new function, even while the parent's hangs."""
+    in_fresh_process(use_and_fork, str(tmp_path / "cache"), cache)
+
+
+def everybody(table: LookupTable) -> dict[int | None, list[str]]:
+    """All rows of a scan, by id."""
+    found: dict[int | None, list[str]] = {}
+    for row in table.scan().to_pylist():
+        found.setdefault(row["id"], []).append(row["name"])
+    return found
+
+
+def test_a_trigger_of_its_own_reloads(desk: Desk) -> None:
+    """From the first lookup on one copy answers all; the trigger makes others, and learns of a reload that fails."""
+    whole = Whole()
+    table = desk.table(whole.triggered)
+    assert whole.scans == 0
+    assert [names(table, key) for key in (1, 2, 3, 4)] == [["Julian"], [], ["Jark", "Jackson"], ["Fabian"]]
+    assert everybody(table) == PEOPLE
+    assert table.get(None) == []
+    assert whole.scans == 1
+    assert counted(table, "numCachedRecords") == {"hitCount": 4, "loadCount": 1, "numCachedRecords": 4}
+    assert table.metrics()["latestLoadTime"] >= 0
+    whole.people = {2: ["Alex"], 3: PEOPLE[3], None: ["Nobody"]}  # a row of the table, and nobody's answer
+    desk.clock.tick(1)
+    assert everybody(table) == PEOPLE
+    whole.trigger.fire()
+    assert everybody(table) == whole.people
+    assert table.get(None) == []
+    people, whole.people, whole.problem = whole.people, {1: ["Julia"], 2: ["Alexa"]}, ValueError("cut off")
+    desk.clock.tick(1)
+    with pytest.raises(LookupFunctionError, match=r"failed, scan\(\): ValueError\('cut off'\)"):
+        whole.trigger.fire()
+    assert everybody(table) == people
+    assert counted(table) == {"hitCount": 4, "loadCount": 2, "numLoadFailures": 1}
+    whole.problem = None
+    whole.trigger.fire()
+    assert everybody(table) == whole.people
+    whole.people = {}
+    desk.clock.tick(1)
+    whole.trigger.fire()
+    assert (table.get(1), table.scan()) == ([], SCHEMA.empty_table())
+    table.close()
+    assert whole.trigger.closed.wait(BOUND_S)
+
+
+@pytest.mark.parametrize("make", ["triggered", "versioned"])
+def test_copies(desk: Desk, monkeypatch: pytest.MonkeyPatch, make: str) -> None:
+    """`LookupTable.reload` copies the table as it is, in place of the copy before; with a version a lookup does, once for a host."""
+    folds: list[int] = []
+    monkeypatch.setattr(Snapshot, "is_worth_compacting", lambda snapshot: folds.append(len(snapshot.layers)))
+    whole, versioned = Whole(), make == "versioned"
+    table = desk.table(getattr(whole, make))
+    first = table.reload()
+    assert (names(table, 1), names(table, 1), whole.scans) == (["Julian"], ["Julian"], 1)
+    desk.clock.tick(1)
+    assert (table.reload() == first) == versioned
+    for number in range(2, 4):
+        whole.version, whole.people = str(number), {1: [f"n{number}"], number: ["x"]}
+        desk.clock.tick(1)
+        if not versioned:
+            assert table.reload() != first
+        assert names(table, 1) == [f"n{number}"]
+        assert everybody(table) == whole.people
+        assert whole.scans == number + (not versioned)
+    assert table.metrics()["numCachedRecords"] == 2
+    assert set(folds) == {1}
+    desk.restart()
+    assert (names(table, 3), whole.scans) == (["x"], 3 + (not versioned))
+
+
+def batch(**columns: list[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+SCANS: dict[str, tuple[Callable[[], Any], str]] = {
+    "an error": (raises(ValueError("cut off")), "cut off"),
+    "None": (lambda: None, "TypeError"),
+    "dictionaries": (lambda: [{"id": 1, "name": "x"}], "TypeError"),
+    "one batch and no list": (lambda: batch(id=[1], name=["x"]), "TypeError"),
+    "a column less": (lambda: [batch(id=[1])], "column 'name' is missing"),
+    "an unknown column": (lambda: [batch(id=[1], name=["x"], zip=[1])], "column 'zip' is not in its schema"),
+    "another type": (lambda: [batch(id=[1], name=[1])], "column 'name' is int64"),
+}
+
+
+@pytest.mark.parametrize("bad", SCANS)
+def test_bad_scans(desk: Desk, bad: str) -> None:
+    """A scan that fails or gives anything but the schema's columns is an error, and no copy of it is kept."""
+    scan, says = SCANS[bad]
+    scans = in_turn(scan, lambda: [batch(name=["x"], id=pa.array([1], pa.int8()))])
+    table = desk.table(lambda context: FullCachingLookupProvider(scans, SCHEMA, Manual()))
+    with pytest.raises(LookupFunctionError, match=says) as caught:
+        table.get(1)
+    assert "provider_1:make" in str(caught.value)
+    desk.clock.tick(1)
+    assert names(table, 1) == ["x"]
+
+
+def test_a_whole_table_by_predicate_and_columns(desk: Desk) -> None:
+    """Columns and predicates hold for a copy as for files; a factory that brings no others than it was told brings enough."""
+    schema = pa.schema([*SCHEMA, ("blob", pa.binary())])
+    rows = pa.Table.from_pylist([{"id": key, "name": name} for key in PEOPLE for name in PEOPLE[key]], schema)
+
+    def factory(context: LookupContext) -> LookupProvider:
+        wanted = [*context.keys, *(schema.names[1:] if context.columns is None else context.columns)]
+        return FullCachingLookupProvider(rows.select(wanted).to_batches, schema, version=lambda: "1")
+
+    table = desk.table(factory, {"lookup.columns": "name", "lookup.where": "id > 1"})
+    assert table.scan().sort_by("name").to_pydict() == {"name": ["Fabian", "Jackson", "Jark"]}
+    assert table.scan(["name"], "name = 'Jark'").to_pydict() == {"name": ["Jark"]}
+    assert (table.get(1), table.get(4)) == ([], [{"id": 4, "name": "Fabian"}])
+
+
+@pytest.mark.parametrize("why", ["no directory", "no time to wait"])
+def test_a_whole_table_without_a_copy(desk: Desk, why: str) -> None:
+    """Where there is no copy, or not yet, a lookup scans the provider's table."""
+    whole = Whole()
+    options: Options = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "0 s"}
+    if why == "no directory":
+        options = {"lookup.cache.dir": "/proc/no/such/directory"}
+    table = desk.table(whole.versioned, options)
+    assert [names(table, key) for key in (1, 2, 3)] == [["Julian"], [], ["Jark", "Jackson"]]
+
+
+# --- by key ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "asked", "found"),
+    [
+        ("id IN (1, 2)", [[1, 2]], {"Alice", "Bob", "Charlie"}),
+        ("id = 2", [[2]], {"Bob", "Charlie"}),
+        ("2 = id", [[2]], {"Bob", "Charlie"}),
+        ("id IN (2, 2, 3, 2)", [[2, 3]], {"Bob", "Charlie"}),
+        ("id IN (1, 2) AND name LIKE 'C%'", [[1, 2]], {"Charlie"}),
+        ("id IN (1, 2) AND id = 2", [[2]], {"Bob", "Charlie"}),
+        ("id IN (3, 4)", [[3, 4]], set()),
+        ("id IN (2, 99999999999999999999)", [[2]], {"Bob", "Charlie"}),
+    ],
+)
+@KINDS
+@CACHES
+def test_a_scan_for_some_keys(
+    desk: Desk, kind: str, where: str, asked: list[list[int]], found: set[str], cache: Options
+) -> None:
+    """A predicate, of the table or of the scan, that fixes the keys makes it a lookup: those are asked for, once, and no others."""
+    function = made(kind, rows_of(USERS))
+    rows = desk.serve(function, {**cache, "lookup.where": where}).scan()
+    assert set(rows.column("name").to_pylist()) == found
+    assert rows.schema.equals(SCHEMA)
+    table = desk.serve(function, cache)
+    for _ in range(2):
+        assert set(table.scan(["name"], where).column("name").to_pylist()) == found
+    assert names(table, 2) == ["Bob", "Charlie"]  # a lookup finds what a scan has brought
+    more = [] if [2] in asked or [1, 2] in asked or [2, 3] in asked else [[2]]
+    assert function.log.asked == (asked * 2 + more if cache else [*asked * 3, [2]])
+
+
+@CACHES
+def test_a_scan_that_does_not_say_which_keys(desk: Desk, cache: Options) -> None:
+    """A table that gives rows by key only cannot be scanned unless all key columns are fixed; the error says how."""
+    schema = pa.schema([*SCHEMA, ("n", pa.int64())])
+    row = {"id": 1, "name": "x", "n": 5}
+    function = SyncFunction(lambda keys: pa.Table.from_pylist([row], schema))
+    for where in (None, "id > 1", "id = 1 OR n = 2", "n = 1", "id BETWEEN 1 AND 2", "NOT id = 1"):
+        table = desk.serve(function, {**cache, **({"lookup.where": where} if where else {})}, schema)
+        with pytest.raises(OptionError, match=r"gives rows by key only; say which in lookup.where .*IN \(1, 2\)"):
+            table.scan()
+    assert function.log.events == []
+    table = desk.serve(function, {**cache, "lookup.keys": "id,name"}, schema)
+    with pytest.raises(OptionError, match="rows by key only"):
+        table.scan(None, "id = 1")
+    assert table.scan(None, "name IN ('x', 'y') AND id IN (1, 2)").to_pylist() == [row]
+    assert function.log.asked == [[(1, "x"), (1, "y"), (2, "x"), (2, "y")]]
+
+
+def test_columns_beyond_those_that_are_kept(desk: Desk) -> None:
+    """A scan by key for a column that lookup.columns leaves out asks the provider each time; keys are counted as ever."""
+    rows = pa.table({"id": [1], "name": ["Alice"], "city": ["Bern"]})
+    function = SyncFunction(lambda keys: rows)
+    table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.columns": "name"}, rows.schema)
+    for _ in range(2):
+        assert table.scan(["city"], "id = 1").to_pylist() == [{"city": "Bern"}]
+    assert counted(table) == {"missCount": 2, "loadCount": 2}
+    function.answer = raises(OSError())
+    with pytest.raises(LookupFunctionError):
+        table.scan(["city"], "id = 1")
+    assert counted(table) == {"missCount": 3, "loadCount": 2, "numLoadFailures": 1}

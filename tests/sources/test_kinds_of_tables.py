@@ -1,0 +1,266 @@
+"""What holds for every kind of table: what its path is, what lies inside it, which options name its versions."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pyspark_lookup import (
+    LookupTable,
+    NotATableError,
+    NotSupportedError,
+    PysparkLookupError,
+    SchemaError,
+    TableFormatError,
+)
+from tests.support.iceberg_tables import sql_catalog
+from tests.support.s3server import S3Server
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
+
+    from tests.support.s3server import Application
+
+ROWS = pa.table({"p": ["a", "b"], "id": [1, 2]})
+
+
+def write_delta(home: Path) -> Path:
+    write_deltalake(str(home / "t"), ROWS, partition_by=["p"])
+    DeltaTable(str(home / "t")).delete("id = 2")
+    return home / "t"
+
+
+def write_iceberg(home: Path) -> Path:
+    catalog, _ = sql_catalog(home)
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    return Path(table.location().removeprefix("file://"))
+
+
+def write_managed(home: Path) -> Path:
+    with LookupTable(str(home / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(home / "cache")}) as table:
+        table.write(ROWS)
+        table.delete([2])
+    return home / "t"
+
+
+def write_hudi(home: Path) -> Path:
+    (home / "t" / ".hoodie").mkdir(parents=True)
+    (home / "t" / ".hoodie" / "hoodie.properties").write_text("hoodie.table.name=t")
+    (home / "t" / "2026" / "01").mkdir(parents=True)
+    pq.write_table(ROWS, home / "t" / "2026" / "01" / "x.parquet")
+    return home / "t"
+
+
+@pytest.mark.parametrize("write", [write_delta, write_iceberg, write_managed, write_hudi])
+def test_every_place_inside_a_table_is_refused(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Each directory, each file and a glob below it, by their own paths and through links: no rows, and the table's path instead."""
+    options = {"lookup.cache.dir": str(tmp_path / "c")}
+    root = write(tmp_path)
+    places = [*root.rglob("*")]
+    directories, files = [p for p in places if p.is_dir()], [p for p in places if p.is_file()]
+    assert directories and files
+    globs = [Path(f"{directory}/*") for directory in directories] + [file.with_suffix(".*") for file in files]
+    link, chain = tmp_path / "link", tmp_path / "chain"
+    link.symlink_to(directories[-1])
+    chain.symlink_to(link)
+    beside = tmp_path / "x.parquet"
+    beside.symlink_to(files[-1])
+    for place in [*directories, *files, *globs, link, chain, beside]:
+        if place.name.endswith((".metadata.json", ".metadata.*")):
+            continue  # by which an Iceberg table is named
+        for _ in range(2):  # nothing about the first look lets the second one through
+            with pytest.raises(NotATableError, match=f"{root}") as refusal:
+                LookupTable(str(place), options).scan()
+        assert isinstance(refusal.value, TableFormatError), place
+    with pytest.raises((TableFormatError, NotSupportedError), match=f"{root}"):
+        LookupTable(f"{directories[0]}/new", {**options, "lookup.keys": "id"}).write(ROWS)
+    assert not (directories[0] / "new").exists()
+
+
+def test_a_directory_beside_tables_is_a_table(tmp_path: Path) -> None:
+    """Tables beside it, a directory of any name, and a `metadata` without a table's metadata are no reason to refuse it."""
+    write_delta(tmp_path)
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "notes.json").write_text("{}")
+    for name in ("data", "p=b", "plain/data/p=b"):
+        (tmp_path / name).mkdir(parents=True)
+        pq.write_table(ROWS.select(["id"]), tmp_path / name / "x.parquet")
+        assert LookupTable(str(tmp_path / name), {"lookup.cache.dir": str(tmp_path / "c")}).scan().num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("marker", "says"),
+    [
+        ("_delta_log/_commits", r"_delta_log holds no commit.*move _delta_log away"),
+        ("_delta_log/00000000000000000000.crc", r"_delta_log holds no commit.*move _delta_log away"),
+        ("_lookup", r"log is empty or gone.*move _lookup away"), ("_lookup/log/notes.json", "is no event"),
+        ("metadata", None), ("metadata/version-hint.text", "of which there is no file"),
+    ],
+)  # fmt: skip
+def test_a_directory_of_a_tables_name(tmp_path: Path, marker: str, says: str | None) -> None:
+    """Without a table's file in it, nothing beside it is refused; its parent is read, or refused with what to move away."""
+    place = tmp_path / "t" / marker
+    if place.suffix:
+        place.parent.mkdir(parents=True)
+        place.write_text("1")
+    else:
+        place.mkdir(parents=True)
+    (tmp_path / "t" / "k=1").mkdir()
+    pq.write_table(ROWS.select(["id"]), tmp_path / "t" / "k=1" / "x.parquet")
+    options = {"lookup.cache.dir": str(tmp_path / "c")}
+    assert LookupTable(tmp_path / "t" / "k=1", options).scan().num_rows == 2
+    if says is None:
+        assert LookupTable(tmp_path / "t", options).scan().num_rows == 2
+    else:
+        with pytest.raises(PysparkLookupError, match=says):
+            LookupTable(tmp_path / "t", options).scan()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("INT", "abc"), ("TINYINT", "300"), ("DATE", "1"), ("BOOLEAN", "abc"), ("DECIMAL(5, 2)", "a\nb")],
+)
+def test_a_directory_that_is_none_of_a_declared_type(tmp_path: Path, kind: str, value: str) -> None:
+    """The error has its path, its value and the type, by scan and by key; a type that has the value reads it."""
+    (tmp_path / "t" / f"k={value}").mkdir(parents=True)
+    pq.write_table(ROWS.select(["id"]), tmp_path / "t" / f"k={value}" / "x.parquet")
+    options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id"}
+    with LookupTable(tmp_path / "t", {**options, "lookup.schema": f"id BIGINT, k {kind}"}) as table:
+        for ask in (table.scan, lambda: table.get(1)):
+            with pytest.raises(SchemaError) as caught:
+                ask()
+            message = str(caught.value)
+            assert message.startswith(f"file://{tmp_path}/t/k=")
+            assert f"the value {value!r} of partition column 'k' is no " in message
+            assert "lookup.schema or .schema(…)" in message
+    with LookupTable(tmp_path / "t", {**options, "lookup.schema": "id BIGINT, k STRING"}) as table:
+        assert set(table.scan().column("k").to_pylist()) == {value}
+
+
+def test_an_s3_path_is_looked_at_once(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look of a host lists one entry for each directory above; later ones nothing. A forbidden listing refuses no table."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    bucket, options = f"b-{uuid.uuid4().hex[:12]}", {"lookup.cache.dir": str(tmp_path / "c")}
+    s3.client.create_bucket(Bucket=bucket)
+    s3.client.put_object(Bucket=bucket, Key="t/_delta_log/00000000000000000000.json", Body=b"{}")
+    sink = pa.BufferOutputStream()
+    pq.write_table(ROWS.select(["id"]), sink)
+    for key in ("t/p=b/x.parquet", "plain/k=1/x.parquet"):
+        s3.client.put_object(Bucket=bucket, Key=key, Body=sink.getvalue().to_pybytes())
+    for place in ("t/p=b", "t/p=b/x.parquet", "t/p=b/x*/*.parquet", "t/p=b/*.parquet", "t/_delta_log"):
+        with pytest.raises(
+            TableFormatError, match=rf"lies inside s3://{bucket}/t, a Delta table.*Read s3://{bucket}/t "
+        ):
+            LookupTable(f"s3://{bucket}/{place}", options).scan()
+
+    def forbid(environ: WSGIEnvironment, start_response: StartResponse, store: Application) -> Iterable[bytes]:
+        query = parse_qs(environ["QUERY_STRING"])
+        if "prefix" in query and not query["prefix"][0].startswith("plain/k=1"):
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return [b""]
+        return store(environ, start_response)
+
+    s3.between = forbid
+    s3.log.clear()
+    counts = []
+    for _ in range(2):
+        with LookupTable(f"s3://{bucket}/plain/k=1", options) as table:
+            assert table.scan().num_rows == 2
+        counts.append(s3.count()["list"])
+        s3.log.clear()
+    assert counts[0] == counts[1] + 2 * 4  # two directories above, and four kinds of tables
+
+
+def write_files(home: Path) -> Path:
+    (home / "t").mkdir()
+    pq.write_table(ROWS, home / "t" / "x.parquet")
+    return home / "t"
+
+
+PINS = {
+    "lookup.version": ["0", "1", "99"],
+    "lookup.timestamp": ["2020-01-01T00:00:00Z", "2200-01-01T00:00:00Z"],
+    "lookup.branch": ["main", "x"],
+    "lookup.tag": ["x"],
+    "lookup.valid-write-ids": ["1:1:1:"],
+}
+
+
+@pytest.mark.parametrize("write", [write_delta, write_iceberg, write_managed, write_files])
+def test_a_host_that_knows_a_table_judges_pins_as_another_does(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Each option that names a version gives the rows or the error that it gives on a host that has never seen the table."""
+    root = write(tmp_path)
+    if write is write_iceberg:  # as a directory
+        newest = max((root / "metadata").glob("*.metadata.json"))
+        (root / "metadata" / "version-hint.text").write_text(newest.name.removesuffix(".metadata.json"))
+    for mode in ({}, {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "0"}):
+        used = {"lookup.cache.dir": str(tmp_path / f"used{len(mode)}"), **mode}
+        LookupTable(str(root), used).scan()
+        for key, values in PINS.items():
+            for number, value in enumerate(values):
+                new = {"lookup.cache.dir": str(tmp_path / f"new-{len(mode)}-{key}-{number}"), **mode}
+                answers = [read(str(root), {**host, key: value}) for host in (new, used)]
+                assert answers[0] == answers[1], (key, value)
+
+
+def read(path: str, options: dict[str, str]) -> tuple[str, object]:
+    """A table's rows, or the error of ours that there is instead."""
+    try:
+        return "rows", LookupTable(path, options).scan().sort_by("id").to_pylist()
+    except PysparkLookupError as error:
+        return type(error).__name__, str(error)
+
+
+def _become(kind: str, path: Path, number: int) -> None:
+    """Put a table of one row in the place of what is there."""
+    shutil.rmtree(path, ignore_errors=True)
+    rows = pa.table({"id": [number]})
+    match kind:
+        case "files":
+            path.mkdir()
+            pq.write_table(rows, path / "a.parquet")
+        case "delta":
+            write_deltalake(str(path), rows)
+        case "managed":
+            LookupTable(str(path), {"lookup.cache.dir": str(path.parent / "writer")}).write(rows)
+        case "iceberg":
+            (path.parent / f"{number}").mkdir()
+            catalog, _ = sql_catalog(path.parent / f"{number}")
+            table = catalog.create_table("ns.t", rows.schema, location=path.as_uri())
+            table.append(rows)
+            hint = table.metadata_location.rpartition("/")[2].removesuffix(".metadata.json")
+            (path / "metadata" / "version-hint.text").write_text(hint)
+
+
+@pytest.mark.parametrize("source", ["UFS", "CACHE"])
+@pytest.mark.parametrize("cache", ["NONE", "PARTIAL", "FULL"])
+def test_a_path_becomes_a_table_of_another_kind(tmp_path: Path, cache: str, source: str) -> None:
+    """An object that has read the path reads what is there now, whatever it was, and so do other processes of the host."""
+    path = tmp_path / "t"
+    options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.cache": cache, "lookup.keys": "id"}
+    if cache == "PARTIAL":
+        options["lookup.partial-cache.max-rows"] = "100"
+    if source == "CACHE":
+        interval = "full-cache.periodic-reload.interval" if cache == "FULL" else "metadata.sync-interval"
+        options |= {"lookup.metadata.source": source, f"lookup.{interval}": "1 h" if cache == "FULL" else "0"}
+    kinds = ["files", "delta", "files", "iceberg", "files", "managed", "delta"]
+    tables: list[LookupTable] = []
+    for number, kind in enumerate(kinds):
+        _become(kind, path, number)
+        tables.append(LookupTable(str(path), options))
+        for table in tables:
+            if cache == "FULL" and source == "CACHE":
+                table.reload()
+            assert table.scan().to_pylist() == [{"id": number}], (number, kind)
+            assert table.get(number) == [{"id": number}]
+            assert table.get(number - 1) == []

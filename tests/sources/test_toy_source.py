@@ -1,0 +1,160 @@
+"""A kind of table that the engine has never heard of: every way to read it works, with a source of 150 lines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.cli.main import _group
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.lookup import runtime as composition
+from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
+from pyspark_lookup.scan.deletes import DeletedRows
+from pyspark_lookup.storage.stores import FileVersion
+from tests.support.fakes import make_host
+from tests.support.toy_source import InlineDeletes, commit
+
+MODES = {
+    "NONE": {},
+    "FULL": {"lookup.cache": "FULL"},
+    "FULL, CACHE": {
+        "lookup.cache": "FULL",
+        "lookup.metadata.source": "CACHE",
+        "lookup.full-cache.periodic-reload.interval": "1 h",
+    },
+    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100"},
+}
+
+
+def people(first: int, count: int, version: int) -> list[dict[str, Any]]:
+    """Rows of a file."""
+    return [{"id": id_, "name": f"{id_} of {version}"} for id_ in range(first, first + count)]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Two files in two regions, in version 0."""
+    commit(tmp_path / "dim", {("a.parquet", "eu"): people(0, 500, 0), ("b.parquet", "us"): people(500, 500, 0)}, {})
+    return tmp_path / "dim"
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own for each test, as far as the engine knows."""
+    monkeypatch.setattr(composition, "_current", None)
+
+
+def opened(table: Path, cache_dir: Path, mode: str, **options: str) -> LookupTable:
+    """The table as that mode reads it."""
+    return LookupTable(str(table), {"lookup.cache.dir": str(cache_dir), **MODES[mode], **options})
+
+
+def rows_of(table: LookupTable, *ids: int) -> list[tuple[int, str, str]]:
+    """(id, name, region) of those ids, or of all."""
+    found = table.get_many(list(ids)).select(["id", "name", "region"]) if ids else table.scan()
+    return sorted((row["id"], row["name"], row["region"]) for row in found.to_pylist())
+
+
+def expected(*deleted: int, more: int = 0) -> list[tuple[int, str, str]]:
+    """All rows but the deleted ones, with those of version 1."""
+    rows = [(i, f"{i} of 0", "eu" if i < 500 else "us") for i in range(1000) if i not in deleted]
+    return rows + [(i, f"{i} of 1", "eu") for i in range(1000, 1000 + more)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reads_follow_its_versions(table: Path, cache_dir: Path, mode: str) -> None:
+    """Rows, by scan and by key, are those of the current version without deleted ones; in CACHE mode after a reload."""
+    with opened(table, cache_dir, mode) as dim:
+        assert rows_of(dim) == expected()
+        assert dim.keys == ("id",)
+        rows_of(dim, 1, 3, 600, 601)
+        loads = dim.metrics()["loadCount"]
+        commit(table, {("c.parquet", "eu"): people(1000, 20, 1)}, {"a.parquet": [3, 4]})
+        if "CACHE" in mode:
+            assert rows_of(dim, 3) == [(3, "3 of 0", "eu")]
+            dim.reload()
+        found = rows_of(dim, 1, 3, 600, 601)
+        assert found == [(1, "1 of 0", "eu"), (600, "600 of 0", "us"), (601, "601 of 0", "us")]
+        if mode == "PARTIAL":  # keys within the bounds of a file whose deletes changed are loaded again, others are not
+            assert dim.metrics()["loadCount"] - loads == 2
+        assert rows_of(dim) == expected(3, 4, more=20)
+        assert rows_of(dim, 3, 5, 1001) == [(5, "5 of 0", "eu"), (1001, "1001 of 1", "eu")]
+        commit(table, {}, {"a.parquet": [5], "b.parquet": [0]})
+        if "CACHE" in mode:
+            dim.reload()
+        assert rows_of(dim, 3, 5, 500, 501) == [(501, "501 of 0", "us")]
+        assert dim.scan(predicate="region = 'us'").num_rows == 499
+    with opened(table, cache_dir, mode, **{"lookup.partition": "region=us"}) as partition:
+        assert rows_of(partition, 1, 500, 501) == [(501, "501 of 0", "us")]
+    if mode == "NONE":
+        assert rows_of(opened(table, cache_dir, mode, **{"lookup.version": "1"})) == expected(3, 4, more=20)
+        with pytest.raises(VersionGoneError, match="no version 7"):
+            opened(table, cache_dir, mode, **{"lookup.version": "7"}).scan()
+
+
+def test_a_reload_fetches_what_is_new(table: Path, cache_dir: Path) -> None:
+    """FULL: deleted rows cost no file, a new file costs itself; the next process serves the snapshot as it is."""
+    with opened(table, cache_dir, "FULL, CACHE") as dim:
+        dim.reload()
+        before = dim.metrics()["ufsGetBytes"]
+        commit(table, {("c.parquet", "eu"): people(1000, 5, 1)}, {"a.parquet": [7]})
+        dim.reload()
+        sizes = {path.name: path.stat().st_size for path in table.iterdir()}
+        assert dim.metrics()["ufsGetBytes"] - before <= sizes["c.parquet"] + 2 * sizes["_toy.json"]
+        assert rows_of(dim) == expected(7, more=5)
+    composition._current = None
+    moved = table.rename(table.with_name("elsewhere"))
+    with opened(table, cache_dir, "FULL, CACHE") as dim:
+        assert rows_of(dim, 7, 8) == [(8, "8 of 0", "eu")]
+    moved.rename(table)
+
+
+def test_a_token_names_its_version(table: Path, tmp_path: Path) -> None:
+    """A task on another host, or after a commit, reads the version that the token names."""
+    options = opened(table, tmp_path / "one", "NONE")._options
+    here, there = make_host(str(table), tmp_path / "one"), make_host(str(table), tmp_path / "two")
+    announced = resolve_and_secure(here.reader, options, None)
+    token = VersionToken.from_bytes(VersionToken.from_version(*announced).to_bytes())
+    commit(table, {}, {"a.parquet": [0]})
+    for host in (here, there):
+        assert version_of_token(host.reader, options, token, None)[1] == announced[1]
+    shutil.rmtree(table)
+    assert version_of_token(there.reader, options, token, None)[1] == announced[1]
+
+
+def test_views_and_command_line(table: Path, cache_dir: Path) -> None:
+    """The views, `describe` and the command line show it."""
+    commit(table, {("c.parquet", "eu"): people(1000, 5, 1)}, {"a.parquet": [7]})
+    with opened(table, cache_dir, "FULL") as dim:
+        dim.warm()
+        rows = {Path(row["url"]).name: row["rows"] for row in dim.files()}
+        assert rows == {"a.parquet": 500, "b.parquet": 500, "c.parquet": 5}
+        assert [row["version"] for row in dim.versions()] == [0, 1]
+        assert dim.describe()["kind"] == "TOY"
+        assert dim.describe()["version"] == dim.version
+        assert repr(dim).startswith("LookupTable(")
+    for command in (["describe", str(table)], ["get", str(table), "8"], ["versions", str(table)]):
+        result = CliRunner().invoke(_group, [*command, "--cache-dir", str(cache_dir)])
+        assert result.exit_code == 0, (command, result.output)
+    assert json.loads((table / "_toy.json").read_text())
+
+
+def test_deletes_move_between_files(tmp_path: Path) -> None:
+    """Which deletes a file has may change while all of them together stay the same: each answer is of its own version."""
+    one, two = InlineDeletes("a", (0,)), InlineDeletes("b", (0,))
+    both = InlineDeletes("b", (1,)), InlineDeletes("a", (1,))
+    rows = DeletedRows(make_host(str(tmp_path), None).blocks)
+
+    def deleted(*deletes: tuple[InlineDeletes, ...]) -> dict[str, list[int]]:
+        files = [FileVersion(f"t/{name}", 1, "1", deletes=some) for name, some in zip("ab", deletes, strict=True)]
+        return {url: positions.tolist() for url, positions in rows.read_positions("t", files).items()}
+
+    assert deleted((one, both[1]), (two, both[0])) == {"t/a": [0, 1], "t/b": [0, 1]}
+    assert deleted((one,), (both[1], two, both[0])) == {"t/a": [0], "t/b": [0, 1]}
+    assert deleted((one, both[1], two), (both[0],)) == {"t/a": [0, 1], "t/b": [1]}

@@ -1,0 +1,479 @@
+"""Joins: to other systems, and to what fails (`lookup.on-error`), which way is taken, and that it says so, and as of a time."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import json
+import logging
+import random
+import sys
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import functions as sf
+
+from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup, lookup_join, register_lookup
+from pyspark_lookup.spark import join, reading
+from pyspark_lookup.spark.lookup_pass import estimated_rows
+from tests.support.fuzzing import by_day
+from tests.support.spark_tables import (
+    MODES,
+    batches_of,
+    catalog_options,
+    conf,
+    events,
+    load,
+    put,
+    running,
+    said_by,
+    saved,
+    stream_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+CACHED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h", "lookup.max-retries": "0"}
+NULL = {"lookup.on-error": "NULL"}
+
+
+def options_of(home: Path, kind: str = "cities", **others: str) -> dict[str, Any]:
+    own = {"lookup.provider": f"tests.support.lookup_service:{kind}", "lookup.provider.home": str(home)}
+    return {**own, **CACHED, **others}
+
+
+def asked(home: Path) -> list[list[int]]:
+    """The keys of each call."""
+    return [json.loads(line) for line in (home / "asked").read_text().splitlines()]
+
+
+def enriched(spark: SparkSession, ids: str, options: dict[str, Any], how: str = "left") -> DataFrame:
+    facts = spark.sql(f"SELECT explode(array({ids})) AS id").coalesce(1)
+    return lookup_join(facts, None, "id", how, options=options)
+
+
+@pytest.mark.parametrize(
+    ("properties", "size"),
+    [
+        ({"spark.master": "local[2]", "spark.driver.memory": "2g", "spark.executor.memory": "9g"}, 2**28),
+        ({"spark.master": "spark://host:7077", "spark.driver.memory": "2g", "spark.executor.memory": "4096"}, 2**29),
+        ({"spark.master": "yarn"}, 2**27),
+        ({"spark.master": "yarn", "spark.executor.memory": "64GB"}, 2**31 - 16),
+    ],
+)
+def test_what_spark_can_take_as_one_row(monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], size: int) -> None:
+    """An eighth of the memory of the JVM that the rows go to, as a task is told."""
+    context = types.SimpleNamespace(get=lambda: types.SimpleNamespace(getLocalProperty=properties.get))
+    monkeypatch.setattr(reading, "TaskContext", context)
+    assert reading.largest_row() == size
+
+
+@pytest.mark.nightly
+def test_a_key_with_more_rows_than_the_jvm_holds(tmp_path: Path) -> None:
+    """One key with 300 MB of rows in a JVM of 512 MB: an error that names it, from a join and from a function, and the application lives on."""
+    ids = pa.array(np.zeros(150_000, np.int64))
+    table = pa.table({"id": ids, "text": pa.array([f"{n:02000}" for n in range(150_000)])})
+    path = saved(tmp_path / "dim.parquet", pa.concat_tables([table, pa.table({"id": [1], "text": ["small"]})]))
+    script = """
+import sys
+from pyspark.sql import SparkSession
+from pyspark_lookup import lookup_join, register_lookup
+spark = SparkSession.builder.master("local[2]").config("spark.driver.memory", "512m").getOrCreate()
+register_lookup(spark, "dim", sys.argv[1], "id", multi=True)
+facts = spark.range(2)
+for frame in (lookup_join(facts, sys.argv[1], "id", strategy="cache"), spark.sql("SELECT size(dim(id)) FROM range(2)")):
+    try:
+        frame.count() if "text" in frame.columns else frame.collect()
+    except Exception as problem:
+        print("FAILED", "150,000 rows of the table have one key, here id = 0" in str(problem) or str(problem)[:500])
+print("LIVES", lookup_join(facts.filter("id = 1"), sys.argv[1], "id", strategy="cache").first().text)
+"""
+    assert said_by(tmp_path, script, path) == ["FAILED True", "FAILED True", "LIVES small"]
+
+
+def test_keys_of_char_and_varchar(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """VARCHAR is text; CHAR has blanks that the table's texts lack: an error says how to go without them. A catalog table is read by its path,
+    where Spark hands no VARCHAR to a source in Python."""
+    path = saved(tmp_path / "dim.parquet", {"code": ["ab", "abc"], "name": ["x", "y"]})
+    spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
+    with conf(spark, "spark.sql.preserveCharVarcharTypeInfo", "true"):
+        for strategy in ("cache", "broadcast"):
+            facts = spark.sql("SELECT CAST('ab' AS VARCHAR(5)) AS code")
+            joined = lookup_join(facts, name if strategy == "cache" else str(path), "code", strategy=strategy)
+            assert joined.collect() == [("ab", "x")]
+            assert joined.schema["code"].dataType.simpleString() == "varchar(5)"
+        padded = spark.sql("SELECT CAST('ab' AS CHAR(5)) AS code")
+        with pytest.raises(
+            SchemaError, match=r"key 'code' is char\(5\), whose texts are padded.*rtrim\(code\) AS STRING"
+        ):
+            lookup_join(padded, str(path), "code")
+        trimmed = padded.withColumn("code", sf.expr("CAST(rtrim(code) AS STRING)"))
+        assert lookup_join(trimmed, str(path), "code", strategy="cache").collect() == [("ab", "x")]
+        with pytest.raises(AnalysisException, match=r"preserveCharVarcharTypeInfo = 'true': column 'code' is varchar"):
+            spark.table(name).collect()
+
+
+@pytest.mark.parametrize("kind", ["cities", "async_cities"])
+def test_a_provider(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
+    """A join to a provider asks it for the different keys of a batch, once while they are cached and not invalidated; so does a SQL function."""
+    options = options_of(tmp_path, kind)
+    if kind == "async_cities":
+        options |= {"lookup.async.capacity": "2", "lookup.async.timeout": "30 s"}
+    joined = enriched(spark, "1, 2, 3, NULL, 1", options)
+    assert joined.collect() == [(1, "Oslo"), (2, "Bergen"), (3, None), (None, None), (1, "Oslo")]
+    assert enriched(spark, "3, 2, 1", options, "inner").collect() == [(2, "Bergen"), (1, "Oslo")]
+    register_lookup(spark, name, None, "id", options=options)
+    assert spark.sql(f"SELECT {name}(2).city").collect() == [("Bergen",)]
+    assert asked(tmp_path) == [[1, 2, 3]]
+    LookupTable(None, {**options, "lookup.keys": "id"}).invalidate([2, 3])  # also what Spark's workers hold
+    assert enriched(spark, "1, 2, 3", options).count() == 3
+    assert asked(tmp_path) == [[1, 2, 3], [2, 3]]
+    assert "a provider's table" in explain_lookup(joined)
+    with pytest.raises(Exception, match="it gives rows by key only"):
+        lookup_join(spark.range(3), None, "id", strategy="broadcast", options=options).collect()
+
+
+def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """`lookup.on-error=NULL`: rows pass with the reason; cached keys are answered, null keys have no error, the inner join keeps what it does
+    not know; nothing is remembered of a failure. A SQL function has the reason as well. By default the query fails."""
+    options, down = options_of(tmp_path, **NULL), tmp_path / "down"
+    assert enriched(spark, "1, 7", options).select("lookup_error").distinct().collect() == [(None,)]
+    down.touch()
+    for how, kept in (("left", [(None, None, False), (7, None, False)]), ("inner", [])):
+        rows = enriched(spark, "1, 2, NULL, 7, 8", options, how).collect()
+        known = [(row.id, row.city, bool(row.lookup_error)) for row in rows]
+        assert sorted(known, key=str) == sorted([(1, "Oslo", False), (2, None, True), *kept, (8, None, True)], key=str)
+    register_lookup(spark, name, None, "id", options=options)
+    of_row = f"SELECT f.* FROM (SELECT {name}(2) AS f)"
+    rows += spark.sql(f"{of_row} UNION ALL SELECT city, lookup_error FROM {name}_rows(2)").collect()
+    said = [row.lookup_error for row in rows if row.lookup_error]
+    assert len(said) == 4
+    assert all("LookupFunctionError" in error and "the service is down" in error for error in said)
+    with pytest.raises(
+        PythonException, match=r"LookupFunctionError.*tests\.spark\.service:cities.*the service is down"
+    ):
+        enriched(spark, "2", options_of(tmp_path)).collect()
+    down.unlink()
+    assert enriched(spark, "2", options).collect()[0].city == "Bergen"
+
+
+def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream goes on while the table is gone, with the reason in its rows, and is well again when the table is."""
+    path = put(tmp_path / "dim.parquet", 1)
+    (tmp_path / "events").mkdir()
+    options = {"lookup.cache": "FULL", "lookup.max-retries": "0", **NULL}
+    joined = lookup_join(stream_of(spark, tmp_path / "events"), str(path), "id", options=options)
+    with running(joined, "unresolved") as query:
+        for version in (1, 2, 3):
+            path.unlink() if version == 2 else put(path, version)
+            events(tmp_path / "events", version, range(3))
+            query.processAllAvailable()
+    rows = spark.table("unresolved").orderBy("batch").collect()
+    assert [row.version for row in rows] == [1, 1, 1, None, None, None, 3, 3, 3]
+    assert ["UfsNotFoundError" in str(row.lookup_error) for row in rows] == [row.version is None for row in rows]
+
+
+def test_options_that_a_table_has_for_other_uses(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """What is stored with a table, or given with a LookupTable, for writes, joins or the files that it had once, fails no read of it."""
+    options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.write.mode": "upsert", "lookup.on-error": "FAIL"}
+    (tmp_path / "dim").mkdir()
+    (tmp_path / "dim" / "a.csv").write_text("id,version\n1,1\n")
+    own = {**options, "path": str(tmp_path / "dim"), "lookup.block.size": "1 MiB"}
+    text = ", ".join(f"'{key}' '{value}'" for key, value in own.items())
+    spark.sql(f"CREATE TABLE {name} USING lookupcache OPTIONS ({text})")
+    (tmp_path / "dim" / "a.csv").unlink()
+    put(tmp_path / "dim" / "a.parquet", 7)
+    table = LookupTable(str(tmp_path / "dim"), options)
+    for strategy, argument in itertools.product(("cache", "broadcast"), (name, table)):
+        assert lookup_join(spark.range(1), argument, "id", strategy=strategy).collect()[0].version == 7
+    register_lookup(spark, f"{name}_of", name, "id")
+    assert spark.sql(f"SELECT {name}_of(1L).version FROM {name} LIMIT 1").collect() == [(7,)]
+    with LookupTable.for_name(spark, name) as again:
+        assert again.scan(["version"]).num_rows == 10
+
+
+# --- strategies ----------------------------------------------------------------------------------
+
+CACHE_MODE = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
+SAID: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({}, "auto", ["cache (a batch of about 3 rows, fewer than 500,005)", "lookup.cache = FULL"]),
+    ({}, "cache", ["cache (asked for)", "lookup.cache = FULL"]),
+    ({}, "broadcast", ["broadcast (asked for)"]),
+    (MODES["none"], "cache", ["cache (asked for)", "lookup.cache = NONE;"]),
+    (MODES["partial"], "auto", ["cache (lookup.cache = PARTIAL"]),
+    ({"lookup.on-error": "NULL"}, "auto", ["cache (lookup.on-error = NULL)", "lookup.cache = FULL"]),
+    (CACHE_MODE, "cache", ["cache (asked for)", "NONE, by default; lookup.metadata.source = CACHE"]),
+]
+
+
+def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """The explanation says how a lookup is carried out, and what speaks for it."""
+    path = put(tmp_path / "dim.parquet", 1)
+    for options, strategy, says in SAID:
+        joined = lookup_join(spark.range(3), str(path), "id", strategy=strategy, options=options)
+        text = explain_lookup(joined.filter("version = 1").select("id"))
+        assert [part for part in [*says, f"table: {path}", "on: id = id (left)"] if part not in text] == []
+        assert joined.count() == 3
+    assert explain_lookup(spark.range(3)) == "no lookup join in this DataFrame"
+
+
+def test_what_auto_makes_of_a_chain(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broadcasts become a pass when their tables together are large beside the batch; the rows stay the same."""
+    monkeypatch.setattr(join, "_PASS_ROWS", 0)
+    path = str(put(tmp_path / "dim.parquet", 1))
+    one = lookup_join(spark.range(8), path, "id")
+    assert "broadcast (a batch, and 10 rows are no more than 2,000,000)" in explain_lookup(one)
+    both = lookup_join(one, path, "id", prefix="other_")
+    text = explain_lookup(both)
+    assert "2 lookups in one pass" in text
+    assert text.count("cache (a batch of about 8 rows, fewer than 10)") == 2
+    apart = lookup_join(one.select("*"), path, "id", prefix="other_")  # an operation between: of these rows, by itself
+    assert explain_lookup(apart).count("broadcast (") == 2
+    assert sorted(both.collect()) == sorted(apart.collect())
+    assert len(both.collect()) == 8
+
+
+def test_a_chain_is_of_what_was_asked_for(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A broadcast that becomes part of a pass is that of its call, whatever has become of the arguments, and of what the name means."""
+    monkeypatch.setattr(join, "_PASS_ROWS", 0)
+    path = str(saved(tmp_path / "dim.parquet", {"id": range(10), "key": range(9, -1, -1), "v": range(10)}))
+    on, columns, options = {"id": "id"}, ["v"], {"lookup.where": "id < 5"}
+    spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
+    one = lookup_join(spark.range(8), name, on, columns=columns, options=options)
+    on["id"], options["lookup.where"], columns[0] = "key", "id < 3", "key"
+    spark.sql(f"DROP TABLE {name}")
+    both = lookup_join(one, path, "id", columns=(column for column in ("key",)))  # type: ignore[arg-type]
+    assert "2 lookups in one pass" in explain_lookup(both)
+    assert sorted(both.collect()) == [(n, n if n < 5 else None, 9 - n) for n in range(8)]
+    swapped = [lookup_join(one.select("*"), path, {"id": left}, columns=[], strategy="cache") for left in ("id", "key")]
+    assert ["on: id = key" in explain_lookup(df) for df in swapped] == [False, True]
+
+
+def test_rows_that_spark_expects(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a range exactly, of files by their bytes, of local data not at all; and the same in threads that print meanwhile."""
+    path = saved(tmp_path / "facts.parquet", {"id": range(1000), "v": range(1000)})
+    expected = path.stat().st_size // 24
+    assert estimated_rows(spark.read.parquet(str(path))) == pytest.approx(expected, abs=expected // 50)
+    assert estimated_rows(spark.createDataFrame([(1,)], "id int")) is None
+    before = sys.stdout
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda rows: estimated_rows(spark.range(rows)), range(40)))
+    assert found == list(range(40))
+    assert sys.stdout is before
+
+
+def test_what_auto_goes_by(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows, whether keys repeat (which a snapshot knows), bytes, and whether it is a stream; the log says why as well."""
+    monkeypatch.setattr(join, "_BROADCAST_ROWS", 9)
+    monkeypatch.setattr(join, "_BROADCAST_REPEATED_ROWS", 15)
+    monkeypatch.setattr(join, "_PASS_ROWS", 1000 - 6)
+
+    def explained(path: Path, **options: str) -> str:
+        return explain_lookup(lookup_join(spark.range(1000), str(path), "id", options=options))
+
+    unique = put(tmp_path / "unique.parquet", 1)
+    repeated = saved(tmp_path / "repeated.parquet", {"id": [1, 1, *range(10)], "v": range(12)})
+    with caplog.at_level(logging.INFO, "pyspark_lookup.join"):
+        assert "cache (10 rows are more than 9)" in explained(unique)
+    assert "cache (10 rows are more than 9)" in caplog.text
+    assert "cache (12 rows are more than 9)" in explained(repeated)
+    LookupTable(str(repeated), {"lookup.keys": "id", "lookup.cache": "FULL"}).warm()
+    assert "broadcast (a batch, and 12 repeated rows are no more than 15)" in explained(repeated)
+    monkeypatch.setattr(join, "_BROADCAST_ROWS", 100)
+    events(tmp_path / "events", 1)
+    stream = stream_of(spark, tmp_path / "events")
+    assert "cache (a stream" in explain_lookup(lookup_join(stream, str(unique), "id"))
+    large = saved(tmp_path / "large.parquet", {"id": range(300_000), "v": range(300_000)}, group=300_000)
+    small = {"lookup.cache": "FULL", "lookup.cache.max-bytes": "1 MiB", "lookup.cache.dir": str(tmp_path / "small")}
+    assert "snapshot: none, the table is read from its files (" in explained(large, **small)
+    assert "snapshot: none" not in explained(large, **{**small, "lookup.cache.max-bytes": "1 GiB"})
+    text = explained(large, **{"lookup.scan.split-size": "1 MiB"})
+    assert "are more than lookup.scan.split-size" in text
+    assert "lookup.cache = NONE, by default" in text
+    lines = tmp_path / "lines.csv"
+    lines.write_text("id,v\n1,2\n")
+    assert "not known before they are read" in explained(lines)
+
+
+# --- as of a time --------------------------------------------------------------------------------
+
+VALIDITY = {"lookup.valid-from": "valid_from", "lookup.valid-to": "valid_to"}
+TIMES = {
+    "instant": (pa.timestamp("us", "UTC"), 86_400_000_000),
+    "local": (pa.timestamp("us"), 86_400_000_000),
+    "date": (pa.date32(), 1),
+    "number": (pa.int64(), 1),
+}
+
+
+def times(values: Iterable[int | None], kind: str) -> pa.Array:
+    """Times of a kind, so many units after the first."""
+    form, unit = TIMES[kind]
+    numbers = [None if value is None else value * unit for value in values]
+    return pa.array(numbers, pa.int32() if kind == "date" else pa.int64()).cast(form)
+
+
+def history(seed: int, kind: str, overlaps: bool) -> pa.Table:
+    """Rows of 60 keys with gaps, nulls on both ends, and overlaps if wanted; a key's rows begin at different times."""
+    draw = random.Random(seed)
+    found: list[tuple[int, int | None, int | None, str]] = []
+    for key in range(60):
+        ends = sorted(draw.sample(range(30), draw.randrange(1, 7)))
+        for number, (start, end) in enumerate(itertools.pairwise(ends)):
+            first = number == 0 and draw.random() < 0.3
+            last = number == len(ends) - 2 and draw.random() < 0.4
+            length = end - start + (draw.randrange(5) if overlaps else -draw.randrange(2))
+            found.append((key, None if first else start, None if last else start + length, f"{key}-{number}"))
+    draw.shuffle(found)
+    ids, since, until, names = zip(*found, strict=True)
+    return pa.table({"id": ids, "valid_from": times(since, kind), "valid_to": times(until, kind), "name": names})
+
+
+def moments(spark: SparkSession, seed: int, kind: str) -> DataFrame:
+    draw, numbers = random.Random(seed), range(2000)
+    ids = pa.array([None if draw.random() < 0.05 else draw.randrange(70) for _ in numbers], pa.int64())
+    at = times([None if draw.random() < 0.1 else draw.randrange(30) for _ in numbers], kind)
+    found = spark.createDataFrame(pa.table({"event": numbers, "id": ids, "at": at}))
+    return found.withColumn("at", found["at"].cast("timestamp_ntz")) if kind == "local" else found
+
+
+def by_range(found: DataFrame, table: DataFrame, how: str) -> DataFrame:
+    """Spark's own answer: of the rows that are valid the one that begins last."""
+    right = table.withColumnRenamed("id", "key")
+    begun = right.valid_from.isNull() | (right.valid_from <= found["at"])
+    ended = right.valid_to.isNull() | (found["at"] < right.valid_to)
+    rows = found.join(right, (found.id == right.key) & found["at"].isNotNull() & begun & ended, how)
+    return rows.groupBy("event", found.id, "at").agg(sf.max_by("name", sf.struct("valid_from")).alias("name"))
+
+
+@pytest.mark.parametrize(("kind", "mode"), by_day(itertools.product(TIMES, MODES), 4))
+def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str) -> None:
+    """Generated histories with gaps and nulls: what Spark's join on ranges gives. Where two rows are valid at once: an error that
+    names the key, or the one that is valid since later."""
+    found, options = moments(spark, 2, kind), {**MODES[mode], **VALIDITY}
+    for overlaps in (False, True):
+        path = str(tmp_path / str(overlaps))
+        table = LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")})
+        table.write(history(1, kind, overlaps))
+        if overlaps:
+            with pytest.raises(Exception, match=r"several rows \(up to \d\) of one key are valid.*id = \d+ at "):
+                lookup_join(found, path, "id", as_of="at", options=options).collect()
+            options["lookup.overlap"] = "NEWEST"
+        for how in ("left", "inner"):
+            joined = lookup_join(found, path, "id", how=how, columns=["name"], as_of="at", options=options)
+            answers = (rows.select("event", "name") for rows in (joined, by_range(found, load(spark, path), how)))
+            mine, theirs = (sorted(map(tuple, rows.collect())) for rows in answers)
+            assert mine == theirs
+
+
+def test_as_of_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream sees rows that were closed and opened by a transaction between two micro-batches. Without valid_to a row is valid
+    until the next one of its key."""
+    path = str(tmp_path / "t")
+    table = LookupTable(path, {"lookup.keys": "id,valid_from", "lookup.cache.dir": str(tmp_path / "c")})
+
+    def row(since: int, until: int | None, city: str) -> pa.Table:
+        return pa.table({"id": [1], "valid_from": [since], "valid_to": times([until], "number"), "city": [city]})
+
+    table.write(row(0, None, "Rome"))
+    (tmp_path / "in").mkdir()
+    stream = spark.readStream.schema("id long, at long").parquet(str(tmp_path / "in"))
+    joined = lookup_join(stream, path, "id", columns=["city"], as_of="at", options=VALIDITY)
+    facts = spark.createDataFrame([(1, -1), (1, 9), (1, 10)], "id long, at long").coalesce(1)  # one file is seen whole
+    for later in ("Rome", "Oslo"):
+        facts.write.mode("append").parquet(str(tmp_path / "in"))
+        (found,) = batches_of(joined, tmp_path / "checkpoint")
+        assert sorted(found, key=lambda row: row[1]) == [(1, -1, None), (1, 9, "Rome"), (1, 10, later)]
+        with table.transaction() as t:  # type 2: close the row that is valid, and open the next
+            t.upsert(row(0, 10, "Rome"))
+            t.upsert(row(10, None, "Oslo"))
+    since = {"lookup.valid-from": "valid_from"}
+    until_next = lookup_join(facts, path, "id", columns=["city"], as_of="at", options=since)
+    assert [row.city for row in until_next.orderBy("at").collect()] == [None, "Rome", "Oslo"]
+    assert "as of: at, by valid_from" in explain_lookup(until_next)
+
+
+def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
+    """Without the columns' names, by a column that is not there, of another type, or broadcast: errors when it is called."""
+    path = str(tmp_path / "t")
+    LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}).write(history(1, "date", False))
+    found = moments(spark, 2, "date").withColumn("text", sf.lit("x")).withColumn("instant", sf.current_timestamp())
+    for as_of, more, words in (
+        ("at", {}, "argument as_of needs the table's columns"),
+        ("then", VALIDITY, "no column 'then'"),
+        ("text", VALIDITY, "'text' is string, the table's 'valid_from' is date"),
+        ("instant", VALIDITY, "'instant' is timestamp"),
+        ("at", {"lookup.valid-from": "since"}, "no column 'since'"),
+        ("at", {**VALIDITY, "lookup.valid-to": "name"}, "both must be of one type"),
+        ("at", {**VALIDITY, "lookup.overlap": "LAST"}, "lookup.overlap = 'LAST'"),
+    ):
+        with pytest.raises(Exception, match=words):
+            lookup_join(found, path, "id", as_of=as_of, options=more)
+    with pytest.raises(Exception, match="strategy='cache'"):
+        lookup_join(found, path, "id", as_of="at", strategy="broadcast", options=VALIDITY)
+    with pytest.raises(OptionError, match=r"lookup\.valid-from is for lookup_join with as_of"):
+        lookup_join(found, path, "id", options=VALIDITY)
+
+
+@pytest.mark.parametrize("strategy", ["cache", "broadcast"])
+def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path, strategy: str) -> None:
+    """`on` may name a field of a struct, however deep and spelled; a column that is called so comes first; so may one that was found."""
+    path = str(tmp_path / "cities")
+    rows = [(1, "Oslo", {"id": 2}), (2, "Bergen", {"id": 1})]
+    spark.createDataFrame(rows, "id LONG, city STRING, next STRUCT<id: LONG>").coalesce(1).write.parquet(path)
+    df = spark.sql("SELECT struct(id, struct(id AS `a.b`) AS t) AS s, id + 1 AS `s.x` FROM range(1, 3)")
+    options = {"lookup.cache.dir": str(tmp_path / "cache")}
+
+    def names(on: dict[str, str], of: DataFrame = df, prefix: str = "") -> list[str]:
+        joined = lookup_join(of, path, on, columns=["city", "next"], strategy=strategy, options=options, prefix=prefix)
+        return [row[f"{prefix}city"] for row in joined.orderBy(sf.col("s").getField("id")).collect()]
+
+    assert names({"s.id": "id"}) == names({"S.T.A.b": "ID"}) == ["Oslo", "Bergen"]
+    alias = df.withColumn("id", sf.lit(0)).alias("s")  # has an id, too
+    assert names({"s.id": "id"}, alias) == ["Oslo", "Bergen"]
+    assert names({"s.x": "id"}) == ["Bergen", None]
+    first = lookup_join(df, path, {"s.id": "id"}, strategy=strategy, options=options)
+    assert names({"next.id": "id"}, first, "next_") == ["Bergen", "Oslo"]
+    with pytest.raises(SchemaError, match=r"argument on: the DataFrame has no column 's\.y'"):
+        names({"s.y": "id"})
+    register = "lookup_within"
+    with pytest.raises(SchemaError, match="argument key: the table has no column 'idd'"):
+        register_lookup(spark, register, path, key="idd", options=options)
+
+
+def test_views_and_tables_of_other_formats(spark: SparkSession, tmp_path: Path) -> None:
+    """Are no tables to look up in, which is said with the way out: a view's own filter and version would be lost. A view of all of a table is one."""
+    path, options = str(tmp_path / "t"), {"lookup.cache.dir": str(tmp_path / "cache")}
+    spark.range(3).coalesce(1).write.parquet(path)
+    df = spark.range(3)
+    spark.sql(f"CREATE TABLE of_lookups USING lookupcache OPTIONS (path '{path}')")
+    spark.sql(f"CREATE TABLE of_parquet USING parquet LOCATION '{path}'")
+    spark.sql("CREATE TEMPORARY VIEW with_view AS SELECT * FROM of_lookups WITH ('lookup.where' 'id > 1')")
+    spark.read.option("lookup.where", "id > 1").table("of_lookups").createOrReplaceTempView("read_view")
+    spark.sql("CREATE TEMPORARY VIEW part_view AS SELECT * FROM of_lookups WHERE id > 1")
+    spark.table("of_lookups").createOrReplaceTempView("whole_view")
+    df.createOrReplaceTempView("other_view")
+    try:
+        assert lookup_join(df, "whole_view", "id", "inner", options=options).count() == 3
+        for name in ("part_view", "with_view", "read_view", "other_view"):
+            with pytest.raises(OptionError, match=f"^{name} is a view, .* lookup.where .* managed table"):
+                lookup_join(df, name, "id", options=options)
+        with pytest.raises(OptionError, match=r"^table of_parquet is not of the format lookupcache: give the path"):
+            lookup_join(df, "of_parquet", "id", options=options)
+    finally:
+        for name in ("whole_view", "part_view", "with_view", "read_view", "other_view"):
+            spark.catalog.dropTempView(name)
+        for name in ("of_lookups", "of_parquet"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")

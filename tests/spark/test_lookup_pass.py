@@ -1,0 +1,306 @@
+"""Chains of lookups are one pass, with the rows and the schema of Spark's joins done one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup, lookup_join
+from pyspark_lookup.spark.lookup_pass import plan_text
+from tests.spark.test_join import options_of
+from tests.spark.test_join_same_rows import assert_same, by_spark
+from tests.support.fuzzing import seeds
+from tests.support.spark_tables import FULL, MODES, Calls, catalog_options, events, put, running, saved, stream_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+HOWS = ("left", "left", "inner", "left_semi", "left_anti")
+KINDS = {"id": "number", "small": "number", "parent": "number", "weight": "number", "code": "text", "label": "text"}
+"""The columns that find rows, or are found and find others; a number finds any number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A lookup of a chain: which table, by which columns of the DataFrame, what of it, in which mode."""
+
+    table: str
+    on: Mapping[str, str]
+    how: str
+    columns: list[str]
+    prefix: str
+    mode: str
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return made_files(tmp_path_factory.mktemp("chains"))
+
+
+def made_files(home: Path) -> dict[str, str]:
+    """Paths of the facts and of tables in which keys repeat, are null, and are of several types."""
+    rng = random.Random(11)
+
+    def some(values: Any, count: int, kind: pa.DataType) -> pa.Array:
+        return pa.array([None if rng.random() < 0.15 else rng.choice(values) for _ in range(count)], kind)
+
+    def rows(count: int, highest: int) -> pa.Table:
+        codes = ["de", "fr", "", "ö", "xx"]
+        return pa.table(
+            {
+                "id": some(range(highest), count, pa.int64()),
+                "small": some(range(highest), count, pa.int32()),
+                "parent": some(range(highest), count, pa.int64()),
+                "weight": some([0.0, 1.0, 2.5, -0.0, float("nan")], count, pa.float64()),
+                "code": some(codes, count, pa.string()),
+                "label": some(codes[:3], count, pa.string()),
+            }
+        )
+
+    tables = {"facts": rows(40, 8), "few": rows(6, 6), "many": rows(20, 9), "none": rows(0, 1)}
+    paths = {name: saved(home / name / "rows.parquet", table, 16) for name, table in tables.items()}
+    return {
+        name: str(path.parent if name == "facts" else path) for name, path in paths.items()
+    }  # (streams are of directories)
+
+
+def drawn(rng: random.Random) -> list[Step]:
+    """Two to five lookups; half of the keys are columns that an earlier one has found."""
+    found = {name: [name] for name in KINDS}  # a column of a table: those of the DataFrame that may be it
+    steps: list[Step] = []
+    for number in range(rng.randint(2, 5)):
+        on: dict[str, str] = {}
+        for key in rng.sample(["id", "code", "weight", "small"], rng.choice([1, 1, 2])):
+            kind = "text" if key == "code" else "number"
+            fits = [
+                name for name, of in KINDS.items() if of == kind and (key != "weight" or name in ("weight", "small"))
+            ]
+            fits = [name for name in fits if name != "weight" or key == "weight"]
+            own = rng.choice([column for name in fits for column in found[name][-2:] if column not in on])
+            on[own] = key
+        how = rng.choice(HOWS)
+        prefix = f"t{number}_"
+        columns = rng.sample(list(KINDS), rng.randint(0, 3)) if how in ("left", "inner") else []
+        for column in columns:
+            found[column].append(prefix + column)
+        table = rng.choice(["few", "many", "many", "none"] if how == "left" else ["few", "many"])
+        steps.append(Step(table, on, how, columns, prefix, rng.choice(list(MODES))))
+    return steps
+
+
+def by_lookups(
+    df: DataFrame, files: Mapping[str, str], steps: list[Step], between: Callable[[Any], Any] = lambda df: df
+) -> DataFrame:
+    for step in steps:
+        columns = step.columns if step.how in ("left", "inner") else None
+        df = lookup_join(
+            between(df), files[step.table], step.on, step.how, columns, step.prefix, strategy="cache", options=MODES[step.mode]
+        )  # fmt: skip
+    return df
+
+
+def by_joins(df: DataFrame, files: Mapping[str, str], steps: list[Step]) -> DataFrame:
+    for step in steps:
+        df = by_spark(df, files[step.table], step.on, step.how, step.columns, step.prefix)
+    return df
+
+
+def passes(df: DataFrame, capsys: pytest.CaptureFixture[str]) -> int:
+    """How many steps through Python a plan has."""
+    capsys.readouterr()
+    df.explain()
+    return capsys.readouterr().out.count("ArrowEvalPython")
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+def test_generated_chains(
+    spark: SparkSession, files: dict[str, str], seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lookups in all modes, by columns of the DataFrame and by what others found, with keys that repeat or are null, in all kinds of joins."""
+    rng = random.Random(seed)
+    for _ in range(3):
+        steps = drawn(rng)
+        df = spark.read.parquet(files["facts"])
+        mine = by_lookups(df, files, steps)
+        assert passes(mine, capsys) == 1
+        assert_same(mine, by_joins(df, files, steps), f"{seed}: {steps}")
+    stream = by_lookups(spark.readStream.schema(df.schema).parquet(files["facts"]), files, steps)
+    with running(stream, "generated") as query:
+        query.processAllAvailable()
+        assert_same(spark.table("generated"), by_joins(df, files, steps), f"a stream of {seed}: {steps}")
+
+
+APART: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
+    "select": (lambda df: df.select("*"), ["not what lookup_join returned", "not what lookup_join returned"]),
+    "filter": (lambda df: df.filter("id > 0"), ["not what lookup_join returned", "not what lookup_join returned"]),
+    "persist": (lambda df: df.persist(), ["persisted", "not what lookup_join returned"]),
+}
+
+
+@pytest.mark.parametrize("between", APART)
+def test_lookups_apart(
+    spark: SparkSession, files: dict[str, str], between: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An operation between two lookups begins another pass, with the same rows; `explain_lookup` says what is together, and why not."""
+    operation, why = APART[between]
+    steps = [Step("few", {"id": "id"}, "left", ["code"], f"t{n}_", "full") for n in range(3)]
+    df = spark.read.parquet(files["facts"]).filter("id > 0")
+    first = by_lookups(df, files, steps[:1])
+    mine = by_lookups(operation(first), files, steps[1:])
+    assert_same(mine, by_joins(df, files, steps))
+    told = explain_lookup(mine)
+    assert told.count("2 lookups in one pass") == 1
+    assert re.findall(r"pass: its own \(its DataFrame is (.*)\)", told) == why
+    first.unpersist()
+    together = by_lookups(first, files, steps[1:])
+    assert passes(together, capsys) == 1
+    told = explain_lookup(together)
+    assert "3 lookups in one pass" in told
+    assert "its own" not in told
+
+
+def test_calls_of_a_pass(spark: SparkSession, files: dict[str, str]) -> None:
+    """Each table is asked for once, by one job, however many lookups and passes of a query read it."""
+    df = spark.read.parquet(files["facts"])
+    few, many = (Step(table, {"id": "id"}, "left", ["code"], "a_", "full") for table in ("few", "many"))
+    one = by_lookups(df, files, [few, dataclasses.replace(many, prefix="b_"), dataclasses.replace(few, prefix="c_")])
+    two = by_lookups(one.filter("id > 2"), files, [dataclasses.replace(many, prefix="d_")])
+    two.collect()
+    assert len({*re.findall(r"version_of_\w+", plan_text(two))}) == 1  # of which Spark uses the exchange again
+    for query in (one, two):
+        calls = [Calls(files[table]) for table in ("few", "many")]
+        spark.sparkContext.setJobGroup("calls", "", False)
+        query.select("*").collect()
+        assert [call.calls() for call in calls] == [(1, 0, 0)] * 2
+    assert_same(
+        two,
+        by_joins(
+            df.filter("id > 2"),
+            files,
+            [
+                few,
+                dataclasses.replace(many, prefix="b_"),
+                dataclasses.replace(few, prefix="c_"),
+                dataclasses.replace(many, prefix="d_"),
+            ],
+        ),
+    )
+
+
+def test_all_that_a_lookup_can_do_in_a_pass(spark: SparkSession, tmp_path: Path, files: dict[str, str]) -> None:
+    """As of a time that another lookup has found, a provider, an error as a column, no columns at all: the rows are those of passes apart."""
+    periods = {"id": [*range(8)] * 2, "since": [0] * 8 + [5] * 8, "name": ["old"] * 8 + ["new"] * 8}
+    dim = str(saved(tmp_path / "dim.parquet", periods))
+    validity = {"lookup.valid-from": "since", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "99"}
+    (tmp_path / "service").mkdir()
+    failing = options_of(tmp_path / "service", **{"lookup.on-error": "NULL"})
+    (tmp_path / "service" / "down").touch()
+
+    def joined(between: Callable[[Any], Any]) -> DataFrame:
+        df = spark.read.parquet(files["facts"])
+        df = lookup_join(df, files["many"], "code", columns=["parent"], prefix="p_", strategy="cache", options=FULL)
+        df = lookup_join(between(df), dim, "id", columns=["name"], as_of="p_parent", options=validity)
+        df = lookup_join(between(df), None, {"p_parent": "id"}, "inner", prefix="s_", options=failing)
+        df = lookup_join(between(df), files["few"], "id", columns=[], strategy="cache")
+        return lookup_join(between(df), None, "id", "left_anti", options=options_of(tmp_path / "service2"))
+
+    (tmp_path / "service2").mkdir()
+    assert_same(joined(lambda df: df), joined(lambda df: df.select("*")))
+    rows = joined(lambda df: df).collect()
+    assert {row.lookup_error is None for row in rows} == {False}
+    assert {row.name for row in rows} >= {"old", "new"}
+
+
+@pytest.mark.parametrize("strategy", ["cache", "broadcast"])
+def test_semi_and_anti_joins(spark: SparkSession, files: dict[str, str], strategy: str) -> None:
+    """Rows that have, or do not have, a match, by names that Spark takes; no column of the table is asked for, nor may one be."""
+    df = spark.read.parquet(files["facts"])
+    for how in ("semi", "leftsemi", "left_semi", "anti", "leftanti", "LEFT_ANTI"):
+        mine = lookup_join(df, files["many"], ["id", "code"], how, strategy=strategy)
+        assert_same(mine, by_spark(df, files["many"], ["id", "code"], how.lower(), columns=[]))
+    with pytest.raises(OptionError, match=r"columns.*left_semi join gives no columns"):
+        lookup_join(df, files["many"], "id", "semi", columns=["label"])
+
+
+def test_keys_that_the_table_names(spark: SparkSession, tmp_path: Path, files: dict[str, str], name: str) -> None:
+    """Without `on` a lookup is by the keys of a catalog table, of a managed table's log, or of the options, in columns of the same names."""
+    df = spark.read.parquet(files["facts"]).select("ID", "code")
+    wanted = by_spark(df, files["few"], ["id", "code"], columns=["label"])
+    spark.sql(f"CREATE TABLE {name} {catalog_options(files['few'], {'lookup.keys': 'code, id'})}")
+    keyed = LookupTable(files["few"], {"lookup.keys": "id,code"})
+    for table, options in ((name, {}), (keyed, {}), (files["few"], {"lookup.keys": "id, code"})):
+        for strategy in ("cache", "broadcast"):
+            assert_same(lookup_join(df, table, columns=["label"], strategy=strategy, options=options), wanted)
+    managed = LookupTable(str(tmp_path / "managed"), {"lookup.keys": "id"})
+    managed.write(pa.table({"id": [1, 2], "city": ["Oslo", "Bergen"]}))
+    found = lookup_join(spark.range(1, 4), str(tmp_path / "managed"))
+    assert sorted(found.collect()) == [(1, "Oslo"), (2, "Bergen"), (3, None)]
+    with pytest.raises(OptionError, match=r"argument on is missing.*lookup.keys"):
+        lookup_join(df, files["few"])
+    with pytest.raises(SchemaError, match="no column 'id'"):
+        lookup_join(df.select("code"), str(tmp_path / "managed"))
+
+
+def test_a_stream_of_chains(spark: SparkSession, tmp_path: Path) -> None:
+    """Each micro-batch has one version of each table, and says which, also of a table that is in another pass as well."""
+    paths = [put(tmp_path / f"{table}.parquet", 1) for table in ("one", "two")]
+    (tmp_path / "events").mkdir()
+    joined = stream_of(spark, tmp_path / "events")
+    for number, path in enumerate([*paths, paths[0]]):
+        between = joined.filter("event >= 0") if number == 2 else joined
+        joined = lookup_join(between, str(path), "id", prefix=f"t{number}_", options=FULL)
+    with running(joined, "chained") as query:
+        for version in (1, 2, 3):
+            put(paths[version % 2], version)
+            events(tmp_path / "events", version, range(3))
+            query.processAllAvailable()
+        told = [progress["observedMetrics"] for progress in query.recentProgress if progress["numInputRows"]]
+    rows = spark.table("chained").orderBy("batch").select("batch", "t0_version", "t1_version", "t2_version").distinct()
+    assert sorted(map(tuple, rows.collect())) == [(1, 1, 1, 1), (2, 2, 1, 2), (3, 2, 3, 2)]
+    assert [{row["table"] for row in metrics.values()} for metrics in told] == [{*map(str, paths)}] * 3
+    first, second, third = ({row["table"]: row["digest"] for row in metrics.values()} for metrics in told)
+    assert first[str(paths[0])] != second[str(paths[0])] == third[str(paths[0])]
+
+
+def test_chains_that_meet(spark: SparkSession, tmp_path: Path) -> None:
+    """DataFrames that were looked up apart, in other tables beside one that they share: in a query on one host they read one version of it."""
+    one, two = (put(tmp_path / f"{table}.parquet", 1) for table in ("one", "two"))
+    facts, shown = spark.range(10), {"columns": ["version"], "options": FULL, "strategy": "cache"}
+    chain = lookup_join(lookup_join(facts, str(one), "id", **shown), str(two), "id", prefix="two_", **shown)
+    both = chain.select("version").union(lookup_join(facts, str(one), "id", **shown).select("version"))
+    for version in (1, 2, 3):
+        put(one, version)
+        assert [(row.version, row["count"]) for row in both.groupBy("version").count().collect()] == [(version, 20)]
+
+
+def test_chains_in_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """A lookup that is built after a write sees it, also in one pass with a lookup that was built before."""
+    path = put(tmp_path / "dim.parquet", 1)
+    (tmp_path / "events").mkdir()
+    events(tmp_path / "events", 0, range(2))
+    found: list[Any] = []
+
+    def act(batch: DataFrame, number: int) -> None:
+        before = lookup_join(batch, str(path), "id", prefix="before_", options=FULL)
+        before.collect()
+        put(path, 2)
+        after = lookup_join(before, str(path), "id", prefix="after_", options=FULL)
+        found.append({(row.before_version, row.after_version) for row in after.collect()})
+
+    stream = stream_of(spark, tmp_path / "events").writeStream.foreachBatch(act)
+    assert (
+        stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination(240)
+    )
+    assert found == [{(1, 2)}]

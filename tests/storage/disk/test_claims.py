@@ -1,0 +1,198 @@
+"""Claims and flights: of several that lack a key one loads it, and nobody waits for who is dead or does not answer."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyspark_lookup.cache.partial import single_flight
+from pyspark_lookup.cache.partial.single_flight import Flights
+from pyspark_lookup.columnar.keys import Numbers, Seed
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.storage.context import HostContext
+from tests.storage.disk.test_segments import files_at_most
+from tests.storage.test_disk import Opened, handles_below
+from tests.support.fakes import FakeClock
+
+SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
+SPACE = "0" * 32
+V1, V2 = "1" * 32, "2" * 32  # of a version's digest nothing is the beginning of another
+BOUND_S = 60.0  # far above what any of this takes
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def opened(cache_dir: Path) -> Opened:
+    return Opened(cache_dir)
+
+
+def held(opened: Opened, group: str = V1) -> list[bytes]:
+    """The payloads of a group's claims, as another process sees them."""
+    other = Opened(opened.root.parent)
+    return sorted(payload for _, payload in other.disk.claims(SPACE, group))
+
+
+def files_of(opened: Opened) -> list[str]:
+    return sorted(path.name for path in (opened.root / "claims").glob("*/*"))
+
+
+def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
+    """What was claimed is told to others by group and space, until it is released; then nothing is left."""
+    claim = opened.disk.create_claim(SPACE, V1, b"payload")
+    other = opened.disk.create_claim(SPACE, V1, b"")
+    assert held(opened) == [b"", b"payload"]
+    assert held(opened, V2) == []
+    assert opened.disk.claims("f" * 32, V1) == []
+    claim.release()
+    assert held(opened) == [b""]
+    other.release()
+    assert held(opened) == []
+    assert files_of(opened) == []
+    assert os.listdir(opened.root / "tmp") == []
+    assert handles_below(opened.root) == []
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.5, 60.0])
+def test_waiting_ends_with_the_claim(opened: Opened, timeout_s: float) -> None:
+    """For a claim that stays one waits the time that was given, in short pauses, and is told that it is not over; who waits
+    for one that is released goes on as soon as it is, and at once if there is none."""
+    claim = opened.disk.create_claim(SPACE, V1, b"")
+    ((name, _),) = opened.disk.claims(SPACE, V1)
+    stays = FakeClock()
+    assert not opened.disk.wait_for_claim(SPACE, name, timeout_s, stays.host())
+    assert timeout_s <= sum(stays.slept) <= timeout_s + 0.05
+    assert max(stays.slept, default=0) <= 0.05
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            claim.release()
+
+    for _ in range(2):
+        assert opened.disk.wait_for_claim(SPACE, name, WAIT_S, HostClock(lambda: 0.0, lambda: sum(pauses), sleep, "b"))
+        assert len(pauses) == 4
+
+
+def test_a_lock_that_cannot_be_asked_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file system fails to say who holds a claim, that is an error at once: nobody waits for a claim that may be dead."""
+    claim = opened.disk.create_claim(SPACE, V1, b"held")
+
+    def fail(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", fail)
+        with pytest.raises(OSError, match="no locks"):
+            opened.disk.claims(SPACE, V1)
+        assert opened.disk.wait_for_claim(SPACE, claim.path.name, WAIT_S, FakeClock().host())
+    claim.release()
+
+
+def test_a_claim_without_a_lock_is_nobodys(opened: Opened) -> None:
+    """The file of a claim whose holder is gone does not count, and goes when somebody sees it, or when it is old."""
+    claim = opened.disk.create_claim(SPACE, V2, b"held")
+    directory = opened.root / "claims" / SPACE
+    for name in ("left", "old", "new"):
+        (directory / f"{V1}-{name}").write_bytes(b"payload")
+    for path in directory.iterdir():
+        os.utime(path, (opened.clock.wall_s - 7200,) * 2 if not path.name.endswith("new") else None)
+    assert opened.disk.wait_for_claim(SPACE, f"{V1}-left", WAIT_S, FakeClock().host())
+    os.utime(directory / f"{V1}-left")
+    opened.disk.sweep()
+    assert files_of(opened)[:2] == [f"{V1}-left", f"{V1}-new"]
+    assert held(opened, V2) == [b"held"]
+    assert len(files_of(opened)) == 3
+    assert opened.disk.claims(SPACE, V1) == []
+    assert len(files_of(opened)) == 1
+    claim.release()
+
+
+def test_a_claim_that_cannot_be_written(opened: Opened) -> None:
+    """A full disk is an OSError that leaves no file and no handle."""
+    with files_at_most(10), pytest.raises(OSError, match="File too large"):
+        opened.disk.create_claim(SPACE, V1, bytes(100))
+    assert files_of(opened) == os.listdir(opened.root / "tmp") == []
+    assert handles_below(opened.root) == []
+
+
+def numbers(*hashes: int) -> Numbers:
+    return np.array(hashes, np.uint64)
+
+
+def flights_of(opened: Opened | None) -> Flights:
+    """The flights of a process; None: of one without a cache directory."""
+    metrics = CacheMetricGroup() if opened is None else opened.metrics
+    disk = None if opened is None else opened.disk
+    return Flights(HostContext(disk, metrics, FakeClock().host(), random.Random()), SPACE, SEED, WAIT_S)
+
+
+@pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
+def test_flights_of_another_version_are_ignored(opened: Opened, where: str) -> None:
+    """The rows of another version would be of no use, so nobody waits for them."""
+    first = flights_of(None if where == "no directory" else opened)
+    second = flights_of(Opened(opened.root.parent)) if where == "two processes" else first
+    with first.claim(numbers(1), V1), second.claim(numbers(1), V2) as other:
+        assert other.to_load.all()
+    assert second._context.metrics.snapshot()["loadWaitCount"] == 0
+
+
+def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
+    """A call that leaves all its keys to others stands in nobody's way; after any number of flights nothing is open or locked."""
+    flights = [flights_of(opened) for _ in range(4)]
+    with flights[0].claim(numbers(1, 2), V1), flights[1].claim(numbers(1, 2), V1) as other:
+        assert not other.to_load.any()
+        with flights[2].claim(numbers(3), V1) as more:
+            assert more.to_load.all()
+            more.wait()
+        with flights[0].claim(numbers(), V1) as none:
+            assert len(none.to_load) == 0
+    for number in range(20):
+        with flights[number % 4].claim(numbers(number, 100), V1), flights[(number + 1) % 4].claim(numbers(100), V1):
+            pass
+    gc.collect()
+    assert handles_below(opened.root) == []
+    for path in (opened.root / "locks").iterdir():
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another holds the lock for too long, one loads without saying so."""
+    monkeypatch.setattr(single_flight, "_LOCK_WAIT_S", 0.0)
+    lock = Opened(opened.root.parent).disk.acquire("claim", SPACE, 0)
+    assert lock is not None
+    with flights_of(opened).claim(numbers(1), V1) as one, flights_of(opened).claim(numbers(1), V1) as other:
+        assert one.to_load.all()
+        assert other.to_load.all()
+    lock.release()
+    assert files_of(opened) == []
+
+
+def run_all(*functions: Callable[[], object]) -> None:
+    """Run functions at the same time; none may fail or hang."""
+    failed: list[BaseException] = []
+
+    def run(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert not any(thread.is_alive() for thread in threads), "deadlock"
+    assert failed == []

@@ -1,0 +1,279 @@
+"""Counters of processes: sums are exact whatever happens to the processes, and to who adds them up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup
+from pyspark_lookup.storage.disk import CounterFile, Counts, Disk
+from pyspark_lookup.storage.host_metrics import Publisher, read_table_counts
+from tests.storage.test_disk import Opened
+from tests.support.fakes import FakeClock
+from tests.support.fuzzing import fuzzed
+
+NAMES = ("a", "b")
+pair = struct.Struct("=2q").pack
+
+
+class Host(Opened):
+    """A cache directory, and publishers of processes in it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, 10**9, FakeClock(1_000_000.0))
+        self.counters, self.now = self.root / "counters", self.clock.host()
+
+    def publisher(self, label: str = "t", hits: int = 0, application: str = "") -> Publisher:
+        """That of a process, which has counted so many hits and published them."""
+        made = Publisher(CacheMetricGroup(), self.disk, label, f"/data/{label}", self.now)
+        made.application = application
+        if hits:
+            made.metrics.inc("hitCount", hits)
+            made.publish()
+        return made
+
+    def made(self, name: str, a: int, b: int) -> CounterFile:
+        file = self.disk.new_counters(name, {"url": "/t"}, dict.fromkeys(NAMES, 0))
+        file.write(pair(a, b))
+        return file
+
+    def files(self) -> list[str]:
+        return sorted(os.listdir(self.counters))
+
+    def sums(self, prefix: str = "t") -> dict[str, int]:
+        found = self.disk.counters(prefix)
+        return {name: sum(counts.values[name] for counts in found) for name in NAMES}
+
+    def fold(self, above: int = 0, dies: bool = False) -> None:
+        """`dies`: before the files in the total are removed."""
+        with pytest.MonkeyPatch.context() as patch:
+            if dies:
+                patch.setattr(Disk, "_drop", lambda self, kind, path: False)
+            self.disk.merge_counters("t", above, added)
+
+
+def added(parts: list[Counts]) -> tuple[dict[str, str], dict[str, int]]:
+    return {"url": "/t"}, {name: sum(part.values[name] for part in parts) for name in NAMES}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path / "cache")
+
+
+@fuzzed(30)
+@given(st.lists(st.sampled_from(["begin", "begin", "count", "end", "fold", "die"]), max_size=30))
+def test_the_sum_stays(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
+    """Files of processes that have ended become one, those of living ones, and of other tables, stay, though whoever folds may die
+    before the files in the total are removed: each counts once, with what was put last, large and negative numbers included."""
+    host, living = Host(tmp_path_factory.mktemp("counters")), dict[str, CounterFile]()
+    other, begun, counted = host.made("u-1", 100, 100), list[int](), dict[str, int]()
+    for number, step in enumerate(steps):
+        if step == "begin":
+            living[f"t-{number:02}"] = host.made(f"t-{number:02}", number, 1)
+            begun.append(number)
+            counted[f"t-{number:02}"] = number
+        elif step == "count" and living:
+            name = sorted(living)[number % len(living)]
+            counted[name] = (-1) ** number * 2**50 + number
+            living[name].write(pair(counted[name], 1))
+        elif step == "end" and living:
+            del living[sorted(living)[number % len(living)]]
+        elif step in ("fold", "die"):
+            before = host.files()
+            host.fold(dies=step == "die")
+            total = ["t-ended"] if len(begun) > len(living) else []
+            assert host.files() == sorted({*(before if step == "die" else living), *total, "u-1"})
+        assert host.sums() == {"a": sum(counted.values()), "b": len(begun)}
+    assert host.sums("u") == {"a": 100, "b": 100}
+    assert os.listdir(host.counters.parent / "tmp") == []
+    del other
+
+
+def test_few_files_are_not_folded_and_old_totals_are_swept(host: Host) -> None:
+    """A total that nothing was added to for 90 days is swept; others are not."""
+    for name in ("t-1", "t-2", "u-1"):
+        host.made(name, 1, 1)
+    host.fold(above=2)
+    assert host.files() == ["t-1", "t-2", "u-1"]
+    host.fold()
+    for name in host.files():
+        os.utime(host.counters / name, (host.clock.wall_s - 91 * 86400,) * 2)
+    host.disk.sweep()
+    assert host.files() == ["u-1"]
+
+
+# The file that is folded: before the total in the order of names, and after it; and what is read just before.
+@pytest.mark.parametrize(("name", "read"), [("t-0", "t-0"), ("t-x", "t-ended")])
+def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPatch, name: str, read: str) -> None:
+    """A file that is folded between the reading of the total and its own is neither missed nor counted twice."""
+    host.made("t-1", 1, 1)
+    host.fold()
+    host.made(name, 10, 1)
+    counts, folded = Disk._counts, list[str]()
+
+    def beside(self: Disk, asked: str) -> Counts | None:
+        found = counts(self, asked)
+        if not folded and asked == read:
+            folded.append(asked)
+            host.fold()
+        return found
+
+    monkeypatch.setattr(Disk, "_counts", beside)
+    assert host.sums() == {"a": 11, "b": 2}
+    assert folded
+
+
+@pytest.mark.parametrize("how", ["cut", "bit", "head", "empty", "noise", "fifo", "directory"])
+def test_damaged_files(host: Host, how: str) -> None:
+    """What cannot be read is left out and counted; `check` names it, and with `repair` removes it."""
+    keep, damaged = host.made("t-1", 1, 1), host.made("t-2", 2, 2)
+    path = host.counters / "t-2"
+    data = bytearray(path.read_bytes())
+    if how in ("fifo", "directory"):
+        path.unlink()
+        (os.mkfifo if how == "fifo" else os.mkdir)(path)
+    else:
+        data[-6 if how == "bit" else 30] ^= 0x10
+        path.write_bytes({"cut": data[:-3], "empty": b"", "noise": b"\xff" * 4096}.get(how, bytes(data)))
+    before = host.count("cacheFailureCount")
+    assert host.sums() == {"a": 1, "b": 1}
+    assert host.count("cacheFailureCount") > before
+    assert host.disk.check().damaged == ("counters/t-2",)
+    host.disk.check(repair=True)
+    assert host.disk.check().damaged == ()
+    assert host.sums() == {"a": 1, "b": 1}
+    del keep, damaged
+
+
+def test_killed_processes(host: Host) -> None:
+    """What a process has published counts although it was killed; its file can be folded then, and not before."""
+    children = []
+    for number in range(3):
+        ready, told = os.pipe()
+        child = os.fork()
+        if not child:
+            publisher = host.publisher(hits=10 + number)
+            publisher.metrics.inc("hitCount", 1000)  # the batch in its hands
+            os.write(told, b"x")
+            signal.pause()
+        os.read(ready, 1)
+        children.append(child)
+    own = host.publisher()
+    assert own.host_total()["hitCount"] == 33
+    assert sum(counts.alive for counts in host.disk.counters("t")) == 4
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert own.host_total()["hitCount"] == 33
+    assert sum(counts.alive for counts in host.disk.counters("t")) == 1
+    assert read_table_counts(host.disk, host.now)[0].processes == 1
+
+
+def test_many_processes_come_and_go(host: Host) -> None:
+    """However many processes there were, there are few files, and the sum is that of all."""
+    for number in range(200):
+        host.publisher(hits=number)
+    assert len(host.files()) <= 66
+    (table,) = read_table_counts(host.disk, host.now)
+    assert (table.url, table.values["hitCount"]) == ("/data/t", 199 * 100)
+    assert "ended" in host.publisher().by_worker()
+
+
+def test_applications_come_and_go(host: Host) -> None:
+    """What each has counted is known by itself, and grows only, until many others have ended after it; the sum is that of all."""
+    counted, before, living = dict[str, int](), dict[str, int](), list[Publisher]()
+    for number in range(600):
+        host.clock.tick(1)
+        name = "" if number % 3 == 0 else "lasting" if number % 5 == 0 else f"app-{number // 20}"
+        made = host.publisher(hits=number + 1, application=name)
+        living = [made] if name == "lasting" else living
+        counted[name] = counted.get(name, 0) + number + 1
+        if number % 20 == 19:
+            (table,) = read_table_counts(host.disk, host.now)
+            found = {name: own.values["hitCount"] for name, own in table.by_application.items()}
+            assert found == {name: counted[name] for name in found}
+            assert {"", "lasting", *[f"app-{number // 20 - n}" for n in range(min(number // 20, 8))]} <= found.keys()
+            assert all(found[name] >= before[name] for name in found.keys() & before.keys())
+            assert table.values["hitCount"] == sum(counted.values())
+            assert not (before.keys() - found.keys()) & {"", "lasting"}
+            before = found
+    assert len(found) < 25
+    assert len(host.files()) <= 90
+
+
+def test_threads_that_publish_at_once(host: Host) -> None:
+    """However the threads of a process take turns, what is put last is what was counted last."""
+    publisher = host.publisher()
+
+    def work(thread: int) -> None:
+        for _ in range(300):
+            publisher.metrics.inc("hitCount")
+            publisher.publish()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    (counts,) = host.disk.counters("t")
+    assert counts.values["hitCount"] == 1200
+
+
+def test_a_process_that_ends(tmp_path: Path) -> None:
+    """What was counted in the last moment of a process is not lost if it ends well, whatever its children do."""
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "dim.parquet")
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
+    code = (
+        "import os\nfrom pyspark_lookup import LookupTable\n"
+        f"table = LookupTable({str(tmp_path / 'dim.parquet')!r}, {options!r})\n"
+        "for key in range(7): table.get(key)\n"
+        "if not os.fork(): raise SystemExit\n"
+        "os.wait()\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=Path(__file__).parents[3])
+    assert LookupTable(str(tmp_path / "dim.parquet"), options).metrics()["lookupTimeCount"] == 7
+
+
+def test_a_directory_that_fails_and_another_release(host: Host) -> None:
+    """A publisher whose file cannot be made goes on counting, and says so. Files of other metrics are added up as far as they go."""
+    host.counters.rmdir()
+    host.counters.symlink_to("nowhere")
+    publisher = host.publisher(hits=1)
+    assert publisher.metrics.snapshot()["cacheFailureCount"] == 1
+    host.counters.unlink()
+    assert publisher.host_total()["hitCount"] == 1
+    about = {"url": "/data/t", "host": "h", "process": 1}
+    host.disk.new_counters("t-old", about, {"hitCount": 5, "goneCount": 7})
+    total = publisher.host_total()
+    assert total["hitCount"] == 6
+    assert set(total) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
+    assert publisher.by_worker()["h-1"]["hitCount"] == 5
+
+
+def test_gauges_are_the_latest(host: Host) -> None:
+    """Of a gauge the value counts that a process has set last; the lag is from now, and of what this host says is current only."""
+    first, second = host.publisher(), host.publisher()
+    first.metrics.set_gauge("versionAsOf", int(host.clock.wall_s * 1000) - 500)
+    first.publish()
+    host.clock.tick(1)
+    second.metrics.set_gauge("versionAsOf", int(host.clock.wall_s * 1000))
+    second.publish()
+    host.clock.tick(2)
+    assert first.host_total()["reloadLag"] == UNSET  # every query asks the store
+    second.metrics.inc("metadataCacheCount")
+    second.publish()
+    assert first.host_total()["reloadLag"] == 2000
+    assert host.publisher("new").host_total()["reloadLag"] == UNSET
+    space = first.host_total()
+    assert space["diskBudget"] == 10**9
+    assert space["diskFreeBytes"] > 0

@@ -1,0 +1,415 @@
+"""A cache directory that goes away, in part or as a whole, while it is in use; and directories that are not ours."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.cli import main
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.lookup import lookup_table
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.storage.disk.ownership import INNER, MARKER
+from tests.sources.managed.test_writer import Site, rows, site
+from tests.storage.test_disk import Opened, data_of, key
+from tests.support.fakes import CACHES
+
+__all__ = ["site"]
+
+
+@contextlib.contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(root: Path) -> set[int]:
+    """The modes of a directory and of all below it."""
+    return {stat.S_IMODE(os.lstat(directory).st_mode) for directory, _, _ in os.walk(root)}
+
+
+def replaced_by_a_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_bytes(b"x")
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "all": shutil.rmtree,
+    "with those above": lambda root: shutil.rmtree(root.parent),
+    "the layout": lambda root: shutil.rmtree(root / "v1"),
+    **{f"{name}/": lambda root, name=name: shutil.rmtree(root / "v1" / name) for name in INNER},  # type: ignore[misc]
+    **{f"a file for {name}/": lambda root, name=name: replaced_by_a_file(root / "v1" / name) for name in INNER},  # type: ignore[misc]
+    "a file for a kind of records": lambda root: replaced_by_a_file(root / "v1/records/version"),
+    "the marker": lambda root: (root / "v1" / MARKER).unlink(),
+    "all files": lambda root: [path.unlink() for path in root.rglob("*") if path.is_file()],
+    "what is empty": lambda root: [shutil.rmtree(root / "v1" / name) for name in ("locks", "tmp", "claims")],
+    "a layout open to readers": lambda root: (root / "v1").chmod(0o755),
+    "a kind open to all": lambda root: (root / "v1/records").chmod(0o777),
+    "a root open to all": lambda root: root.chmod(0o777),
+}
+
+
+def use(opened: Opened, number: int) -> None:
+    """What a process does with a cache directory, each of which must do what it says."""
+    disk = opened.disk
+    steps: list[Callable[[], object]] = [
+        lambda: disk.put_blocks({key(number): data_of(number)}) or disk.get_block(key(number)) == data_of(number),
+        lambda: disk.create_record("version", f"k{number}", number) == number,
+        lambda: (
+            disk.replace_record("version", f"r{number}", number) or disk.get_record("version", f"r{number}") == number
+        ),
+        lambda: disk.succeed_record("table", "t", disk.newest_record("table", "t")[0], number),
+        lambda: released(disk.create_claim("space", "group", b"x")) and disk.claims("space", "group") == [],
+        lambda: released(disk.acquire("block", f"{number}", 0)),
+        lambda: segment(opened, f"s{number}"),
+        lambda: disk.open_numbers("0" * 32, f"n{number}", 4, create=True) is not None,
+        lambda: disk.new_counters(f"t{number}-", {"url": "/t"}, {"a": 1}) and len(disk.counters(f"t{number}-")) == 1,
+        lambda: opened.clock.tick(700) or disk.sweep() or True,
+        lambda: disk.usage().total >= 0,
+        lambda: disk.check().damaged == (),
+    ]
+    for step in steps[number % len(steps) :] + steps[: number % len(steps)]:
+        assert step()
+
+
+def released(held: object) -> bool:
+    held.release()  # type: ignore[attr-defined]
+    return True
+
+
+def segment(opened: Opened, name: str) -> bool:
+    table = "0" * 32
+    writer = opened.disk.create_segment({"r": 1})
+    writer.append("r", b"x")
+    writer.finish({})
+    opened.disk.publish_segment(table, name, writer)
+    writer.close()
+    return opened.disk.open_segment(table, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("loss", "mask"), [*((loss, 0) for loss in LOSSES), *((loss, 0o027) for loss in ("all", "the layout", "tmp/"))]
+)
+def test_what_is_lost_is_made_again(tmp_path: Path, loss: str, mask: int) -> None:
+    """Whatever went away, and whoever comes first, whatever for: everything goes on, and each directory has the mode 0700."""
+    root = tmp_path / "above" / "cache"
+    with umask(mask):
+        living = Opened(root, 2**30 if mask else None)
+        use(living, 0)
+        for number in range(1, 13, 4 if loss.strip("/") in INNER or mask else 2):
+            LOSSES[loss](root)
+            use(living, number)
+            if (
+                not loss.endswith(("all", "readers")) or loss == "all"
+            ):  # what is open is closed by who makes or opens something
+                assert modes(root) == {0o700}
+            use(Opened(root), 100 + number)
+            assert modes(root) == {0o700}
+            assert {path.name for path in (root / "v1").iterdir()} >= {*INNER, MARKER}
+    assert living.count("cacheFailureCount") == 0
+
+
+PLACES = {
+    "blocks": ("blocks", f"blocks/{key(5).path_key[:2]}", f"blocks/{key(5).path_key[:2]}/{key(5).path_key}"),
+    "records": ("records/version", "records/table~t", "records/segment"),
+    "others": ("locks", "tmp", "counters", "claims/space", f"snapshots/{'0' * 32}"),
+    "files": ("usage", "usage.lock", "swept", "evict.lock", "locks/block-000", f"snapshots/{'0' * 32}/n5.used"),
+}
+
+
+@pytest.mark.parametrize("what", ["a link", "a directory", "a pipe", "a hard link"])
+@pytest.mark.parametrize("places", PLACES)
+def test_what_lies_in_the_place_of_ours(tmp_path: Path, places: str, what: str) -> None:
+    """Links, directories, pipes and hard links at any level of the cache directory: nothing is put, changed or removed behind them."""
+    private, root = tmp_path / "private", tmp_path / "cache"
+    private.mkdir()
+    for place in PLACES[places]:
+        for name in ("letter", "0000000000000001", "k5", "r5", "0-1000"):
+            (private / name).write_bytes(b"dear")
+            os.utime(private / name, (1, 1))
+        before = found_in(private)
+        opened = Opened(root)
+        planted = root / "v1" / place
+        if planted.is_dir():
+            planted.rmdir()
+        planted.parent.mkdir(mode=0o700, exist_ok=True)
+        planted.unlink(missing_ok=True)
+        if what == "a link":
+            planted.symlink_to(private)
+        elif what == "a directory":
+            planted.mkdir()
+            os.link(private / "letter", planted / "letter")
+        elif what == "a pipe":
+            os.mkfifo(planted)
+        else:
+            os.link(private / "letter", planted)
+        with contextlib.suppress(OSError, AssertionError):  # what cannot be had; it is counted, or told
+            use(opened, 5)
+        for act in (opened.disk.sweep, lambda disk=opened.disk: disk.check(repair=True), opened.disk.clear):
+            opened.clock.tick(100 * 86400)
+            with contextlib.suppress(OSError):
+                act()
+        assert found_in(private) == before, place
+        assert {path.stat().st_mtime for path in private.iterdir()} == {1}, place
+        shutil.rmtree(root)
+
+
+RACE = """
+import os, random, sys, time
+from pathlib import Path
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.storage.disk import BlockKey, Disk, key_of
+os.umask(0)
+disk = Disk(Path(sys.argv[1]), 10**9, CacheMetricGroup(), time.time, random.Random(1))
+print("ready", flush=True)
+for number in range(100):
+    disk.create_record("version", f"{os.getpid()}-{number}", 1)
+    disk.put_blocks({BlockKey(key_of(number), key_of("v"), 0, 4): b"abcd"})
+    disk.acquire("block", str(number), 10).release()
+    disk.create_claim("space", "group", b"x").release()
+    disk.new_counters(f"t-{os.getpid()}-{number}", {"url": "/t"}, {"a": 1}).close()
+"""
+
+
+def test_processes_go_on_while_it_is_removed_again_and_again(tmp_path: Path) -> None:
+    """Whenever the directory goes, no process has an error, nor leaves anything that others may look into."""
+    root = tmp_path / "cache"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", RACE, str(root)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    while any(process.poll() is None for process in processes):
+        shutil.rmtree(root, ignore_errors=True)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.02)
+    assert [process.communicate()[1].decode() for process in processes] == ["", ""]
+    Opened(root)
+    assert modes(root) == {0o700}
+
+
+def test_tables_go_on_without_their_cache_directory(site: Site) -> None:
+    """A process that has tables open looks up, forgets keys, loads snapshots and counts as before; so do those that come later."""
+    with umask(0):
+        site.created().write(rows(1, 2))
+        root = Path(site.options("a", {})["lookup.cache.dir"])
+        partial, full = (site.table(CACHES[cache]) for cache in ("PARTIAL", "FULL"))
+        for number in range(3, 6):
+            site.table().upsert(rows(1, name=f"n{number}"))
+            for table in (partial, full):
+                assert table.get(1) == [{"id": 1, "name": f"n{number}"}]
+            shutil.rmtree(root, ignore_errors=True)  # loads may be under way
+            partial.invalidate([1])
+            assert partial.get(1) == [{"id": 1, "name": f"n{number}"}]
+            shutil.rmtree(root, ignore_errors=True)  # loads may be under way
+            assert full.warm() == full.version
+            assert full.metrics()["numCachedRecords"] == 2
+            shutil.rmtree(root, ignore_errors=True)  # loads may be under way
+            assert full.reload()
+            assert partial.metrics()["hitCount"] + partial.metrics()["missCount"] > 0
+            site.restart()
+            later = site.table(CACHES["FULL"])
+            assert (later.warm(), later.get(1)) == (full.version, [{"id": 1, "name": f"n{number}"}])
+            assert modes(root) == {0o700}
+
+
+def test_a_full_disk_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot go on where the disk is full, says so, and where; answers come from the store."""
+    site.created().write(rows(1, 2))
+    partial = site.table(CACHES["PARTIAL"])
+    assert partial.get(1)
+    shutil.rmtree(Path(site.options("a", {})["lookup.cache.dir"]))
+
+    def full(path: str, *args: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(OSError, match=r"cache.*No space left on device"):
+        partial.invalidate([1])
+    assert partial.get(2) == [{"id": 2, "name": "a"}]
+    site.restart()
+    with pytest.raises(OptionError, match=r"cache.*No space left on device"):
+        site.table(CACHES["FULL"]).warm()
+    assert site.table(CACHES["FULL"]).get(2) == [{"id": 2, "name": "a"}]
+
+
+# --- directories of others ----------------------------------------------------------------------------
+
+
+def a_tree(root: Path) -> None:
+    """Files of somebody's with the names of ours, among them what `check` would call damaged."""
+    table = pa.table({"id": [1, 2]})
+    for name in (
+        "blocks/ab/x",
+        "snapshots/t/part.parquet",
+        "records/kind/x",
+        "counters/x",
+        "claims/a/b",
+        "tmp/0123",
+        "mine.txt",
+    ):
+        path = root / "v1" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+        os.utime(path, (1, 1))
+    (root / "v1/locks").mkdir()
+
+
+def a_cache_and_a_file(root: Path) -> None:
+    """What an earlier release has made, but for one file."""
+    Opened(root)
+    (root / "v1" / MARKER).unlink()
+    (root / "v1/records/version").mkdir()
+    (root / "v1/records/version/mine").write_bytes(b"mine")
+
+
+def another_marker(root: Path) -> None:
+    """A cache directory of another program."""
+    (root / "v1").mkdir()
+    (root / "v1" / MARKER).write_bytes(b"Signature: 8a477f597d28d172789f06886806bc55\n")
+    (root / "v1/blocks").mkdir()
+
+
+def a_link(root: Path) -> None:
+    """A link to a cache directory of ours."""
+    Opened(root.parent / "other")
+    (root / "v1").symlink_to(root.parent / "other" / "v1")
+
+
+def nothing(root: Path) -> None:
+    """An empty directory, such as a new home."""
+
+
+FOREIGN = {found.__name__: found for found in (a_tree, a_cache_and_a_file, another_marker, a_link, nothing)}
+COMMANDS = (["stats"], ["check", "--repair"], ["check"], ["clear"], ["report", "{}/report.html"], ["serve-metrics", "--textfile", "{}/metrics"])  # fmt: skip
+
+
+def found_in(root: Path) -> dict[str, tuple[int, int, bytes]]:
+    """All that lies below a directory."""
+    paths = {str(path.relative_to(root)): path for path in root.rglob("*")}
+    return {
+        name: (path.lstat().st_ino, path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for name, path in paths.items()
+    }
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_directory_that_is_not_ours(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands about the host's cache make nothing in it, nor remove anything; queries go without a cache, or use what is empty."""
+    root, out = tmp_path / "mine", tmp_path / "out"
+    for path in (root, out):
+        path.mkdir(mode=0o700)
+    FOREIGN[what](root)
+    monkeypatch.setenv("HOME", str(root))
+    before = found_in(tmp_path)
+    for directory in (str(root), f"{root}/../mine", "~"):
+        for command in COMMANDS:
+            with pytest.raises(SystemExit) as ended:
+                main([*(part.format(out) for part in command), "--cache-dir", directory])
+            assert ended.value.code == 1
+            assert "is no cache directory of lookupcache" in capsys.readouterr().err
+            assert found_in(tmp_path) == before
+    pq.write_table(pa.table({"id": [1, 2]}), out / "t.parquet")
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(root), **CACHES["FULL"]}
+    runtime = Runtime(HostClock(), random.Random(1))
+    monkeypatch.setattr(lookup_table, "runtime", lambda: runtime)
+    table = LookupTable(str(out / "t.parquet"), options)
+    assert table.get(1) == [{"id": 1}]
+    if what == "nothing":
+        assert table.warm()
+        assert main_code("check", root) == 0
+    else:
+        with pytest.raises(OptionError, match=r"lookup.cache = 'FULL' keeps its snapshots on disk: .*v1"):
+            table.warm()
+        assert {name: found for name, found in found_in(tmp_path).items() if not name.startswith("out")} == {
+            name: found for name, found in before.items() if not name.startswith("out")
+        }
+
+
+def main_code(command: str, root: Path) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--cache-dir", str(root)])
+    return ended.value.code
+
+
+def test_a_cache_of_an_earlier_release_is_adopted(tmp_path: Path) -> None:
+    """By a process that uses it, if nothing lies in it but what such a release has put there; commands leave that to queries."""
+    root = tmp_path / "cache"
+    use(Opened(root), 1)
+    (root / "v1" / MARKER).unlink()
+    before = found_in(root)
+    assert main_code("clear", root) == 1
+    assert found_in(root) == before
+    assert Opened(root).disk.get_block(key(1)) == data_of(1)
+    assert main_code("clear", root) == 0
+    assert [path for path in root.rglob("*") if path.is_file() and path.parent.name in ("version", "blocks")] == []
+
+
+# --- a table and the cache directory ------------------------------------------------------------------
+
+APART = {
+    "the table itself": ("t", "t"),
+    "in the table": ("t", "t/cache"),
+    "deep in the table": ("t", "t/a/b/cache"),
+    "the table in it": ("c/t", "c"),
+    "a file in it": ("c/v1/t.parquet", "c"),
+    "by a link to the table": ("t", "link/cache"),
+    "the table by a link": ("link", "t/cache"),
+    "by dots": ("t", "other/../t/./cache"),
+    "a URL": ("file:{}/t", "t/cache"),
+    "a glob that matches it": ("t/*", "t/cache"),
+    "a glob below it": ("t/{a,cache}/*/*", "t/cache"),
+    "a glob in it": ("c/*/x.parquet", "c"),
+}
+"""The paths of a table and of a cache directory that do not go together, in a directory with `link` to its `t`."""
+
+
+@pytest.mark.parametrize("how", APART)
+def test_a_table_and_the_cache_lie_apart(tmp_path: Path, how: str) -> None:
+    """A cache directory in a table, and a table in one, are refused, and nothing is made."""
+    (tmp_path / "t").mkdir(mode=0o700)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to("t")
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "t" / "a.parquet")
+    path, cache = (f"{{}}/{one}" if "{}" not in one else one for one in APART[how])
+    before = found_in(tmp_path)
+    options = {"lookup.keys": "id", "lookup.cache.dir": cache.replace("{}", str(tmp_path))}
+    table = LookupTable(path.replace("{}", str(tmp_path)), options)
+    for ask in (table.scan, lambda: table.get(1), lambda: table.write([{"id": 2}])):
+        with pytest.raises(OptionError, match=r"lies in the (table|cache directory) .*lookup\.cache\.dir"):
+            ask()
+    assert found_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "cache"), [("t/*.parquet", "t/cache"), ("t/a.parquet", "t/c"), ("t", "t2"), ("t", "u/t")]
+)
+def test_a_table_and_a_cache_beside_it(tmp_path: Path, path: str, cache: str) -> None:
+    """What only looks alike is fine, as is a cache in a directory of which a glob takes other files."""
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "t" / "a.parquet")
+    table = LookupTable(str(tmp_path / path), {"lookup.cache.dir": str(tmp_path / cache)})
+    for _ in range(2):
+        assert table.scan().num_rows == 1

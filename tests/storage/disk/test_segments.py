@@ -1,0 +1,591 @@
+"""Segments on disk: what is opened is what was published, whole, and stays on disk while anybody uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gc
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.storage.disk import OpenSegment, SegmentWriter, directory, on_disk
+from pyspark_lookup.storage.disk.space import Usage
+from tests.processes.test_fill import in_fresh_process, must_end
+from tests.storage import test_disk as blocks
+from tests.storage.test_disk import Opened, data_of, files_at_most, flipped, handles_below, opened
+from tests.support.fuzzing import fuzzed, memory_at_most
+
+__all__ = ["files_at_most", "opened"]
+
+TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
+MAGIC = b"LKUPSEG1"
+BOUND_BYTES = 16  # which name it was made for
+REGIONS = {"one": data_of(1, 1000), "none": b"", "two": data_of(2, 77), "three": data_of(3, 64)}
+META = {"rows": 7, "nested": {"a": [1, None, "ü"]}}
+HOUR_S = 3600.0
+
+
+@contextlib.contextmanager
+def writing(
+    opened: Opened, sizes: Mapping[str, int], name: str = "s", table: str = "t", meta: Any = META
+) -> Iterator[SegmentWriter]:
+    """A writer of regions of these sizes, which is published at the end of the block."""
+    writer = opened.disk.create_segment(sizes)
+    try:
+        yield writer
+        writer.finish(meta)
+        opened.disk.publish_segment(table, name, writer)
+    finally:
+        writer.close()
+
+
+def published(
+    opened: Opened, name: str = "s", table: str = "t", regions: Mapping[str, bytes] = REGIONS, meta: Any = META
+) -> Path:
+    """A segment of these regions; its path."""
+    with writing(opened, {key: len(data) for key, data in regions.items()}, name, table, meta) as writer:
+        for key, data in regions.items():
+            writer.append(key, data)
+    return path_of(opened, name, table)
+
+
+def path_of(opened: Opened, name: str = "s", table: str = "t") -> Path:
+    return opened.root / "snapshots" / table / name
+
+
+def record_of(opened: Opened, name: str = "s", table: str = "t") -> Path:
+    return opened.root / "records" / "segment" / f"{table}-{name}"
+
+
+def content(opened: Opened, name: str = "s", table: str = "t") -> dict[str, bytes] | None:
+    """The regions of a segment; None if it cannot be had."""
+    found = opened.disk.open_segment(table, name)
+    return None if found is None else {key: bytes(region) for key, region in found.regions.items()}
+
+
+def edited(path: Path, edit: Callable[[bytes], bytes] = bytes, told: bool = True) -> None:
+    """Change a file's bytes in place, as a failing disk does; its time of change tells it, or not."""
+    status, blob = path.stat(), edit(path.read_bytes())
+    with open(path, "r+b") as file:
+        file.write(blob)
+        file.truncate(len(blob))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 12_345 * told))
+
+
+def layout(path: Path) -> tuple[int, dict[str, tuple[int, int]]]:
+    """Where the footer begins, and (offset, length) of each region, read as the format is documented."""
+    blob = path.read_bytes()
+    length, crc, magic = TAIL.unpack(blob[-TAIL.size :])
+    text = blob[-TAIL.size - length : -TAIL.size]
+    assert (magic, blob[:8], zlib.crc32(text)) == (MAGIC, MAGIC, crc)
+    footer = json.loads(text)
+    assert set(footer) == {"meta", "regions"}
+    for offset, size, of in footer["regions"].values():
+        assert zlib.crc32(blob[offset : offset + size]) == of
+    return len(blob) - TAIL.size - length, {n: (o, size) for n, (o, size, _) in footer["regions"].items()}
+
+
+# --- writing and reading -------------------------------------------------------------------------------------
+
+
+def test_a_segment_is_what_was_published(opened: Opened) -> None:
+    """Regions and meta come back as they were, in any opener, by table and name; the file is as documented, and private to its user."""
+    path = published(opened)
+    end, regions = layout(path)
+    assert [(name, size) for name, (_, size) in regions.items()] == [
+        (name, len(data)) for name, data in REGIONS.items()
+    ]
+    ends = [len(MAGIC), *(offset + size for offset, size in regions.values())]
+    gaps = [start - before for (start, _), before in zip(regions.values(), ends, strict=False)]
+    assert ends[-1] == end
+    assert all(offset % 64 == 0 for offset, _ in regions.values())
+    assert all(0 <= gap < 64 for gap in gaps)
+    assert [stat.S_IMODE(place.stat().st_mode) for place in (path, path.parent)] == [0o600, 0o700]
+    for disk in (opened.disk, Opened(opened.root.parent).disk):
+        found = disk.open_segment("t", "s")
+        assert found is not None
+        assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+        assert found.meta == META
+        assert found.bytes == path.stat().st_size
+        assert all(region.readonly for region in found.regions.values())
+        assert disk.open_segment("t", "other") is disk.open_segment("other", "s") is None
+    assert opened.count("snapshotDamagedCount") == opened.count("cacheFailureCount") == 0
+    assert os.listdir(opened.root / "tmp") == []
+    report = opened.disk.check()
+    assert (report.blocks, report.bytes, report.damaged, report.leftovers) == (0, 0, (), ())
+    assert opened.disk.usage() == Usage(0, on_disk(path.stat().st_size), on_disk(record_of(opened).stat().st_size))
+    assert opened.disk.usage().total == opened.disk.used_bytes()
+
+
+@fuzzed(24)
+@given(data=st.data())
+def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Regions may be written in any pieces, in turns, and more of them added at the end."""
+    opened = Opened(tmp_path_factory.mktemp("segments") / "cache")
+    names = st.text(st.characters(codec="utf-8"), max_size=5)
+    regions = data.draw(st.dictionaries(names, st.binary(max_size=200), max_size=5))
+    added = data.draw(st.dictionaries(names.map("+".__add__), st.binary(max_size=100), max_size=3))
+    added = {name: blob for name, blob in added.items() if name not in regions}
+    left = dict(regions)
+    with writing(opened, {name: len(blob) for name, blob in regions.items()}) as writer:
+        while any(left.values()):
+            name = data.draw(st.sampled_from(sorted(name for name, blob in left.items() if blob)))
+            size = data.draw(st.integers(1, len(left[name])))
+            writer.append(name, b"")
+            writer.append(name, left[name][:size])
+            left[name] = left[name][size:]
+        for name, blob in added.items():
+            writer.add(name, blob)
+    assert content(opened) == {**regions, **added}
+    edited(path_of(opened))  # what is read through
+    assert content(opened) == {**regions, **added}
+
+
+def test_a_segment_given_up_is_gone(opened: Opened) -> None:
+    """A writer closed before it published leaves no file and no handle, at any step, also where a full disk ends it; closing again is nothing."""
+    before = handles_below(opened.root)
+    steps: list[Callable[[SegmentWriter], object]] = [
+        lambda writer: None, lambda writer: writer.append("r", bytes(10_000)), lambda writer: writer.finish({"much": "x" * 1000}),
+    ]  # fmt: skip
+    for count, limit in [*((count, None) for count in range(4)), *((3, limit) for limit in (0, 5000, 10_100, 10_400))]:
+        full = contextlib.ExitStack()
+        if limit is not None:
+            full.enter_context(pytest.raises(OSError, match=os.strerror(errno.EFBIG)))
+            full.enter_context(files_at_most(limit))
+        with full, contextlib.ExitStack() as stack:
+            writer = opened.disk.create_segment({"r": 10_000})
+            stack.callback(writer.close)
+            for step in steps[:count]:
+                step(writer)
+            assert len(os.listdir(opened.root / "tmp")) == 1
+        assert os.listdir(opened.root / "tmp") == []
+        writer.close()
+        assert handles_below(opened.root) == before
+    assert opened.disk.segments("t") == []
+
+
+def test_a_segment_gets_its_name_when_it_is_on_the_disk(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is brought to the disk before it gets its name, and the name after that, so a crash leaves it whole or absent."""
+    events: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(fd: int) -> None:
+        events.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def replaced(source: str, target: str, **directories: int) -> None:
+        directory = os.readlink(f"/proc/self/fd/{directories['dst_dir_fd']}")
+        events.append(("rename", f"{directory}/{target}"))
+        replace(source, target, **directories)
+
+    writer = opened.disk.create_segment({"r": 1})
+    writer.append("r", b"x")
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    writer.finish({})
+    temporary = str(writer.file.path)
+    opened.disk.publish_segment("t", "s", writer)
+    writer.close()
+    path, record = str(path_of(opened)), str(record_of(opened))
+    order = [("fsync", temporary), ("rename", path), ("rename", record), ("fsync", os.path.dirname(path))]
+    assert events == order
+
+
+# --- removing ----------------------------------------------------------------------------------------------
+
+
+USES: dict[str, Callable[[OpenSegment], Any]] = {
+    "the segment": lambda found: found,
+    "a region": lambda found: found.regions["two"],
+    "a slice of a region": lambda found: found.regions["one"][10:20],
+    "an empty region": lambda found: found.regions["none"],
+    "a numpy array": lambda found: np.frombuffer(found.regions["one"], np.uint8),
+    "an Arrow buffer": lambda found: pa.py_buffer(found.regions["one"]),
+    "a slice of an Arrow array": lambda found: pa.Array.from_buffers(
+        pa.int8(), 1000, [None, pa.py_buffer(found.regions["one"])]
+    ).slice(5, 2),
+}
+
+
+def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
+    """Whatever part of a segment somebody holds pins it until it is dropped; a table's segments are listed by name, and go with their records."""
+    paths = {use: published(opened, str(number)) for number, use in enumerate(USES)}
+    published(opened, "other", "u")
+    assert opened.disk.segments("t") == [path.name for path in paths.values()]
+    held: list[Any] = []
+    for path, use in zip(paths.values(), USES.values(), strict=True):
+        found = opened.disk.open_segment("t", path.name)
+        assert found is not None
+        held.append(use(found))
+        del found
+    gc.collect()
+    for use, path in paths.items():
+        for disk in (opened.disk, Opened(opened.root.parent).disk):
+            assert not disk.remove_segment("t", path.name), use
+        assert path.exists()
+        assert record_of(opened, path.name).exists()
+        assert content(opened, path.name) == REGIONS
+    held.clear()
+    gc.collect()
+    for use, path in paths.items():
+        for _ in range(2):
+            assert opened.disk.remove_segment("t", path.name), use
+            assert not (path.exists() or record_of(opened, path.name).exists())
+    assert (opened.disk.segments("t"), opened.disk.segments("u")) == ([], ["other"])
+
+
+def test_a_mapping_outlives_its_file(opened: Opened) -> None:
+    """What a reader has mapped stays what it was when another finds its file damaged, or the directory is removed under it."""
+    path = published(opened)
+    found = opened.disk.open_segment("t", "s")
+    assert found is not None
+    edited(path, in_footer)
+    assert opened.disk.open_segment("t", "s") is None
+    assert not path.exists()
+    assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+    published(opened)
+    found = opened.disk.open_segment("t", "s")
+    assert found is not None
+    shutil.rmtree(opened.root.parent)
+    assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+    assert opened.disk.open_segment("t", "s") is None
+    assert opened.disk.segments("t") == []
+    assert opened.disk.remove_segment("t", "s")
+
+
+def fill(opened: Opened) -> None:
+    """Ask for more space than there is, so that everything goes that can be evicted."""
+    with contextlib.suppress(OSError):
+        opened.disk.take("segments", 2**40)
+
+
+UPKEEP: dict[str, Callable[[Opened], object]] = {
+    "clear": lambda opened: opened.disk.clear(),
+    "check": lambda opened: opened.disk.check(repair=True),
+    "sweep": lambda opened: opened.disk.sweep(),
+    "supersede": lambda opened: opened.disk.supersede_segments("t", ["s"]),
+    "discard": lambda opened: opened.disk.discard_segment("t", "s"),
+    "unlink": lambda opened: opened.disk.unlink_segment("t", "s"),
+    "publish again": published,
+    "no room": fill,
+}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_upkeep_shortens_no_file_in_place(opened: Opened, damaged: bool) -> None:
+    """Whatever removes or replaces files of the cache directory, a process that has one mapped reads its old content and is not killed."""
+    for name, act in UPKEEP.items():
+        segment = published(opened)
+        opened.disk.open_numbers("t", "s", 7, create=True)
+        opened.disk.put_blocks({blocks.key(1, 5000): bytes(5000)})
+        mapped = opened.disk.open_segment("t", "s")
+        assert mapped is not None
+        if damaged:
+            edited(segment, in_footer)
+        kinds = (opened.root / "blocks", opened.root / "snapshots")
+        files = [path for kind in kinds for path in kind.rglob("*") if path.is_file()]
+        with contextlib.ExitStack() as stack:
+            handles = [(path, stack.enter_context(path.open("rb"))) for path in files]
+            before = [(path, file.read()) for path, file in handles]
+            opened.clock.tick(100 * 86400)
+            act(opened)
+            after = [(path, os.pread(file.fileno(), 2**20, 0)) for path, file in handles]
+            assert after == before, name
+        assert {key: bytes(region) for key, region in mapped.regions.items()} == REGIONS
+        del mapped
+
+
+def test_who_has_a_segment_locked_and_stands_still(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is stopped in the middle of removing a segment keeps nobody from reading it."""
+    monkeypatch.setattr(directory, "_LOCK_WAIT_S", 0.0)
+    with published(opened).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert content(opened) == REGIONS
+    assert content(opened) == REGIONS
+
+
+# --- damage ------------------------------------------------------------------------------------------------
+
+
+def in_footer(blob: bytes) -> bytes:
+    return flipped(blob, (len(blob) - TAIL.size - 20) * 8 + 3)
+
+
+def in_region(blob: bytes) -> bytes:
+    return flipped(blob, blob.index(REGIONS["two"]) * 8 + 8 * 76)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    **blocks.DAMAGE,
+    "noise": lambda blob: data_of(9, len(blob)),
+    "footer flipped": in_footer,
+    "footer's checksum flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 8) * 8),
+    "region flipped": in_region,
+    "another's regions": lambda blob: blob.replace(REGIONS["one"], data_of(4, 1000)),
+}
+
+
+def test_a_damaged_segment_is_absent(opened: Opened) -> None:
+    """A segment whose file was changed in any way is counted, removed and absent; others are not touched, and its place is free."""
+    published(opened, "sound")
+    for number, (damage, edit) in enumerate(DAMAGE.items(), 1):
+        path = published(opened)
+        edited(path, edit)
+        for _ in range(2):
+            assert opened.disk.open_segment("t", "s") is None, damage
+            assert opened.count("snapshotDamagedCount") == number
+        assert not path.exists()
+        assert not record_of(opened).exists()
+        assert content(opened, "sound") == REGIONS
+        published(opened)
+        assert content(opened) == REGIONS
+    assert opened.count("cacheFailureCount") == 0
+
+
+def test_any_flipped_bit_is_noticed_or_harmless(opened: Opened) -> None:
+    """No bit can change, but in the gaps between regions, nor the end be lost, so that other bytes than those written are handed out."""
+    regions = {"a": b"data", "b": b"x"}
+    path = published(opened, regions=regions, meta={})
+    blob = path.read_bytes()
+    end, places = layout(path)
+    gaps = set(range(len(MAGIC) + BOUND_BYTES, end)) - {
+        at for offset, size in places.values() for at in range(offset, offset + size)
+    }
+    unnoticed = set()
+    changed = [flipped(blob, bit) for bit in range(len(blob) * 8)] + [blob[:size] for size in range(len(blob))]
+    for number, other in enumerate(changed):
+        path.write_bytes(other)
+        os.utime(path, ns=(1, number + 1))
+        found = content(opened)
+        assert found is None or found == regions, number
+        if found is not None:
+            unnoticed.add(number // 8)
+    assert unnoticed == gaps
+    assert opened.count("snapshotDamagedCount") == len(changed) - len(gaps) * 8
+
+
+# --- what was verified once --------------------------------------------------------------------------------
+
+
+def reads_regions(opened: Opened) -> bool:
+    """Whether opening reads the regions through: only then is a change noticed that leaves the file's time as it was."""
+    path = path_of(opened)
+    blob = path.read_bytes()
+    edited(path, in_region, told=False)
+    found = content(opened)
+    assert found is None or found["two"] == flipped(REGIONS["two"], 8 * 76)
+    if found is not None:
+        edited(path, lambda _: blob, told=False)
+    return found is None
+
+
+def test_regions_are_verified_once(opened: Opened) -> None:
+    """A segment that did not change since it was written, or since it was read through, is not read through again."""
+    path = published(opened)
+    assert not reads_regions(opened)
+    edited(path)
+    assert content(opened) == REGIONS  # read through, and recorded
+    assert not reads_regions(opened)
+    assert content(opened) == REGIONS
+    edited(path, in_footer, told=False)  # which is read at every opening
+    assert content(opened) is None
+    assert opened.count("snapshotDamagedCount") == 1
+
+
+LOST: dict[str, Callable[[Opened], object]] = {
+    "gone": lambda opened: record_of(opened).unlink(),
+    "damaged": lambda opened: record_of(opened).write_bytes(b"noise"),
+    "of another shape": lambda opened: opened.disk.replace_record("segment", "t-s", {"size": 1}),
+    "of another file": lambda opened: opened.disk.replace_record("segment", "t-s", [1, 2, 3]),
+    "all gone": lambda opened: shutil.rmtree(opened.root / "records"),
+    "of another time": lambda opened: edited(path_of(opened)),
+    "of another inode": lambda opened: os.replace(
+        shutil.copy2(path_of(opened), opened.root / "tmp" / "copy"), path_of(opened)
+    ),
+}
+
+
+def test_without_its_record_a_segment_is_read_through(opened: Opened) -> None:
+    """Without a record of this very file a segment is read through, and recorded or found damaged; each time, if it cannot be recorded."""
+    for number, lost in enumerate(LOST.values()):
+        published(opened)
+        lost(opened)
+        assert content(opened) == REGIONS
+        assert opened.count("snapshotDamagedCount") == number
+        assert not reads_regions(opened)
+        lost(opened)
+        assert reads_regions(opened)
+        assert opened.count("snapshotDamagedCount") == number + 1
+        assert not path_of(opened).exists()
+    published(opened)
+    record_of(opened).unlink()
+    shutil.rmtree(opened.root / "tmp")
+    (opened.root / "tmp").symlink_to(opened.root.parent)
+    for _ in range(2):
+        assert content(opened) == REGIONS
+    assert not record_of(opened).exists()
+    assert opened.count("snapshotDamagedCount") == len(LOST)
+
+
+# --- a disk that does not take it ----------------------------------------------------------------------------
+
+
+def test_publishing_where_it_cannot_be(opened: Opened) -> None:
+    """A segment that cannot get its name, or be written at all, is an OSError; nothing half is there, and the rest is."""
+    writer = opened.disk.create_segment({"r": 1})
+    writer.append("r", b"x")
+    writer.finish({})
+    path_of(opened, "taken").mkdir(parents=True)
+    with pytest.raises(OSError, match="taken"):
+        opened.disk.publish_segment("t", "taken", writer)
+    assert opened.disk.open_segment("t", "taken") is None
+    assert not opened.disk.remove_segment("t", "taken")  # it is not ours
+    assert path_of(opened, "taken").is_dir()
+    os.unlink(writer.file.path)
+    with pytest.raises(OSError, match="No such file"):
+        opened.disk.publish_segment("t", "s", writer)
+    writer.close()
+    assert os.listdir(opened.root / "tmp") == []
+
+
+# --- upkeep ------------------------------------------------------------------------------------------------
+
+
+def test_check_reads_every_region(opened: Opened) -> None:
+    """`check` finds damaged segments whatever their records say, changes nothing, and with `repair` removes them."""
+    sound = published(opened, "sound", "u")
+    for n, damage in enumerate(DAMAGE.values()):
+        edited(published(opened, f"s{n:02}"), damage, told=False)
+    (opened.root / "snapshots" / "t" / "foreign").write_bytes(b"planted")
+    bad = (*(f"snapshots/t/{name}" for name in ["foreign", *(f"s{n:02}" for n in range(len(DAMAGE)))]),)
+    for repair in (False, True):
+        assert opened.disk.check(repair).damaged == bad
+    assert opened.disk.check().damaged == ()
+    assert opened.disk.segments("t") == []
+    assert sound.exists()
+    assert content(opened, "sound", "u") == REGIONS
+    assert opened.count("snapshotDamagedCount") == 0
+
+
+def test_a_sweep_removes_segments_of_forgotten_tables(opened: Opened) -> None:
+    """Segments of a table without a sound snapshot record go an hour after they were written, but not what is in use."""
+    opened.disk.replace_record("snapshot", "known", {})
+
+    def aged(name: str, table: str, age_s: float) -> Path:
+        path = published(opened, name, table)
+        os.utime(path, (opened.clock.wall_s - age_s,) * 2)
+        return path
+
+    kept, used = aged("old", "known", 2 * HOUR_S), aged("s", "t", 2 * HOUR_S)
+    old, young = aged("old", "forgotten", HOUR_S + 60), aged("young", "forgotten", HOUR_S - 60)
+    opened.disk.replace_record("snapshot", "damaged", {})
+    (opened.root / "records" / "snapshot" / "damaged").write_bytes(b"noise")
+    alone = aged("old", "damaged", HOUR_S + 60)
+    found = opened.disk.open_segment("t", "s")
+    assert found is not None
+    opened.disk.sweep()
+    assert [path.exists() for path in (kept, old, young, alone, used)] == [True, False, True, False, True]
+    assert not record_of(opened, "old", "forgotten").exists()
+    assert sorted(os.listdir(opened.root / "snapshots")) == ["forgotten", "known", "t"]
+    del found
+    gc.collect()
+    opened.clock.tick(700)
+    opened.disk.sweep()
+    assert sorted(os.listdir(opened.root / "snapshots")) == ["known"]
+    opened.clock.tick(29 * 24 * HOUR_S)
+    opened.disk.sweep()
+    assert kept.exists()
+    # A record that nobody used for its time is forgotten itself, and the segments after it.
+    opened.clock.tick(2 * 24 * HOUR_S)
+    opened.disk.sweep()
+    assert not opened.disk.has_record("snapshot", "known")
+    assert not kept.exists()
+
+
+# --- several processes -------------------------------------------------------------------------------------
+
+
+def mappings() -> list[list[str]]:
+    """Permissions and inodes of the segments that this process has mapped."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "/snapshots/" in line]
+    return [[words[1], words[4]] for words in lines]
+
+
+def holder(root: Path, found: OpenSegment | None, pipe: Any) -> None:
+    """Holds a segment (inherited, or opened here) until told otherwise; tells what it sees."""
+    if found is None:
+        found = Opened(root).disk.open_segment("t", "s")
+    assert found is not None
+    assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+    pipe.send(mappings())
+    pipe.recv()
+
+
+def share_and_pin(root: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    opened = Opened(root)
+    path = published(opened)
+    for inherited, killed in itertools.product((False, True), repeat=2):
+        found = opened.disk.open_segment("t", "s") if inherited else None
+        ours, theirs = context.Pipe()
+        child = context.Process(target=holder, args=(root, found, theirs))
+        child.start()
+        # Read-only and shared: the same pages of memory in every process.
+        assert ours.recv() == [["r--s", str(path.stat().st_ino)]]
+        found = None
+        gc.collect()
+        assert mappings() == []
+        assert not opened.disk.remove_segment("t", "s")
+        assert content(opened) == REGIONS
+        if killed:
+            child.kill()
+            child.join()
+        else:
+            ours.send(None)
+            must_end([child])
+        assert opened.disk.remove_segment("t", "s")
+        published(opened)
+    # A child that drops what it inherited does not unpin it for its parent.
+    found = opened.disk.open_segment("t", "s")
+    child = context.Process(target=gc.collect)
+    child.start()
+    must_end([child])
+    assert not opened.disk.remove_segment("t", "s")
+    assert found is not None
+    assert bytes(found.regions["one"]) == REGIONS["one"]
+
+
+def test_processes_share_and_pin(cache_dir: Path) -> None:
+    """Processes map the same pages; whoever opened or inherited a segment pins it for all until it ends or is killed."""
+    in_fresh_process(share_and_pin, cache_dir)
+
+
+def little_address_space(root: Path) -> None:
+    opened = Opened(root)
+    published(opened, regions={"r": bytes(64 * 2**20)})
+    with memory_at_most(16 * 2**20):
+        assert opened.disk.open_segment("t", "s") is None
+    assert (opened.count("cacheFailureCount"), opened.count("snapshotDamagedCount")) == (1, 0)
+    assert content(opened) == {"r": bytes(64 * 2**20)}
+    assert opened.disk.remove_segment("t", "s")
+
+
+def test_a_segment_larger_than_the_address_space(cache_dir: Path) -> None:
+    """A worker that may not address a segment does without it and counts it; the file stays, and pins nothing."""
+    in_fresh_process(little_address_space, cache_dir)

@@ -1,0 +1,628 @@
+"""One budget for all of a cache directory: blocks, snapshots, rows by key, records. No host fills its disk."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import importlib
+import os
+import random
+import shutil
+import socket
+import threading
+import time
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import CacheFullError, LookupTable, VersionGoneError
+from pyspark_lookup.cache.full import loader
+from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.cache.segments.builder import SegmentBuilder
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import UfsUnavailableError
+from pyspark_lookup.lookup import lookup_table as api
+from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.options.enums import MetadataSource
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.formats.parquet import ParquetIndex
+from pyspark_lookup.scan.open_file import KnownFiles
+from pyspark_lookup.sources.providers.functions import LookupFunction, PartialCachingLookupProvider
+from pyspark_lookup.storage.disk import Disk, SegmentWriter
+from pyspark_lookup.storage.disk.space import ReservedFile
+from pyspark_lookup.storage.host_metrics import read_reloads
+from pyspark_lookup.storage.stores import IMMUTABLE, FileVersion
+from tests.cache.full.test_full_cache import CACHE, EACH, FULL, Table, publish
+from tests.soak.watch import bytes_below
+from tests.storage.test_disk import data_of, handles_below, key
+from tests.support.fakes import CACHES, FakeClock, Later, wait_until_settled
+from tests.support.fuzzing import by_day, seeds
+from tests.support.partial_cache import run_waiting
+from tests.support.workers import in_fresh_process, run_processes
+
+MIB = 2**20
+BUDGET = 2 * MIB
+SLACK = 16 * 1024  # what is neither a block, a segment nor a record: locks, claims, the account itself
+FILES = 4
+MODES = {
+    "FULL": {**FULL, "lookup.full-cache.build-wait": "0 s", "lookup.full-cache.retain": "1 h"},
+    "PARTIAL": {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"},
+    "NONE": {"lookup.keys": "id"},
+}
+
+
+class Killed(BaseException):
+    """A process has died here."""
+
+
+@contextlib.contextmanager
+def dying(rng: random.Random) -> Iterator[None]:
+    """A process that dies while it writes a segment: its files stay, its locks do not."""
+    left, append = rng.randrange(6), SegmentWriter.append
+
+    def cut(writer: SegmentWriter, name: str, data: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        append(writer, name, data)
+
+    def closed(file: ReservedFile) -> None:
+        if file.fd >= 0:
+            os.close(file.fd)
+            file.fd = -1
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(SegmentWriter, "append", cut)
+        patch.setattr(ReservedFile, "close", closed)
+        yield
+
+
+class Host:
+    """Processes of one host that share a directory, over tables of files of many sizes."""
+
+    def __init__(self, base: Path, rng: random.Random, tables: Sequence[int] = range(3)) -> None:
+        self.base, self.rng, self.tables = base, rng, tables
+        self.cache_dir = base / "cache"
+        self.clock = FakeClock(time.time() + 10)
+        self.versions: dict[tuple[int, int], int] = collections.defaultdict(int)
+        self.processes: dict[tuple[int, int, str], Table] = {}
+        self.held: list[object] = []
+        self.counts: collections.Counter[str] = collections.Counter()
+        for table in tables:
+            for number in range(FILES):
+                self.change(table, number)
+
+    def path(self, table: int) -> Path:
+        return self.base / f"dim{table}"
+
+    def change(self, table: int, number: int) -> None:
+        self.versions[table, number] += 1
+        columns: dict[str, object] = {
+            "noise": [self.rng.randbytes(self.rng.choice([10, 100, 300])) for _ in range(EACH)]
+        }
+        if table == 2:  # small in the file, and large in a snapshot
+            columns |= {f"c{place}": [0] * EACH for place in range(60)}
+        publish(self.path(table), number, self.versions[table, number], columns=columns)
+
+    def process(self, number: int, table: int, mode: str) -> Table:
+        place = number, table, mode
+        if place not in self.processes:
+            options = (self.path(table), self.cache_dir, MODES[mode], self.clock)
+            self.processes[place] = Table(*options, max_bytes=BUDGET)
+        return self.processes[place]
+
+    def end(self, place: tuple[int, int, str]) -> None:
+        """The end of a process, as far as others see it."""
+        process = self.processes.pop(place)
+        if place[2] == "FULL":
+            process.full.close()
+        process.host.reader.partials.close()
+        self.counts.update(process.host.metrics.snapshot())
+
+    def step(self) -> str:
+        rng = self.rng
+        table = rng.randrange(3)
+        place = rng.randrange(2), table, rng.choice(["FULL", "FULL", "FULL", "PARTIAL", "NONE"])
+        what = rng.choice(
+            ["get"] * 6 + ["change"] * 4 + ["die", "end", "end", "hold", "free", "wait", "wait", "upkeep"]
+        )
+        if what == "change":
+            self.change(rng.choice(self.tables), rng.randrange(FILES))
+        elif what in ("get", "die"):
+            process = self.process(*place)
+            with dying(rng) if what == "die" else contextlib.nullcontext():
+                ids = [number * EACH + rng.randrange(EACH) for number in range(FILES)]
+                for _ in range(2):
+                    found = process.versions(*ids)
+                    assert len(found) == FILES
+                    if table in self.tables:  # else another process changes it
+                        assert found == [self.versions[table, number] for number in range(FILES)]
+                    run_waiting(process.later)
+            if what == "die":
+                self.end(place)
+        elif what == "hold":
+            with contextlib.suppress(CacheFullError):
+                self.held.append(self.process(place[0], table, "FULL").full.reload())
+        elif what == "free":
+            self.held.clear()
+        elif what == "end" and self.processes:
+            self.end(rng.choice(sorted(self.processes)))
+        elif what == "wait" and len(self.tables) == 3:  # processes of one host have one clock
+            self.clock.tick(rng.choice([1.0, 700.0, 700.0]))
+        elif what == "upkeep":
+            disk = self.process(*place).host.disk
+            assert disk is not None
+            rng.choice([disk.sweep, disk.sweep, disk.recount, lambda: disk.check(repair=True), disk.clear])()
+        return f"{what} {place}"
+
+
+def test_no_host_fills_its_disk(tmp_path: Path) -> None:
+    """Whatever the processes of a host read, build, reload, hold and leave behind, their directory stays within the budget, the
+    account says what lies there, and every answer is right."""
+    counts: collections.Counter[str] = collections.Counter()
+    for seed in seeds(2):
+        host = Host(tmp_path / str(seed), random.Random(seed))
+        done: list[str] = []
+        for _ in range(100):
+            done.append(host.step())
+            assert bytes_below(host.cache_dir) <= BUDGET + SLACK, (seed, done[-5:])
+        host.held.clear()
+        disk = host.process(0, 0, "NONE").host.disk
+        assert disk is not None
+        assert disk.usage().total >= disk.used_bytes(), seed
+        disk.recount()
+        assert disk.usage().total == disk.used_bytes(), seed
+        for place in list(host.processes):
+            host.end(place)
+        counts += host.counts
+    happened = ("snapshotBuildCount", "snapshotOverBudgetCount", "tableEvictedCount", "blockEvictedCount")
+    assert all(counts[name] for name in happened), counts
+
+
+def work(base: Path, number: int) -> None:
+    """A process: it changes table `number`, and reads all three."""
+    host = Host(base, random.Random(number), tables=(number,))
+    for _ in range(30):
+        with contextlib.suppress(VersionGoneError):  # others replace files while they are read
+            host.step()
+        assert (
+            bytes_below(host.cache_dir) <= BUDGET + SLACK + 3 * 64 * 1024
+        )  # and what each is putting in another's place
+
+
+def test_processes_together_stay_within_the_budget(tmp_path: Path) -> None:
+    """The same while three processes do so at once."""
+    for number in range(3):
+        Host(tmp_path, random.Random(number), tables=(number,))
+    run_processes("spawn", work, [(tmp_path, number) for number in range(3)])
+    disk = Disk(tmp_path / "cache", BUDGET, CacheMetricGroup(), time.time, random.Random(1))
+    disk.recount()
+    assert disk.usage().total == disk.used_bytes() <= BUDGET
+
+
+@pytest.mark.parametrize("given_up", [False, True], ids=["refused", "given up"])
+def test_a_build_without_room(
+    tmp_path: Path, cache_dir: Path, given_up: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The table is read from its files, by all processes: the build is tried once in a minute, counted, said once and shown. One that
+    turns out larger than was thought is given up, leaves nothing, and is not begun again for that size. With room it is built."""
+    wide = {f"c{place}": [0] * EACH for place in range(60)}
+    for number in range(10):
+        publish(tmp_path / "dim", number, 1, columns=wide)
+    if given_up:
+        monkeypatch.setattr(loader, "_DECODED_SHARE", 0.1)
+        monkeypatch.setattr(loader, "DECODED_AT_MOST", 0)
+    clock = FakeClock()
+    one, other = (Table(tmp_path / "dim", cache_dir, MODES["FULL"], clock, max_bytes=BUDGET) for _ in range(2))
+    disk = one.host.disk
+    assert disk is not None
+    for table in (one, other, one):
+        assert table.versions(3, 4999) == [1, 1]
+        table.later.loads()
+    assert (one.metric("snapshotOverBudgetCount"), other.metric("snapshotOverBudgetCount")) == (1, 0)
+    assert (one.metric("numLoadFailures"), one.metric("cacheFailureCount"), other.metric("hitCount")) == (0, 0, 0)
+    assert list((cache_dir / "v1" / "tmp").iterdir()) == []
+    assert disk.usage().total == disk.used_bytes() < BUDGET
+    reason = other.full.refusal(one.host.resolver.discover(one.options)[1])
+    assert reason is not None
+    assert "lookup.cache.max-bytes is 2.1 MB" in reason
+    ((told,),) = read_reloads(disk).values()
+    assert told.error.startswith("not built: ")
+    fetched = len(one.fetched())
+    assert fetched == 10
+    clock.tick(61)
+    with pytest.raises(CacheFullError, match=r"Raise lookup\.cache\.max-bytes"):
+        one.full.reload()
+    assert one.fetched() == set()  # it was not begun
+    assert len([r for r in caplog.records if r.levelname == "WARNING" and "no room" in r.message]) == 1
+    clock.tick(61)
+    roomy = Table(tmp_path / "dim", cache_dir, MODES["FULL"], clock, max_bytes=20 * MIB)
+    assert roomy.versions(3) == [1]
+    roomy.later.loads()
+    assert roomy.versions(3) == other.versions(3) == [1]
+    assert (roomy.metric("hitCount"), other.metric("hitCount")) == (1, 1)
+    assert other.full.refusal(one.host.resolver.discover(one.options)[1]) is None
+
+
+@pytest.mark.parametrize("call", [("fcntl", "flock"), ("os", "replace")], ids=["begun", "published"])
+def test_a_file_that_is_being_written_is_nobody_elses(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[str, str]
+) -> None:
+    """Another process makes room just before or after each lock and each renaming: it takes no file of a living process for a dead one's."""
+    one, other = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
+    module, real = importlib.import_module(call[0]), getattr(importlib.import_module(call[0]), call[1])
+    looking = threading.Lock()
+
+    def beside(*args: object, **more: object) -> None:
+        alone = looking.acquire(blocking=False)
+        if alone:
+            other._remove_dead(0)
+        real(*args, **more)
+        if alone:
+            other._remove_dead(0)
+            looking.release()
+
+    monkeypatch.setattr(module, call[1], beside)
+    with contextlib.closing(one.create_segment({"a": 10})) as writer:
+        writer.append("a", b"0123456789")
+        writer.finish({})
+        one.publish_segment("t", "n", writer)
+    assert one.open_segment("t", "n") is not None
+    assert one.usage().total == one.used_bytes()
+    # One that is gone when its size is asked for is no error.
+    monkeypatch.setattr(one, "_reserved", lambda: [(cache_dir / "gone.reserved", True)])
+    with pytest.raises(CacheFullError):
+        one.check_room(BUDGET)
+
+
+def die_beside_a_child(cache_dir: Path) -> None:
+    """A process that has forked a child dies while it writes a file; what it was writing is nobody's, although the child lives."""
+    one, other = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
+    file = one.reserve(100_000)
+    os.utime(file.path, (time.time() - 7200,) * 2)  # it takes long
+    other.sweep()
+    assert file.path.exists()
+    assert other.usage().segments > 100_000
+    ours, childs = socket.socketpair()
+    child = os.fork()
+    if not child:
+        ours.close()
+        childs.send(b"!")
+        childs.recv(1)  # until its parent has ended
+        os._exit(0)
+    assert ours.recv(1)
+    os.close(file.fd)
+    other._remove_dead(0)
+    assert not file.path.exists()
+    assert other.usage().segments == 0
+    ours.close()
+    childs.close()
+    os.waitpid(child, 0)
+
+
+def test_a_file_that_is_being_written_outlives_no_process(cache_dir: Path) -> None:
+    """It is swept when its writer has died, not because it is old."""
+    in_fresh_process(die_beside_a_child, cache_dir)
+
+
+def test_a_build_that_was_given_up_is_tried_again(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another table was in its way, and it took more than was thought: with the room of both it is built."""
+    noise = {"noise": [random.Random(n).randbytes(400) for n in range(EACH)]}
+    for name, files in (("other", 2), ("dim", 4)):
+        for number in range(files):
+            publish(tmp_path / name, number, 1, columns=noise)
+    clock = FakeClock(time.time() + 10)
+    other, table = (
+        Table(tmp_path / name, cache_dir, MODES["FULL"], clock, max_bytes=5 * MIB // 4) for name in ("other", "dim")
+    )
+    other.full.reload()
+    monkeypatch.setattr(loader, "_DECODED_SHARE", 0.6)
+    monkeypatch.setattr(loader, "DECODED_AT_MOST", 0)
+    for _ in range(2):
+        with pytest.raises(CacheFullError):
+            table.full.reload()
+    other.full.close()
+    clock.tick(1000)
+    table.full.reload()
+    assert table.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
+
+
+def test_loads_that_fail_leave_nothing(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reload has written when it fails does not stay for as long as reloads fail."""
+    for number in range(10):
+        publish(tmp_path / "dim", number, 1)
+    table = Table(tmp_path / "dim", cache_dir, CACHE)
+    table.get(0)
+    publish(tmp_path / "dim", 0, 2)
+    monkeypatch.setattr(SegmentBuilder, "finish", mock.Mock(side_effect=UfsUnavailableError("no answer")))
+    for _ in range(3):
+        table.due_after()
+    assert table.metric("numLoadFailures") == 3
+    assert len(table.segments()) == 1
+
+
+def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:
+    """Superseded snapshots, then blocks, then the table that was not used for longest; never what somebody reads, nor a table that
+    was used a moment ago."""
+    clock = FakeClock(time.time() + 10)
+    noise = {"noise": [random.Random(n).randbytes(230) for n in range(EACH)]}  # half a MB a table
+
+    def made(name: str) -> Table:
+        for number in range(4):
+            publish(tmp_path / name, number, 1, columns=noise)
+        table = Table(tmp_path / name, cache_dir, MODES["FULL"], clock, max_bytes=2 * MIB)
+        with contextlib.suppress(CacheFullError):  # blocks are those of files whose columns were looked up
+            table.full.reload()
+        return table
+
+    one = made("one")
+    disk = one.host.disk
+    assert disk is not None
+    for version in (2, 3, 4):  # each time all but one file: bases, of which three are superseded
+        for number in range(3):
+            publish(tmp_path / "one", number, version, columns=noise)
+        one.full.reload()
+    one.full.close()  # a process that keeps none of them mapped
+    latest = one.full.reload()
+    assert len(one.segments()) < 4
+    assert one.versions(0) == [4]
+    two = made("two")
+    assert len(one.segments()) == 1
+    assert two.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 0]
+    before = disk.usage()
+    assert before.blocks > 0
+    two.full.close()
+    clock.tick(1000)  # now nobody has used it lately, but there are blocks
+    three = made("three")
+    assert three.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 0]
+    assert three.metric("blockEvictedCount") > 0
+    assert disk.usage().blocks < before.blocks
+    four = made("four")
+    assert four.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
+    assert [len(table.segments()) for table in (one, two, three)] == [1, 0, 1]
+    four.full.close()  # nobody reads it, but it was used a moment ago
+    assert made("five").metrics("snapshotBuildCount", "snapshotOverBudgetCount") == [0, 1]
+    clock.tick(1000)
+    assert latest.rows == 2000  # and is mapped, as the third one's
+    assert made("six").metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
+    assert [len(table.segments()) for table in (one, three, four)] == [1, 1, 0]
+
+
+def test_a_reload_that_takes_the_place_of_what_nobody_reads(tmp_path: Path, cache_dir: Path) -> None:
+    """CACHE: where there is no room for both, queries read the newest files; once the old snapshot was not read for long, it makes room."""
+    noise = {"noise": [random.Random(n).randbytes(400) for n in range(EACH)]}
+    for number in range(4):
+        publish(tmp_path / "dim", number, 1, columns=noise)
+    clock = FakeClock(time.time() + 10)
+    table, other = (Table(tmp_path / "dim", cache_dir, CACHE, clock, max_bytes=3 * MIB // 2) for _ in range(2))
+    assert table.versions(0) == other.versions(0) == [1]
+    for number in range(4):
+        publish(tmp_path / "dim", number, 2, columns=noise)
+    table.due_after()
+    assert table.metrics("snapshotOverBudgetCount", "numLoadFailures") == [1, 0]
+    assert (table.versions(0), table.metric("missCount")) == ([2], 1)
+    assert (other.versions(0), other.metric("missCount")) == ([2], 1)
+    clock.tick(700)
+    table.due_after()
+    assert table.metrics("snapshotBuildCount", "tableEvictedCount") == [2, 1]
+    before = table.metric("hitCount")
+    assert (table.versions(0), table.metric("hitCount")) == ([2], before + 1)
+
+
+def test_without_room_for_records(tmp_path: Path, cache_dir: Path) -> None:
+    """CACHE: others have filled the disk, or the budget was lowered. What the last reload has learned cannot be put on record either, and
+    queries read the newest files all the same."""
+    publish(tmp_path / "dim", 0, 1)
+    clock = FakeClock(time.time() + 10)
+    held = Table(tmp_path / "dim", cache_dir, CACHE, clock)
+    assert held.versions(0) == [1]
+    tight = Table(tmp_path / "dim", cache_dir, CACHE, clock, max_bytes=16 * 1024)
+    for version in (2, 3):
+        publish(tmp_path / "dim", 0, version)
+        tight.due_after()
+        assert tight.versions(0) == held.versions(0) == [version]
+    assert tight.metrics("snapshotOverBudgetCount", "loadCount") == [2, 0]
+
+
+def test_the_default_is_a_share_of_the_disk(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the disk; half of what is free and ours if that is less, as it is at the moment."""
+    disk = Disk(cache_dir, None, CacheMetricGroup(), time.time, random.Random(1))
+    for free, budget in ((900, 250), (400, 200), (0, 0)):
+        told = types.SimpleNamespace(f_blocks=1000, f_bavail=free, f_frsize=MIB)
+        monkeypatch.setattr(os, "statvfs", lambda path, told=told: told)
+        assert disk.budget() == disk.space().budget == budget * MIB
+    with pytest.raises(CacheFullError, match="its share of the disk is 0 B"):
+        disk.replace_record("version", "k", 1)
+    monkeypatch.undo()
+    shutil.rmtree(cache_dir)
+    assert disk.budget() > 0
+    disk.put_blocks({key(1): data_of(1)})
+    assert disk.get_block(key(1)) == data_of(1)
+
+
+def test_close_leaves_nothing_open(tmp_path: Path, cache_dir: Path) -> None:
+    """After the last table of a path is closed this process has no file of the directory open, and no thread; counters go on adding up."""
+    publish(tmp_path / "dim", 0, 1)
+    wait_until_settled(tmp_path / "dim" / "0.parquet")
+    threads = threading.active_count()
+    for mode in (FULL, MODES["PARTIAL"], MODES["NONE"], CACHE) * 2:
+        with LookupTable(str(tmp_path / "dim"), {**mode, "lookup.cache.dir": str(cache_dir)}) as table:
+            assert table.get(3)[0]["version"] == 1
+            assert handles_below(cache_dir) != []
+        assert handles_below(cache_dir) == []
+    with LookupTable(str(tmp_path / "dim"), {"lookup.cache.dir": str(cache_dir)}) as table:
+        assert table.metrics()["lookupTimeCount"] == 8
+    assert handles_below(cache_dir) == []
+    assert threading.active_count() == threads
+
+
+def test_a_process_that_lives_long_sweeps(tmp_path: Path, cache_dir: Path) -> None:
+    """What is past its time goes while a process works on, beside it, though none begins; at most every ten minutes."""
+    clock, later = FakeClock(time.time()), Later()
+    options = LookupOptions.parse({"path": str(publish(tmp_path / "dim", 0, 1)), "lookup.cache.dir": str(cache_dir)})
+    engine = Runtime(clock.host(), random.Random(1), start=later).engine(options)
+    assert engine.disk is not None
+    engine.disk.replace_record("execution", "old", 1)
+    for seconds, begun in ((100, 0), (86_400, 1), (100, 1)):
+        clock.tick(seconds)
+        engine.publish_metrics()
+        assert [name for name, _ in later.waiting] == ["lookupcache-sweep"] * begun
+    run_waiting(later)
+    assert not engine.disk.has_record("execution", "old")
+
+
+def test_clear_clears_everything(tmp_path: Path, cache_dir: Path) -> None:
+    """Nothing but empty directories, locks, and what says that versions were forgotten stays; queries go on."""
+    publish(tmp_path / "dim", 0, 1)
+    tables = [Table(tmp_path / "dim", cache_dir, options) for options in (*MODES.values(), CACHE)]
+    for table in tables:
+        table.get(1)
+        if table.options.metadata_source is MetadataSource.UFS:  # else there is a loop that does not end
+            run_waiting(table.later)
+    disk = tables[0].host.disk
+    assert disk is not None
+    files, freed = disk.clear()
+    assert files > 5
+    assert freed > 20_000
+    assert {path.parent.parent.name for path in (cache_dir / "v1").rglob("*") if path.is_file()} <= {
+        "v1",
+        "cache",
+        "records",
+    }
+    assert disk.usage().total == disk.used_bytes() <= 4096 * len(list((cache_dir / "v1" / "records").glob("*~*")))
+    assert [table.versions(1) for table in tables] == [[1]] * 4
+
+
+def test_indexes_in_memory_are_bounded_by_bytes(tmp_path: Path) -> None:
+    """What is kept of files' footers is so many bytes at most, however many columns they have."""
+    path = str(tmp_path / "wide.parquet")
+    pq.write_table(pa.table({f"c{place}": [1] for place in range(300)}), path)
+    index = ParquetIndex(FileVersion(path, os.path.getsize(path), ""), pq.read_metadata(path))
+    assert index.memory_bytes > 500_000
+    known = KnownFiles(200)
+    files = [FileVersion(f"file:///{number}", 1, IMMUTABLE) for number in range(200)]
+    for file in files:
+        known.keep(file, index, ())
+    held = [file for file in files if known.index(file) is not None]
+    assert held == files[-len(held) :]
+    assert 10 < len(held) <= 64 * MIB // index.memory_bytes
+    # A file that is in use stays, one that nobody has looked at for many reads does not: it may be gone from its table.
+    for _ in range(300):
+        known.begin_read()
+        assert known.index(files[-1]) is not None
+    assert [file for file in files if known.index(file) is not None] == files[-1:]
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_what_is_read_once_leaves_nothing_in_memory(tmp_path: Path, compacts: bool) -> None:
+    """The footers of files that a full cache has loaded, or a compaction has replaced, are not kept: nobody looks at them again."""
+    mode = CACHES["NONE" if compacts else "FULL"]
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), **mode}
+    with LookupTable(str(tmp_path / "t"), options) as table:
+        for number in range(12):
+            table.upsert([{"id": number}])
+        if compacts:
+            table.compact()
+        assert table.get(7) == [{"id": 7}]
+        scan: Any = table._engine().reader.fulls.scan
+        assert len(scan._known_files._indexes._entries) <= (13 if compacts else 0)  # those of the last one
+        for number in range(12, 16):
+            table.upsert([{"id": number}])
+            table.compact()
+        assert len(scan._known_files._indexes._entries) <= 5
+
+
+@pytest.mark.parametrize("mode", by_day(["FULL", "PARTIAL"], 2))
+def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """It keeps the engines of the tables that it used last, and of those in use, with their open files. A table whose engine was
+    dropped is read as by another process: nothing that was committed, invalidated or counted is lost."""
+    monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 2)
+    current = Runtime(FakeClock(time.time()).host(), random.Random(7))
+    monkeypatch.setattr(api, "runtime", lambda: current)
+
+    def table(number: int) -> LookupTable:
+        options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), **CACHES[mode]}
+        return LookupTable(str(tmp_path / f"t{number}"), options)
+
+    open_tables = [table(number) for number in range(2)]
+    for one in open_tables:
+        one.write([{"id": 7, "v": 0}])
+        assert one.get(7) == [{"id": 7, "v": 0}]
+    handles = len(handles_below(tmp_path))
+    for number in range(2, 7):
+        table(number).write([{"id": 7, "v": number}])
+        assert table(number).get(7) == [{"id": 7, "v": number}]
+        gc.collect()
+    assert len(current._engines) <= 2 + len(open_tables)
+    assert len(handles_below(tmp_path)) <= handles + 2 * 4
+    for number in range(2, 7):
+        table(number).upsert([{"id": 7, "v": -number}])
+    for number in range(2, 7):
+        assert table(number).get(7) == [{"id": 7, "v": -number}]
+        assert table(number).metrics()["resolutionCount"] >= 2
+    assert [one.get(7) for one in open_tables] == [[{"id": 7, "v": 0}]] * 2
+
+
+class Counting(LookupFunction):
+    """Gives each key the number of the call."""
+
+    calls = 0
+    schema = pa.schema({"id": pa.int64(), "v": pa.int64()})
+    cache = DefaultLookupCache(max_rows=10)
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        Counting.calls += 1
+        return pa.table({"id": keys["id"], "v": [Counting.calls] * keys.num_rows}, self.schema)
+
+
+def counting_provider(context: Any) -> PartialCachingLookupProvider:
+    return PartialCachingLookupProvider(Counting(), Counting.cache, Counting.schema, lambda: "1")
+
+
+def test_what_is_invalidated_without_a_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider's own cache outlives the engine, so what is known of its keys does, too."""
+    monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 1)
+    current = Runtime(FakeClock(time.time()).host(), random.Random(7))
+    monkeypatch.setattr(api, "runtime", lambda: current)
+    (tmp_path / "cache").write_text("no directory")
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
+    provided = {**options, "lookup.provider": f"{__name__}:counting_provider"}
+    assert [LookupTable(None, provided).get(1) for _ in range(2)] == [[{"id": 1, "v": 1}]] * 2
+    LookupTable(None, provided).invalidate([1])
+    for number in range(4):
+        current.engine(LookupOptions.parse({"path": str(tmp_path / f"t{number}"), **options}))
+    gc.collect()
+    assert LookupTable(None, provided).get(1) == [{"id": 1, "v": 2}]
+
+
+def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's engine stays while the disk could not record one of its commits, and while its schedule runs."""
+    monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 1)
+    current = Runtime(FakeClock(time.time()).host(), random.Random(7), start=Later())
+    cache = {"lookup.cache.dir": str(tmp_path / "cache")}
+    plain = LookupOptions.parse({"path": str(tmp_path / "t"), **cache})
+    current.engine(plain).reader.resolver.host._unwritten_floors["file:///t"] = {}
+    scheduled = LookupOptions.parse({"path": str(tmp_path / "t"), **cache, **CACHE})
+    engine = current.engine(scheduled)
+    full = engine.reader.fulls.get_cache(engine.reader.resolver.to_table(scheduled, "DIRECTORY"), scheduled)
+    assert full is not None
+    full.schedule.ensure()
+    engines = set(current._engines)
+    del engine, full
+    for number in range(20):
+        current.engine(LookupOptions.parse({"path": str(tmp_path / f"u{number}"), **cache}))
+    gc.collect()
+    assert len(engines) == 2
+    assert engines <= set(current._engines)
+    assert len(current._engines) <= 4

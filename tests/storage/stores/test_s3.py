@@ -1,0 +1,225 @@
+"""Refusals and redirects of S3: an error of one line that says what to do, no useless retries, nothing sent to other hosts."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from werkzeug.serving import make_server
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import (
+    DamagedFileError,
+    UfsError,
+    UfsNotFoundError,
+    UfsPermissionError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+    VersionGoneError,
+)
+from tests.support.fakes import make_host
+from tests.support.proxy import kind_of
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+    from tests.support.s3server import Application, S3Server
+
+ROWS = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
+PATH = "s3://refusals/dim/a.parquet"
+SECRETS = ("AKIAIOSFODNN7EXAMPLE", "SESAME42", "TOKEN42")
+_BODY = (
+    "<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message><AWSAccessKeyId>AKIAIOSFODNN7EXAMPLE</AWSAccessKeyId>"
+    "<Token-0>TOKEN42</Token-0><StringToSign>AWS4-HMAC-SHA256 SESAME42</StringToSign></Error>"
+)
+
+
+@pytest.fixture
+def store(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """A store with one file, and a session token for it in the environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    for name, secret in zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), SECRETS, strict=True):
+        monkeypatch.setenv(name, secret)
+    if "refusals" not in [bucket["Name"] for bucket in s3.client.list_buckets()["Buckets"]]:
+        s3.client.create_bucket(Bucket="refusals")
+    file = io.BytesIO()
+    pq.write_table(ROWS, file)
+    s3.client.put_object(Bucket="refusals", Key="dim/a.parquet", Body=file.getvalue())
+    s3.log.clear()
+    return s3
+
+
+def refuse(s3: S3Server, kinds: Iterable[str], status: int, code: str, message: str = "No.", **headers: str) -> None:
+    """Answer requests of these kinds with a refusal of S3."""
+
+    def between(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
+        if kind_of(environ) not in kinds:
+            return app(environ, start)
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        body = _BODY.format(code=code, message=message).encode()
+        answer_headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+        start(f"{status} {code}", answer_headers + [(name.replace("_", "-"), value) for name, value in headers.items()])
+        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
+
+    s3.between = between
+
+
+REFUSALS: list[tuple[int, str, str, dict[str, str], type[UfsError], str]] = [
+    (400, "ExpiredToken", "The provided token has expired.", {}, UfsPermissionError, "renew them, and restart this process"),
+    (400, "InvalidToken", "The provided token is malformed.", {}, UfsPermissionError, "renew them, and restart this process"),
+    (403, "InvalidAccessKeyId", "It does not exist.", {}, UfsPermissionError, "check the credentials"),
+    (403, "SignatureDoesNotMatch", "It does not match.", {}, UfsPermissionError, "check the credentials"),
+    (403, "RequestTimeTooSkewed", "Too large.", {}, UfsPermissionError, "set the clock of this host"),
+    (403, "AccessDenied", "Access Denied", {}, UfsPermissionError, "they need s3:{permission}"),
+    (403, "InvalidObjectState", "Glacier.", {}, UfsPermissionError, "restore it first"),
+    (404, "NoSuchBucket", "It does not exist.", {}, UfsNotFoundError, "there is no such bucket"),
+    (400, "InvalidRequest", "The object was stored using a form of Server Side Encryption.", {}, UfsError, "SSE-C"),
+    (301, "PermanentRedirect", "Elsewhere.", {"x_amz_bucket_region": "eu-west-1"}, UfsError, "is in region eu-west-1: set AWS_DEFAULT_REGION"),
+    (307, "TemporaryRedirect", "Elsewhere.", {"Location": "http://other.example/x"}, UfsError, "redirect to other.example is not followed"),
+    (400, "AuthorizationHeaderMalformed", "Wrong.", {"x_amz_bucket_region": "eu-west-1"}, UfsError, "is in region eu-west-1"),
+    (400, "RequestTimeout", "Not read.", {}, UfsTimeoutError, "Not read"),
+    (503, "SlowDown", "Please reduce your request rate.", {}, UfsUnavailableError, "Please reduce your request rate"),
+    (405, "MethodNotAllowed", "Line\n one.", {}, UfsError, "Line one (MethodNotAllowed)"),
+]  # fmt: skip
+
+
+def test_a_refusal_says_what_to_do(store: S3Server) -> None:
+    """In one line that names the object, by an error of the class that fits; only transient failures are retried."""
+    host = make_host(PATH, None, max_retries=2)
+    file = host.ufs.get_meta(PATH)
+    calls: dict[str, tuple[str, Callable[[], object]]] = {
+        "list": ("ListBucket", lambda: host.ufs.list_status("s3://refusals/dim")),
+        "get": ("GetObject", lambda: host.ufs.read_ranges(file, [(0, file.size)])),
+        "put": ("PutObject", lambda: host.ufs.put_if_absent("s3://refusals/t/a", b"mine")),
+        "head": ("GetObject", lambda: host.ufs.get_meta(PATH)),
+    }
+    for status, code, message, headers, ours, says in REFUSALS:
+        for kind, (permission, call) in calls.items():
+            refuse(store, {kind} if kind != "put" else {"put", "get", "head"}, status, code, message, **headers)
+            host.metrics.inc("ufsRetryCount", -host.metrics.snapshot()["ufsRetryCount"])
+            with pytest.raises(UfsError, match=r"^[^\n]*s3://refusals/") as caught:
+                call()
+            text = str(caught.value)
+            assert "\n" not in text
+            assert not [secret for secret in SECRETS if secret in text]
+            if kind == "head" and status == 400:  # S3 does not say why
+                assert "expired credentials, another region, or encryption with a key that only the writer has" in text
+                continue
+            if kind != "head" or status in (301, 307):  # whose answers have no body
+                assert says.format(permission=permission) in text
+            transient = ours in (UfsUnavailableError, UfsTimeoutError)
+            assert (host.metrics.snapshot()["ufsRetryCount"] > 0) is transient
+            assert isinstance(caught.value, UfsUnavailableError if kind == "put" and transient else ours)
+
+
+def test_a_redirect_takes_nothing_along(store: S3Server) -> None:
+    """Neither the session token, nor the written bytes, nor the request itself goes to the host that an answer names."""
+    seen: list[str] = []
+
+    def foreign(environ: WSGIEnvironment, start: StartResponse) -> list[bytes]:
+        seen.append(environ["REQUEST_METHOD"])
+        start("200 OK", [("ETag", '"x"'), ("Content-Length", "0")])
+        return [b""]
+
+    server = make_server("127.0.0.1", 0, foreign)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    host = make_host(PATH, None)
+    file = host.ufs.get_meta(PATH)
+    calls: list[Callable[[], Any]] = [
+        lambda: host.ufs.get_meta(PATH),
+        lambda: host.ufs.list_status("s3://refusals/dim"),
+        lambda: host.ufs.read_ranges(file, [(0, 5)]),
+        lambda: host.ufs.put_if_absent("s3://refusals/t/a", b"rows"),
+        lambda: host.ufs.delete("s3://refusals/t/_lookup/log/00000000000000000001.json"),
+    ]
+    for status in (301, 302, 307, 308):
+        refuse(store, ("head", "list", "get", "put", "delete"), status, "TemporaryRedirect", Location=f"http://127.0.0.1:{server.server_port}/x")  # fmt: skip
+        for call in calls:
+            with pytest.raises(UfsError, match=r"another region \(the redirect to 127\.0\.0\.1 is not followed\)"):
+                call()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    assert seen == []
+
+
+def test_where_only_some_requests_are_allowed(store: S3Server, cache_dir: Path) -> None:
+    """A file is read where listing is denied; a directory is not, nor a file that may only be listed."""
+    options = {"lookup.cache.dir": str(cache_dir)}
+    refuse(store, ["list"], 403, "AccessDenied")
+    with LookupTable(PATH, options) as table:
+        assert table.scan() == ROWS
+    with (
+        pytest.raises(UfsPermissionError, match=r"s3://refusals/dim: .*they need s3:ListBucket"),
+        LookupTable("s3://refusals/dim", options) as table,
+    ):
+        table.scan()
+    refuse(store, ["get", "head"], 403, "AccessDenied")
+    with (
+        pytest.raises(UfsPermissionError, match=r"dim/a\.parquet: .*they need s3:GetObject"),
+        LookupTable("s3://refusals/dim", {"lookup.cache.dir": str(cache_dir / "other")}) as table,
+    ):
+        table.scan()
+
+
+def test_credentials_that_expire(store: S3Server, cache_dir: Path) -> None:
+    """Between two reads and during a write: the snapshot still answers, no row of the write is visible, and the write can be repeated."""
+    full = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir),
+            "lookup.full-cache.periodic-reload.interval": "1 h"}  # fmt: skip
+    written = {"lookup.keys": "id", "lookup.cache.dir": str(cache_dir), "lookup.max-retries": 0}
+    with LookupTable("s3://refusals/dim", full) as cached_table, LookupTable("s3://refusals/managed", written) as table:
+        assert cached_table.get(2) == [{"id": 2, "name": "b"}]
+        table.write(ROWS)
+        refuse(store, ["get", "list", "head"], 400, "ExpiredToken")
+        with pytest.raises(UfsPermissionError, match="ExpiredToken"):
+            cached_table.reload()
+        assert cached_table.get(2) == [{"id": 2, "name": "b"}]
+        for kinds in (["put"], ["put", "get"]):
+            refuse(store, kinds, 400, "ExpiredToken")
+            with pytest.raises(UfsPermissionError, match="ExpiredToken"):
+                table.write(ROWS)
+            store.between = None
+            assert table.scan().num_rows == 3
+        table.write(ROWS)
+        assert table.scan().num_rows == 6
+
+
+def test_a_head_that_is_not_true(store: S3Server, cache_dir: Path) -> None:
+    """A wrong size or ETag in the answer to HEAD gives an error that names the object, and no rows."""
+    size = make_host(PATH, None).ufs.get_meta(PATH).size
+    for wrong_headers in (
+        {"content-length": str(size + 10)},
+        {"content-length": str(size - 10)},
+        {"etag": '"another"'},
+    ):
+
+        def between(
+            environ: WSGIEnvironment,
+            start: StartResponse,
+            app: Application,
+            wrong_headers: dict[str, str] = wrong_headers,
+        ) -> Iterable[bytes]:
+            def changed(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Any:
+                return start(status, list(({name.lower(): value for name, value in headers} | wrong_headers).items()))
+
+            if kind_of(environ) == "list":  # so that it is HEAD which tells the file's version
+                start("403 Forbidden", [])
+                return [b"<Error><Code>AccessDenied</Code><Message>x</Message></Error>"]
+            return app(environ, changed if kind_of(environ) == "head" else start)  # type: ignore[arg-type]
+
+        store.between = between
+        options = {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": 0}
+        with (
+            pytest.raises(
+                (DamagedFileError, UfsError, VersionGoneError), match=r"^[^\n]*s3://refusals/dim/a\.parquet[^\n]*$"
+            ),
+            LookupTable(PATH, options) as table,
+        ):
+            table.scan()

@@ -1,0 +1,265 @@
+"""`BlockCache`: the bytes of exactly the version asked for, from this host if it can, from the store if not."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_lookup.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
+from pyspark_lookup.storage.block_cache import BlocksAndLocations
+from pyspark_lookup.storage.stores import FileVersion
+from tests.storage.test_disk import data_of, holding
+from tests.support.fakes import Host, make_host
+
+MIB = 2**20
+Range = tuple[int, int]
+
+
+class Source:
+    """A local file of random bytes, and hosts that read it through one cache directory."""
+
+    def __init__(self, path: Path, cache_dir: Path | None, size: int = 100_000) -> None:
+        self.path = path
+        self.cache_dir = cache_dir
+        self.write(1, size)
+        self.host = self.another()
+
+    def write(self, seed: int, size: int = 100_000) -> None:
+        self.path.write_bytes(data_of(seed, size))
+
+    def another(self, **options: Any) -> Host:
+        """A host's next process: the same directory, counters and calls of its own."""
+        return make_host(str(self.path.parent), self.cache_dir, **options)
+
+    def version(self, host: Host | None = None) -> FileVersion:
+        """The version now, for which no call is noted."""
+        host = host or self.host
+        version = host.ufs.get_meta(str(self.path))
+        host.store.calls.clear()
+        return version
+
+    def locate(self, host: Host | None = None, version: FileVersion | None = None) -> BlocksAndLocations:
+        host = host or self.host
+        version = version or self.version(host)
+        return host.blocks.get_blocks_and_locations(version.url, version)
+
+    def read(self, *blocks: Range, host: Host | None = None, version: FileVersion | None = None) -> list[bytes]:
+        host = host or self.host
+        location = self.locate(host, version)
+        return [bytes(data) for data in host.blocks.read([(location, blocks)])[0]]
+
+    def right(self, *blocks: Range) -> list[bytes]:
+        """What reading these blocks should give now."""
+        content = self.path.read_bytes()
+        return [content[offset : offset + length] for offset, length in blocks]
+
+    def gets(self, host: Host | None = None) -> list[Range]:
+        """The ranges asked of the store, in order of offset."""
+        calls = (host or self.host).store.calls
+        assert all(kind == "get" for kind, _ in calls), calls
+        return sorted(subject[1:] for _, subject in calls)  # type: ignore[index]
+
+    def apart(self, count: int, version: FileVersion) -> list[Range]:
+        """Blocks of ten bytes none of which shares its lock, or its request, with another."""
+        assert self.host.disk is not None
+        found: dict[Path, Range] = {}
+        for offset in range(0, self.path.stat().st_size, 70_000):
+            block = (offset, 10)
+            name = self.locate(version=version).key(block).name
+            found.setdefault(self.host.disk.lock_path("block", name), block)
+        return sorted(found.values())[:count]
+
+
+def counts(host: Host, *names: str) -> tuple[int, ...]:
+    snapshot = host.metrics.snapshot()
+    return tuple(snapshot[name] for name in names)
+
+
+HITS_AND_MISSES = ("blockHitCount", "blockMissCount")
+
+
+@pytest.fixture
+def source(tmp_path: Path, cache_dir: Path) -> Source:
+    (tmp_path / "t").mkdir()
+    return Source(tmp_path / "t" / "file", cache_dir)
+
+
+# --- what the cache knows of a path ------------------------------------------------------------------
+
+
+def test_the_three_cases(source: Source) -> None:
+    """A path is unknown, known in another version, or known in this one; each is counted, none asks the store."""
+    names = ("getBlocksAndLocationsCount", "fileLoadedCount", "fileResyncedCount", "fileCachedCount")
+    blocks = {(0, 10), (50_000, 10)}
+    old = source.version()
+    assert (source.locate(version=old).cached_blocks, counts(source.host, *names)) == (set(), (1, 1, 0, 0))
+    source.read(*blocks, version=old)
+    assert (source.locate(version=old).cached_blocks, counts(source.host, *names)) == (blocks, (3, 2, 0, 1))
+    source.write(2)
+    new = source.version()
+    assert (source.locate(version=new).cached_blocks, counts(source.host, *names)) == (set(), (4, 2, 1, 1))
+    source.read((0, 10), version=new)
+    assert [source.locate(version=version).cached_blocks for version in (new, old)] == [{(0, 10)}, blocks]
+    assert (source.gets(), counts(source.host, *names)) == ([(0, 10)], (7, 2, 2, 3))
+    for other in (dataclasses.replace(new, size=1), dataclasses.replace(new, identity="x")):
+        assert source.locate(version=other).cached_blocks == frozenset()
+    # Another path of this version, and this path in another store, are entries of their own.
+    other_path = source.host.blocks.get_blocks_and_locations("file:///elsewhere/file", new)
+    assert other_path.cached_blocks == frozenset()
+    assert other_path.path_key != source.locate(version=new).path_key
+    away = source.another()
+    away.store.scope = "s3://elsewhere"
+    assert source.locate(away, new).cached_blocks == frozenset()
+
+
+# --- hits, misses and requests -----------------------------------------------------------------------
+
+
+THOUSAND = [(n * 100, 100) for n in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "gets", "hits", "misses"),
+    [
+        ([(0, 1000), (5000, 1), (99_999, 1)], [(0, 1000), (5000, 1), (99_999, 1)], [], 3, 0),
+        # In any order and repeated; those inside or across others are blocks of their own.
+        ([(1000, 10)], [(2000, 10), (1000, 10), (0, 10), (2000, 10), (1000, 10)], [(0, 2010)], 1, 2),
+        ([(0, 1000)], [(0, 500), (0, 1000), (500, 600)], [(0, 1100)], 1, 2),
+        ([], [], [], 0, 0),
+        ([], THOUSAND, [(0, 25_600), (25_600, 25_600), (51_200, 25_600), (76_800, 23_200)], 0, 1000),
+    ],
+    ids=["all held", "some held", "overlapping", "none", "a thousand"],
+)
+def test_a_block_is_fetched_once(
+    source: Source, before: list[Range], asked: list[Range], gets: list[Range], hits: int, misses: int
+) -> None:
+    """What was read is answered from disk, to this process and the next; the missing blocks are fetched, in few requests."""
+    source.read(*before)
+    host = source.another()
+    assert source.read(*asked, host=host) == source.right(*asked)
+    assert source.gets(host) == gets
+    assert counts(host, *HITS_AND_MISSES) == (hits, misses)
+    for other in (host, source.another()):
+        assert source.read(*asked, host=other) == source.right(*asked)
+        assert source.gets(other) == []
+
+
+def test_neighbours_share_a_request(tmp_path: Path, cache_dir: Path) -> None:
+    """Blocks up to 64 KiB apart are one request, those further apart two, and no request exceeds 16 MiB."""
+    source = Source(tmp_path / "file", cache_dir, size=40 * MIB)
+    gap = 64 * 1024
+    blocks = [(0, 100), (100 + gap, 100), (200 + 2 * gap + 1, 100)]
+    location = source.locate()
+    assert source.read(*blocks) == source.right(*blocks)
+    assert source.gets() == [(0, 200 + gap), (200 + 2 * gap + 1, 100)]
+    source.host.store.calls.clear()
+    (cache_dir / "v1" / "blocks" / location.key(blocks[0]).name).unlink()  # after it was located
+    assert [bytes(data) for data in source.host.blocks.read([(location, blocks[:1])])[0]] == source.right(blocks[0])
+    assert source.gets() == [(0, 100)]
+    long = [(n * 7 * MIB, 7 * MIB) for n in range(5)]
+    assert source.read(*long) == source.right(*long)
+    assert source.gets() == [(0, 14 * MIB), (14 * MIB, 14 * MIB), (28 * MIB, 7 * MIB)]
+    assert counts(source.host, *HITS_AND_MISSES) == (0, 9)
+
+
+# --- versions ----------------------------------------------------------------------------------------
+
+
+def test_a_version_not_settled_is_read_and_not_kept(source: Source) -> None:
+    """Bytes of a file that may still change under its identity, or has none, come from the store and stay there."""
+    settled = source.version()
+    source.read((0, 10), version=settled)
+    racy = dataclasses.replace(settled, settled=False)
+    nameless = dataclasses.replace(settled, identity="", settled=True)
+    host = source.another()
+    for _ in range(2):
+        assert source.read((0, 10), (99_000, 10), host=host, version=racy) == source.right((0, 10), (99_000, 10))
+        assert source.gets(host) == [(0, 10), (99_000, 10)]
+        host.store.calls.clear()
+    with pytest.raises(SourceChangedError):
+        source.read((0, 10), host=host, version=nameless)
+    assert counts(host, *HITS_AND_MISSES) == (0, 5)
+    assert source.locate(version=settled).cached_blocks == {(0, 10)}
+    assert source.locate(version=nameless).cached_blocks == frozenset()
+
+
+def test_a_changed_file_is_no_bytes(source: Source) -> None:
+    """Blocks of a version that is gone are an error; those on disk can still be read, and nothing new is kept."""
+    old = source.version()
+    before = source.right((0, 10))
+    source.read((0, 10), version=old)
+    source.write(2)
+    with pytest.raises(SourceChangedError):
+        source.read((0, 10), (50_000, 10), version=old)
+    assert source.read((0, 10), version=old) == before
+    assert source.locate(version=old).cached_blocks == {(0, 10)}
+    assert source.read((0, 10), (50_000, 10)) == source.right((0, 10), (50_000, 10))
+
+
+# --- several loaders ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error", [None, UfsUnavailableError("503"), UfsPermissionError("no"), SourceChangedError("f")], ids=str
+)
+def test_one_loader_at_a_time(source: Source, error: Exception | None) -> None:
+    """While one process fetches blocks another waits for these only, then takes them from disk, or fetches them if the first failed."""
+    source.write(1, MIB)
+    first, second, third = source.another(), source.another(wait_s=60), source.another()
+    version = source.version()
+    a, b, c, d = source.apart(4, version)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def pause(kind: str, subject: object) -> None:
+        if not reached.is_set():
+            reached.set()
+            assert go_on.wait(60)
+            if error is not None:
+                raise error
+
+    first.store.before = pause
+    with ThreadPoolExecutor() as pool:
+        loader = pool.submit(source.read, a, b, host=first, version=version)
+        assert reached.wait(60)
+        waiter = pool.submit(source.read, b, a, c, host=second, version=version)
+        assert source.read(d, host=third, version=version) == source.right(d)
+        go_on.set()
+        assert loader.exception(60) is error
+        assert waiter.result(60) == source.right(b, a, c)
+    if error is None:
+        assert loader.result() == source.right(a, b)
+        assert (source.gets(first), source.gets(second)) == ([a, b], [c])
+        assert counts(second, *HITS_AND_MISSES) == (2, 1)
+    else:
+        assert source.gets(second)[-1] == c
+        assert len(source.gets(second)) > 1
+    assert counts(third, "blockWaitCount") == (0,)
+
+
+def test_a_lock_held_for_long_holds_up_one_wait(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a stuck process holds the locks of many blocks, all are read from the store within one wait, and kept."""
+    source.write(1, MIB)
+    version = source.version()
+    *blocks, free = source.apart(11, version)
+    host, waits = source.another(wait_s=0.1), list[float]()
+    assert host.disk is not None
+    location, acquire = source.locate(host, version), host.disk.acquire
+
+    def noted(kind: str, name: str, wait_s: float) -> Any:
+        waits.append(wait_s)
+        return acquire(kind, name, wait_s)
+
+    monkeypatch.setattr(host.disk, "acquire", noted)
+    with holding(*(host.disk.lock_path("block", location.key(block).name) for block in blocks)):
+        assert source.read(free, *blocks, host=host, version=version) == source.right(free, *blocks)
+        assert waits == [0] * 11 + [0.1] + [0] * 9
+        assert source.gets(host) == [*blocks, free]
+        assert counts(host, "blockWaitCount", "blockMissCount") == (10, 11)
+        host.store.calls.clear()
+        assert source.read(*blocks, host=host, version=version) == source.right(*blocks)
+        assert source.gets(host) == []

@@ -1,0 +1,513 @@
+"""`Disk`: what it hands out is what was put in, whatever happened to the directory in between."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import CacheDirectoryError
+from pyspark_lookup.storage.disk import BlockKey, Disk, key_of, memory_backed, on_disk
+from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
+from tests.support.fakes import FakeClock
+
+MIB = 2**20
+
+
+def handles_below(root: Path) -> list[str]:
+    """The files below a directory, those removed from it included, that this process has open; one for each descriptor.
+
+    What other tests left to the garbage collector may be closed at any moment, so all descriptors are never counted.
+    """
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own, and what another thread closed since
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(name for name in found if name.startswith(f"{root}/"))
+
+
+class Opened:
+    """A `Disk` with its counters and a clock that tells the real time until it is moved."""
+
+    def __init__(self, root: Path, max_bytes: int | None = 2**30, clock: FakeClock | None = None) -> None:
+        self.root = root / "v1"
+        self.clock = clock or FakeClock(time.time())
+        self.metrics = CacheMetricGroup()
+        self.disk = Disk(root, max_bytes, self.metrics, lambda: self.clock.wall_s, random.Random(7))
+
+    def count(self, name: str) -> int:
+        return self.metrics.snapshot()[name]
+
+    def path(self, key: BlockKey) -> Path:
+        return self.root / "blocks" / key.name
+
+    def usage(self) -> int:
+        """What the shared counter says."""
+        return sum(map(int, (self.root / "usage").read_text().split()))
+
+
+@pytest.fixture
+def opened(cache_dir: Path) -> Opened:
+    return Opened(cache_dir)
+
+
+def key(number: int, length: int = 1000, version: str = "v") -> BlockKey:
+    """The block `number` of its own file."""
+    return BlockKey(key_of("file", number), key_of(version), 0, length)
+
+
+def data_of(number: int, length: int = 1000) -> bytes:
+    return random.Random(number).randbytes(length)
+
+
+@contextlib.contextmanager
+def holding(*paths: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the locks behind these files, until the end of the block."""
+    script = (
+        "import fcntl, sys\n"
+        "files = [open(path, 'a') for path in sys.argv[1:]]\n"
+        "[fcntl.flock(file, fcntl.LOCK_EX) for file in files]\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-S", "-c", script, *map(str, paths)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+@contextlib.contextmanager
+def files_at_most(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: a write that crosses the limit is cut short, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def takes(size: int) -> int:
+    """What a block of that size takes on disk, with the two directories that it lies in."""
+    return on_disk(size + HEADER_BYTES) + 2 * on_disk(1)
+
+
+ROOM = 5 * MIB // 3 + 4096  # for as many blocks of 10,000 bytes as a MiB has without directories
+
+
+# --- blocks ------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_what_was_put(opened: Opened) -> None:
+    """Blocks come back byte for byte, in any opener, and count once; what a reader holds stays; one that is gone is absent, and no damage."""
+    blocks = {key(n, n): data_of(n, n) for n in (0, 1, 1000, 70_000)}
+    for _ in range(2):
+        opened.disk.put_blocks(blocks)
+        for disk in (opened.disk, Opened(opened.root.parent).disk):
+            assert {k: bytes(disk.get_block(k) or b"") for k in blocks} == blocks
+            assert disk.get_block(key(5)) is None
+            assert disk.get_block(key(1, 1, "other version")) is None
+        assert opened.disk.used_bytes() == opened.usage() == sum(takes(len(data)) for data in blocks.values())
+    data = opened.disk.get_block(key(1000))
+    opened.path(key(1000)).write_bytes(b"")
+    opened.path(key(1000)).unlink()
+    assert (data, opened.disk.get_block(key(1000))) == (data_of(1000), None)
+    assert opened.count("blockDamagedCount") == opened.count("cacheFailureCount") == 0
+
+
+def test_what_is_held_is_listed(opened: Opened) -> None:
+    """The versions and blocks held of a path are those on disk; foreign names among them are not."""
+    path_key = key_of("file", 1)
+    opened.disk.put_blocks({BlockKey(path_key, "a", 0, 10): bytes(10), BlockKey(path_key, "a", 10, 5): bytes(5)})
+    opened.disk.put_blocks({BlockKey(path_key, "b", 0, 1): b"x"})
+    for name in ("x", "1", "1-2-3", "²-³", "-", "1-"):
+        (opened.root / "blocks" / path_key[:2] / path_key / "a" / name).touch()
+    held = {of: set(opened.disk.blocks_held(path_key, of)) for of in ("a", "b", "c")}
+    assert held == {"a": {(0, 10), (10, 5)}, "b": {(0, 1)}, "c": set()}
+    assert opened.disk.versions_held(path_key) == {"a", "b"}
+    assert opened.disk.versions_held(key_of("file", 2)) == frozenset()
+
+
+def test_nobody_else_may_look(opened: Opened) -> None:
+    """The directory is closed to other users, under the laxest umask too, whatever lies in it."""
+    before = os.umask(0)
+    try:
+        loose = Opened(opened.root.parent.parent / "a" / "b")
+        loose.disk.put_blocks({key(1): data_of(1)})
+        loose.disk.create_record("version", "k", 1)
+    finally:
+        os.umask(before)
+    root = loose.root.parent
+    for directory in (root, loose.root, *(loose.root / name for name in ("blocks", "records", "locks", "tmp"))):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def flipped(blob: bytes, bit: int) -> bytes:
+    changed = bytearray(blob)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda blob: blob[:-1],
+    "empty": lambda blob: b"",
+    "longer": lambda blob: blob + b"x",
+    "zeroed": lambda blob: blob[:HEADER_BYTES] + bytes(len(blob) - HEADER_BYTES),
+    "a bit flipped": lambda blob: flipped(blob, 4000),
+}
+
+
+@pytest.mark.parametrize(
+    "other", [key(2), key(1, 1000, "w"), BlockKey(key(1).path_key, key(1).version_key, 1000, 1000)]
+)
+def test_a_block_in_anothers_place_is_a_miss(opened: Opened, other: BlockKey) -> None:
+    """A sound block under another's name (file, version or range), or of another length than its range, is not that other."""
+    opened.disk.put_blocks({key(1): data_of(1), other: data_of(2)})
+    os.replace(opened.path(other), opened.path(key(1)))
+    for length in (999, 1001, 0):
+        assert opened.disk.get_block(key(1)) is None
+        opened.disk.put_blocks({key(1): data_of(1, length)})
+    assert opened.disk.get_block(key(1)) is None
+    assert opened.count("blockDamagedCount") == 4
+
+
+# --- the budget --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 200], ids=["one by one", "some at once", "all at once"])
+def test_the_budget_holds(cache_dir: Path, at_once: int) -> None:
+    """However many blocks come at once, the bytes on disk stay within the budget, and counted; one above an eighth of it is refused."""
+    opened = Opened(cache_dir, ROOM)
+    size, total = 10_000, 200
+    for start in range(0, total, at_once):
+        numbers = range(start, min(start + at_once, total))
+        opened.disk.put_blocks({key(n, size): data_of(n, size) for n in numbers})
+        assert opened.disk.used_bytes() <= ROOM * 15 // 16  # the rest is for records
+        assert opened.usage() == opened.disk.used_bytes()
+    held = [n for n in range(total) if opened.disk.get_block(key(n, size)) is not None]
+    assert len(held) * takes(size) == opened.disk.used_bytes() >= 0.8 * ROOM
+    assert opened.count("blockEvictedCount") == total - len(held)
+    assert opened.count("cacheFailureCount") == 0
+    assert list((opened.root / "tmp").iterdir()) == []
+    large = ROOM // 8
+    opened.disk.put_blocks({key(301, large + 1): bytes(large + 1), key(302): data_of(302)})
+    assert (opened.count("blockRefusedCount"), opened.disk.get_block(key(301, large + 1))) == (1, None)
+    assert opened.disk.get_block(key(302)) == data_of(302)
+    opened.disk.put_blocks({key(300, large): bytes(large)})
+    assert (opened.count("blockRefusedCount"), opened.disk.get_block(key(300, large))) == (1, bytes(large))
+
+
+def aged(opened: Opened, number: int, size: int, age_s: float) -> None:
+    """A block last used `age_s` ago."""
+    opened.disk.put_blocks({key(number, size): data_of(number, size)})
+    used_at = opened.clock.wall_s - age_s
+    os.utime(opened.path(key(number, size)), (used_at, used_at))
+
+
+def test_an_eviction_takes_old_blocks_and_few(cache_dir: Path) -> None:
+    """Going over the budget removes about a tenth of it, from the older half, and leaves no empty directory."""
+    opened = Opened(cache_dir, ROOM)
+    size, total = 10_000, 80
+    for n in range(total):
+        aged(opened, n, size, 10_000 - n)
+    assert opened.count("blockEvictedCount") == 0
+    opened.disk.put_blocks({key(1000, size): data_of(1, size)})
+    gone = [n for n in range(total) if not opened.path(key(n, size)).exists()]
+    assert 10 <= len(gone) == opened.count("blockEvictedCount") <= 12
+    assert max(gone) < total // 2
+    assert opened.usage() == opened.disk.used_bytes()
+    assert not any(opened.path(key(n, size)).parents[1].exists() for n in gone)
+
+
+def test_a_hot_block_is_touched_once_a_minute(opened: Opened) -> None:
+    """A read within a minute of the last use writes nothing; after it, and after a clock that went back, it does: so it is not evicted."""
+    opened.disk.put_blocks({key(1): data_of(1)})
+    for age_s, touched in ((50, False), (70, True), (-50, False), (-70, True)):
+        used_at = opened.clock.wall_s - age_s
+        os.utime(opened.path(key(1)), (used_at, used_at))
+        opened.disk.get_block(key(1))
+        assert (opened.path(key(1)).stat().st_mtime != pytest.approx(used_at, abs=1)) is touched
+
+
+@pytest.mark.parametrize("counter", [None, b"", b"many 0 0", b"0", b"0 0 0", b"999999999 0 0", b"0 -1 0"])
+def test_a_lost_counter_is_found_again(cache_dir: Path, counter: bytes | None) -> None:
+    """A counter that is lost, damaged or wrong is put right by a sweep, by eviction at the latest, without losing the cache."""
+    opened = Opened(cache_dir, ROOM)
+    opened.disk.put_blocks({key(n, 10_000): data_of(n, 10_000) for n in range(50)})
+    (opened.root / "usage").unlink() if counter is None else (opened.root / "usage").write_bytes(counter)
+    if counter == b"0 0 0":
+        opened.disk.sweep()
+    opened.disk.put_blocks({key(n, 10_000): data_of(n, 10_000) for n in range(50, 55)})
+    assert opened.usage() == opened.disk.used_bytes() == 55 * takes(10_000)
+    assert opened.count("blockEvictedCount") == 0
+
+
+@pytest.mark.parametrize("name", ["usage.lock", "evict.lock"])
+def test_a_lock_held_for_long_costs_a_moment(cache_dir: Path, name: str) -> None:
+    """While another process sits on the counter or on an eviction, blocks are read at once and not stored after a bounded wait."""
+    opened = Opened(cache_dir, ROOM)
+    opened.disk.put_blocks({key(n, 10_000): data_of(n, 10_000) for n in range(80)})
+    used = opened.usage()
+    with holding(opened.root / name):
+        assert opened.disk.get_block(key(0, 10_000)) == data_of(0, 10_000)
+        opened.disk.put_blocks({key(200, 10_000): data_of(200, 10_000)})
+        assert opened.disk.get_block(key(200, 10_000)) is None
+        assert opened.count("cacheFailureCount") == 1
+    assert opened.usage() == opened.disk.used_bytes() == used
+    opened.disk.put_blocks({key(200, 10_000): data_of(200, 10_000)})
+    assert opened.disk.get_block(key(200, 10_000)) == data_of(200, 10_000)
+
+
+# --- a full disk -------------------------------------------------------------------------------------
+
+
+def test_a_full_disk(opened: Opened) -> None:
+    """When a file may not grow, as on a full disk, puts are counted, nothing partial stays, and the counter is right."""
+    blocks = {key(n, n * 1000): data_of(n, n * 1000) for n in range(1, 20)}
+    with files_at_most(10_000):
+        for block in blocks.items():
+            opened.disk.put_blocks(dict([block]))
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            opened.disk.create_record("version", "k", "x" * 10_000)
+    found = {block: opened.disk.get_block(block) for block in blocks}
+    assert found == {block: data if len(data) < 10_000 else None for block, data in blocks.items()}
+    assert (opened.count("cacheFailureCount"), opened.count("blockDamagedCount")) == (10, 0)
+    assert (opened.disk.check().damaged, os.listdir(opened.root / "tmp")) == ((), [])
+    # The counter may lag by the block that failed last, never by more.
+    assert 0 <= opened.usage() - opened.disk.used_bytes() <= on_disk(19_000 + HEADER_BYTES)
+
+
+# --- whose directory it is ---------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
+    """Another user's, whatever its mode; one in which others have any right, saying what to do, and what they may have done;
+    a link, also to a directory that would do; a file there, or in the way. Nothing is put into it."""
+    foreign = tmp_path / "foreign" if os.geteuid() == 0 else Path("/usr")
+    if os.geteuid() == 0:
+        foreign.mkdir()
+        os.chown(foreign, 12345, 12345)
+    before = sorted(os.listdir(foreign))
+    with pytest.raises(CacheDirectoryError, match=r"belongs to user \d+, not to \d+: set lookup.cache.dir"):
+        Opened(foreign)
+    assert sorted(os.listdir(foreign)) == before
+    real = tmp_path / "real"
+    real.mkdir()
+    for mode in (0o701, 0o710, 0o720, 0o755, 0o777, 0o1777):
+        real.chmod(mode)
+        says = rf"open to other users \(mode {mode:o}\): chmod 700 it"
+        with pytest.raises(CacheDirectoryError, match=says) as caught:
+            Opened(real)
+        assert ("remove what others may have put into it" in str(caught.value)) is bool(mode & 0o22)
+    real.chmod(0o700)
+    (tmp_path / "link").symlink_to(real)
+    with pytest.raises(CacheDirectoryError, match="links are refused"):
+        Opened(tmp_path / "link")
+    assert os.listdir(real) == []
+    (tmp_path / "file").touch(mode=0o600)
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CacheDirectoryError, match=f"cache directory {path}"):
+            Opened(path)
+
+
+# --- records -----------------------------------------------------------------------------------------
+
+VALUES = [0, False, "", [], {}, {"a": [1, None, "ü\ud800"]}, "x" * 100_000, 1.5, -(2**60)]
+
+
+def test_the_first_record_stays(opened: Opened) -> None:
+    """create_record keeps the first value, any JSON value but null, and tells it to all; replace_record keeps the last; remove forgets."""
+    for number, value in enumerate(VALUES):
+        key = f"k{number}"
+        for put in (value, "second"):
+            assert opened.disk.create_record("version", key, put) == value
+        assert Opened(opened.root.parent).disk.get_record("version", key) == value
+        assert opened.disk.has_record("version", key)
+    assert [value for _, value in opened.disk.records("version", "k")] == VALUES
+    assert opened.disk.create_record("plan", "k0", "other kind") == "other kind"
+    opened.disk.replace_record("version", "k0", "third")
+    assert opened.disk.get_record("version", "k0") == "third"
+    for _ in range(2):
+        opened.disk.remove_record("version", "k0")
+        assert opened.disk.get_record("version", "k0") is None
+    assert os.listdir(opened.root / "tmp") == []
+
+
+def test_records_are_found_by_prefix(opened: Opened) -> None:
+    """`records` gives the readable ones of a kind whose key starts so, in order; one under another's key or kind is none."""
+    for name in ("b1", "a2", "a1", "a3"):
+        opened.disk.replace_record("metrics", name, name)
+    for kind, name in (("metrics", "a2"), ("table", "b1")):
+        opened.disk.create_record(kind, name, 2)
+        shutil.copy(opened.root / "records" / "metrics" / "b1", opened.root / "records" / kind / name)
+        assert opened.disk.get_record(kind, name) is None
+    assert list(opened.disk.records("metrics", "a")) == [("a1", "a1"), ("a3", "a3")]
+    assert list(opened.disk.records("nothing", "")) == []
+
+
+# --- locks -------------------------------------------------------------------------------------------
+
+
+def test_a_lock_excludes_other_processes(opened: Opened) -> None:
+    """A lock held elsewhere is had when its holder dies, and after release; kinds never exclude each other, and have 4096 locks each."""
+    with holding(opened.disk.lock_path("block", "x")) as holder:
+        for wait_s in (0, 0.05):
+            assert opened.disk.acquire("block", "x", wait_s) is None
+        for kind, name in (("block", "y"), ("resolve", "x")):
+            assert opened.disk.acquire(kind, name, 0) is not None
+        holder.kill()
+        holder.wait()
+        lock = opened.disk.acquire("block", "x", 0)
+    assert lock is not None
+    lock.release()
+    assert opened.disk.acquire("block", "x", 0) is not None
+    assert 4000 < len({opened.disk.lock_path("block", str(n)) for n in range(50_000)}) <= 4096
+
+
+# --- upkeep ------------------------------------------------------------------------------------------
+
+
+KEPT_DAYS = {"execution": 1, "plan": 1, "unsettled": 1, "files": 7, "schema": 7, "table": 30, "version": 30}
+
+
+def test_what_is_past_its_time_is_swept(opened: Opened) -> None:
+    """Temporary files go after an hour, records when their kind's time has passed since they were read; every ten minutes at most."""
+
+    def make(path: Path, age_s: float) -> None:
+        path.touch()
+        os.utime(path, (opened.clock.wall_s - age_s,) * 2)
+
+    make(opened.root / "tmp" / "old", 3700)
+    make(opened.root / "tmp" / "young", 3500)
+    opened.disk.create_record("metrics", "old", 1)
+    make(opened.root / "records" / "metrics" / "old", 1000 * 86400)
+    for kind, kept_days in KEPT_DAYS.items():
+        for name, days in (("old", kept_days + 0.1), ("used", kept_days + 0.1), ("young", kept_days - 0.1)):
+            opened.disk.create_record(kind, name, 1)
+            make(opened.root / "records" / kind / name, days * 86400)
+        assert opened.disk.get_record(kind, "used") == 1
+    opened.disk.sweep()
+    assert all(sorted(os.listdir(opened.root / "records" / kind)) == ["used", "young"] for kind in KEPT_DAYS)
+    assert opened.disk.has_record("metrics", "old")
+    assert os.listdir(opened.root / "tmp") == ["young"]
+    os.utime(opened.root / "tmp" / "young", (1, 1))
+    for seconds, left in ((500, ["young"]), (200, [])):
+        opened.clock.tick(seconds)
+        opened.disk.sweep()
+        assert os.listdir(opened.root / "tmp") == left
+
+
+def test_a_row_of_records_never_goes_back(opened: Opened) -> None:
+    """Of many who put the next record each takes the newest one into account; all but the last two are removed."""
+    begin = threading.Barrier(6)
+
+    def count() -> None:
+        begin.wait()
+        for _ in range(50):
+            while True:
+                number, value = opened.disk.newest_record("table", "t", int)
+                if opened.disk.succeed_record("table", "t", number, (value or 0) + 1):
+                    break
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(count) for _ in range(6)]:
+            done.result()
+    newest = opened.disk.newest_record("table", "t", int)
+    assert newest[1] >= 300  # more where one was told to look again though others had counted on from its record
+    assert len(os.listdir(opened.root / "records" / "table~t")) <= 2
+    # One that was stopped since then: neither where a record is, nor where one was, does it put its own.
+    assert not opened.disk.succeed_record("table", "t", newest[0] - 1, 0)
+    assert not opened.disk.succeed_record("table", "t", newest[0] - 3, 0)
+    assert opened.disk.newest_record("table", "t", int) == newest
+
+
+def test_a_row_of_records_that_is_damaged_old_or_forgotten(opened: Opened) -> None:
+    """A damaged newest one is no value, and what follows it counts; names of others are no records; a sweep removes all."""
+    row = opened.root / "records" / "table~t"
+    assert opened.disk.newest_record("table", "t") == (0, None)
+    assert opened.disk.succeed_record("table", "t", 0, "first")
+    (row / f"{2:016x}").write_bytes(b"noise")
+    (row / "ffff").write_bytes(b"noise")
+    assert opened.disk.newest_record("table", "t") == (2, None)
+    assert opened.disk.succeed_record("table", "t", 2, "third")
+    assert opened.disk.newest_record("table", "t") == (3, "third")
+    opened.disk.forget_records("table", "t")
+    assert (len(os.listdir(row)), opened.disk.newest_record("table", "t")) == (2, (4, None))
+    # Who has read the third one before, and was stopped, does not put what it knows after what is learned since.
+    assert opened.disk.succeed_record("table", "t", 4, "again")
+    assert not opened.disk.succeed_record("table", "t", 3, "old")
+    assert opened.disk.newest_record("table", "t") == (5, "again")
+    (row / ("f" * 16)).write_bytes(b"noise")
+    opened.disk.forget_records("table", "t")  # nothing can follow that
+    assert opened.disk.newest_record("table", "t") == (0, None)
+    assert opened.disk.succeed_record("table", "t", 0, "again")
+    for path in row.iterdir():
+        os.utime(path, (opened.clock.wall_s - 31 * 86400,) * 2)
+    opened.disk.sweep()
+    assert not row.exists()
+
+
+def test_check_finds_everything(opened: Opened) -> None:
+    """`check` counts what is sound, names all that is damaged or left over, and changes nothing; `repair` mends it."""
+    count = len(DAMAGE)
+    opened.disk.put_blocks({key(n): data_of(n) for n in range(count + 3)})
+    for n, damage in enumerate(DAMAGE.values()):
+        opened.path(key(n)).write_bytes(damage(opened.path(key(n)).read_bytes()))
+    os.replace(opened.path(key(count + 1)), opened.path(key(count)))
+    for name in ("sound", "bad", "no json"):
+        opened.disk.create_record("version", name, 1)
+    planted = {f"blocks/{place}": b"planted" for place in ("evil.pkl", "ab/evil.pkl", f"{key(0).path_key[:2]}/x")}
+    planted["records/version/bad"] = b"noise"
+    planted["records/version/no json"] = wrap(b"not json", "version/no json")
+    for place, data in {**planted, "tmp/killed": b"half", "tmp/busy": b"half", "usage": b"7"}.items():
+        (opened.root / place).parent.mkdir(exist_ok=True)
+        (opened.root / place).write_bytes(data)
+    os.utime(opened.root / "tmp" / "killed", (1, 1))
+    for repair in (False, True):
+        report = opened.disk.check(repair)
+        assert set(report.damaged) == {*planted, *(f"blocks/{key(n).name}" for n in range(count + 1))}
+        assert (report.blocks, report.bytes, report.leftovers) == (1, on_disk(1000 + HEADER_BYTES), ("killed",))
+    report = opened.disk.check()
+    assert (report.blocks, report.damaged, report.leftovers) == (1, (), ())
+    assert opened.usage() == opened.disk.used_bytes()
+    assert opened.disk.get_block(key(count + 2)) == data_of(count + 2)
+    assert opened.disk.get_record("version", "sound") == 1
+    assert os.listdir(opened.root / "tmp") == ["busy"]
+
+
+# --- names and places --------------------------------------------------------------------------------
+
+
+def test_keys_are_equal_for_equal_parts_only() -> None:
+    """A key tells its parts apart, however they are cut, and takes any text a file name may be."""
+    parts = [("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("", "abc"), ("ab\0c",), ("ä",), (os.fsdecode(b"\xe4"),)]
+    assert len({key_of(*p) for p in parts}) == len(parts)
+    assert key_of("a", 1) == key_of("a", "1")
+    assert all(len(key_of(*p)) == 32 and int(key_of(*p), 16) >= 0 for p in parts)
+
+
+def test_memory_backed_directories_are_told() -> None:
+    """A directory on tmpfs is told from one on a disk or another kind of mount."""
+    assert not memory_backed(Path("/proc/self"))
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    for _, point, kind, *_ in mounts:
+        if kind == "tmpfs" and "\\" not in point:
+            assert memory_backed(Path(point) / "below") is (max(m[1] for m in mounts if m[1] == point) == point)

@@ -1,0 +1,115 @@
+"""Files and directories whose names have wildcards in them: they are read by their names; patterns that match them take an escape."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import OptionError, TableEmptyError, TableFormatError
+from tests.support.fuzzing import by_day
+from tests.support.s3server import S3Server
+
+NAMES = ("a?b", "a*b", "a[1]b", "a{1,2}b", "?", "[", "a[b", "{x}")
+BESIDE = "a1b"  # what the first three match
+_buckets = itertools.count()
+Put = Callable[[str, int], None]
+Made = tuple[str, dict[str, str], Put]
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    """A directory's path, the options by which it is read, and what puts a Parquet file with one row there."""
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
+    if request.param == "local":
+        return str(tmp_path / "lake"), options, lambda name, id_: write(tmp_path / "lake" / name, id_)
+    server: S3Server = request.getfixturevalue("s3")
+    bucket = f"wild-{next(_buckets)}"
+    server.client.create_bucket(Bucket=bucket)
+
+    def put(name: str, id_: int) -> None:
+        path = write(tmp_path / "one.parquet", id_)
+        server.client.put_object(Bucket=bucket, Key=f"lake/{name}", Body=path.read_bytes())
+
+    return f"s3://{bucket}/lake", {**options, "lookup.storage.endpoint_url": server.endpoint}, put
+
+
+def write(path: Path, id_: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": [id_]}), path)
+    return path
+
+
+def ids(path: str, options: dict[str, str]) -> list[int]:
+    with LookupTable(path, options) as table:
+        found = sorted(table.scan().column("id").to_pylist())
+        assert [table.get(id_) for id_ in found] == [[{"id": id_}] for id_ in found]
+    return found
+
+
+@pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
+def test_an_exact_name_wins(place: Made) -> None:
+    """Over the pattern that it would be, of files and of directories, also with a slash, and in a directory that is read as a whole."""
+    root, options, put = place
+    put(f"{BESIDE}.parquet", 99)
+    put(f"{BESIDE}/x.parquet", 99)
+    for number, name in enumerate(NAMES):
+        put(f"files/{name}.parquet", number)
+        put(f"{name}.parquet", number)
+        put(f"{name}/x?.parquet", number)
+    for number, name in enumerate(NAMES):
+        for path in (f"{name}.parquet", name, f"{name}/", f"{name}/x?.parquet"):
+            assert ids(f"{root}/{path}", options) == [number], path
+    assert ids(f"{root}/files", options) == list(range(len(NAMES)))
+    assert ids(f"{root}/files", {**options, "lookup.cache": "FULL"}) == list(range(len(NAMES)))
+
+
+def test_patterns_are_patterns_where_nothing_has_their_name(place: Made) -> None:
+    """With an escape for each wildcard: a backslash, as in Spark, or a class of it alone. It costs one more call for a process."""
+    root, options, put = place
+    for number, name in enumerate(["a1b", "a2b", "a?b", "a[1]b"]):
+        put(f"{name}/x.parquet", number)
+    assert ids(f"{root}/a[12]b", options) == [0, 1]
+    for pattern in (r"a\?b/*.parquet", r"a[?]b/*", r"a\?b/x.parquet", r"*\?*"):
+        assert ids(f"{root}/{pattern}", options) == [2], pattern
+    for pattern in (r"a\[1\]b/*", "a[[]1]b/*"):
+        assert ids(f"{root}/{pattern}", options) == [3], pattern
+    with pytest.raises(TableEmptyError, match="no file matches the glob"):
+        ids(f"{root}/b[12]b", options)
+
+
+def test_tables_of_others_and_ours(tmp_path: Path) -> None:
+    """Delta tables and managed ones by names with wildcards, which came there by renaming; places inside them are refused as ever."""
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
+    with LookupTable(str(tmp_path / "plain"), options) as table:
+        table.write([{"id": 1}])
+    write_deltalake(tmp_path / "delta", pa.table({"id": [1], "p": ["x"]}), partition_by=["p"])
+    for name in ("managed?", "managed[1]"):
+        shutil.copytree(tmp_path / "plain", tmp_path / name)
+        with LookupTable(str(tmp_path / name), options) as table:
+            table.upsert([{"id": 2}])
+            assert sorted(table.scan().column("id").to_pylist()) == [1, 2]
+    for name in ("delta?", "d[e]lta"):
+        shutil.copytree(tmp_path / "delta", tmp_path / name)
+        with LookupTable(str(tmp_path / name), options) as table:
+            assert table.get(1) == [{"id": 1, "p": "x"}]
+        with pytest.raises(TableFormatError, match="lies inside"):
+            LookupTable(f"{tmp_path}/{name}/p=x", options).scan()
+    with pytest.raises(OptionError, match="a new table has a name without wildcards"):
+        LookupTable(str(tmp_path / "new[1]"), options).write([{"id": 1}])
+
+
+def test_a_name_that_vanishes_is_a_pattern(tmp_path: Path) -> None:
+    write(tmp_path / "a?.parquet", 1)
+    write(tmp_path / "ab.parquet", 2)
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path.parent / f"{tmp_path.name}-cache")}
+    assert ids(f"{tmp_path}/a?.parquet", options) == [1]
+    (tmp_path / "a?.parquet").unlink()
+    assert ids(f"{tmp_path}/a?.parquet", options) == [2]

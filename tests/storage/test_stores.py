@@ -1,0 +1,933 @@
+"""Stores: one identity per state of a file, listings that hide nothing new, reads of one version only."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import http.server
+import itertools
+import os
+import shutil
+import socket
+import struct
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from email.utils import formatdate
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import aiohttp
+import botocore.exceptions
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import (
+    OptionError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsPermissionError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+)
+from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, FileVersion, Listing, Store, open_store
+from pyspark_lookup.storage.ufs import Ufs
+from tests.support.fakes import FakeClock, FaultyStore, Host, make_host, wait_until_settled
+
+if TYPE_CHECKING:
+    from tests.support.s3server import S3Server
+
+OLD, NEW = b"old" * 100, b"new" * 100
+LATER = FakeClock().host().wall_s  # a clock long after every file of these tests
+
+
+def ignore(kind: str) -> None:
+    """A `Count` that counts nothing."""
+
+
+def store_of(path: str | Path, now_s: Callable[[], float] = LATER, **options: Any) -> Store:
+    return open_store(str(path), options, now_s)
+
+
+def ufs_of(store: Any) -> Ufs:
+    return Ufs(store, CacheMetricGroup(), 0, FakeClock().sleep)
+
+
+def read_whole(store: Any, file: FileVersion) -> bytes:
+    return ufs_of(store).read_ranges(file, [(0, file.size)])[0]
+
+
+# --- four unlike stores with one file, behind one face -----------------------------------------------
+
+
+class WebServer:
+    """Files on loopback HTTP. `before(method, path)` runs ahead of each request and may return a status."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.files: dict[str, tuple[bytes, dict[str, str]]] = {}
+        self.before: Callable[[str, str], int | None] = lambda method, path: None
+        self.ranges = True
+        self.cut = 0  # bytes missing at the end of each body
+
+    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        status = self.before(request.command, request.path)
+        if status == 0:  # break the connection without an answer
+            request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            request.connection.close()
+            request.close_connection = True
+            return
+        if status is None and request.path not in self.files:
+            status = 404
+        data, headers = self.files.get(request.path, (b"", {}))
+        size, asked = len(data), request.headers.get("Range")
+        if status is None and asked and self.ranges:
+            first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
+            data, status = data[first : last + 1], 206 if first < size else 416
+        request.send_response(status or 200)
+        headers = {"Content-Length": str(len(data) if status in (None, 206) else 0), **headers}
+        for name, value in headers.items():
+            if value:
+                request.send_header(name, value)
+        request.end_headers()
+        if request.command == "GET" and status in (None, 206):
+            request.wfile.write(data[: len(data) - self.cut])
+            request.close_connection = self.cut > 0
+
+    def put(self, path: str, data: bytes, etag: str = "", modified: str = "") -> str:
+        """The file's URL."""
+        self.files[path] = (data, {"ETag": etag, "Last-Modified": modified})
+        return self.url + path
+
+
+def unserved() -> str:
+    """An address that nobody serves."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    found = WebServer()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+        def do_GET(self) -> None:
+            found.answer(self)
+
+        def do_HEAD(self) -> None:
+            found.answer(self)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    found.url = f"http://127.0.0.1:{server.server_port}"
+    yield found
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Somewhere a file lies: its URL, and how to write and remove it behind the store's back."""
+
+    url: str
+    write: Callable[[bytes], object]
+    remove: Callable[[], object]
+
+    @property
+    def directory(self) -> str | None:
+        """Where it is listed, if there are listings."""
+        return None if self.url.startswith("http") else self.url.rsplit("/", 1)[0]
+
+
+@pytest.fixture(params=["local", "memory", "http", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A place of each kind that holds OLD."""
+    states = itertools.count(1)
+    if request.param == "http":
+        web: WebServer = request.getfixturevalue("web")
+
+        def publish(data: bytes) -> None:
+            web.put("/dim/a.parquet", data, f'"{next(states)}"', formatdate(next(states), usegmt=True))
+
+        found = Place(f"{web.url}/dim/a.parquet", publish, web.files.clear)
+    elif request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        object_ = {"Bucket": f"b-{uuid.uuid4().hex[:12]}", "Key": "dim/a.parquet"}
+        server.client.create_bucket(Bucket=object_["Bucket"])
+        found = Place(
+            f"s3://{object_['Bucket']}/dim/a.parquet",
+            lambda data: server.client.put_object(**object_, Body=data),
+            lambda: server.client.delete_object(**object_),
+        )
+    elif request.param == "memory":
+        url, fs = "memory://dim/a.parquet", fsspec.filesystem("memory", skip_instance_cache=True)
+        found = Place(url, functools.partial(fs.pipe_file, url), functools.partial(fs.rm_file, url))
+    else:
+        path = tmp_path / "dim" / "a.parquet"
+        path.parent.mkdir()
+
+        def write(data: bytes) -> None:
+            if path.exists():
+                wait_until_settled(path)
+            path.write_bytes(data)
+
+        found = Place(str(path), write, path.unlink)
+    found.write(OLD)
+    yield found
+    MemoryFileSystem.store.clear()
+
+
+def test_a_file_and_its_versions(place: Place) -> None:
+    """Stores that look at an unchanged file at other times, by any call, give equal versions; `count` hears each call once.
+    New bytes of the same length are another one, the old ones put back a third (on S3 the first). Of what was removed after its
+    version was taken nothing is read, and it is not found until it is there again."""
+    first = store_of(place.url).get_meta(place.url, ignore)
+    store, told = store_of(place.url, lambda: LATER() + 1000), list[str]()
+    assert first == store.get_meta(place.url, told.append) == store.get_status(place.url, told.append)
+    assert (first.size, first.url, first.cacheable) == (len(OLD), store.url_of(place.url), True)
+    assert told == ["head", "list" if place.url.startswith("s3") else "head"]
+    seen = []
+    for data in (OLD, NEW, OLD):
+        if seen:
+            place.write(data)
+        seen.append(store.get_meta(place.url, ignore))
+        assert (seen[-1].size, read_whole(store, seen[-1])) == (len(OLD), data)
+        if place.directory is not None:
+            told.clear()
+            listing = store.list_status(place.directory, told.append)
+            assert (listing.files, store.get_status(place.directory, told.append)) == ((seen[-1],), listing)
+            assert told == ["list", "list"]
+    assert len({first, *seen}) == (2 if place.url.startswith("s3") else 3)
+    place.remove()
+    with pytest.raises(SourceChangedError, match="replaced or removed"):
+        read_whole(store, seen[-1])
+    for ask in (store.get_meta, store.get_status):
+        with pytest.raises(UfsNotFoundError, match=r"a\.parquet does not exist"):
+            ask(place.url, ignore)
+    place.write(NEW)
+    assert read_whole(store, store.get_meta(place.url, ignore)) == NEW
+
+
+@pytest.mark.parametrize("data", [NEW, NEW[:150], NEW * 2, b""], ids=["equal size", "shorter", "longer", "empty"])
+def test_overwritten_between_two_ranges(place: Place, data: bytes) -> None:
+    """A file rewritten between two reads of one request is noticed, whatever its new size: no bytes are handed out."""
+    store = FaultyStore(store_of(place.url))
+    version = store.get_meta(place.url, ignore)
+
+    def overwrite(kind: str, subject: object) -> None:
+        if store.kinds().count("get") == 2:
+            store.before = lambda kind, subject: None
+            place.write(data)
+
+    store.before = overwrite
+    with pytest.raises(SourceChangedError):
+        ufs_of(store).read_ranges(version, [(0, 100), (200, 100)])
+    assert store.kinds()[:3] == ["head", "get", "get"]
+    with pytest.raises(SourceChangedError):
+        ufs_of(store).read_ranges(version, [(0, 100)])
+    current = store.get_meta(place.url, ignore)
+    assert current != version
+    assert read_whole(store, current) == data
+
+
+# --- local files -------------------------------------------------------------------------------------
+
+
+def settled(path: Path, data: bytes) -> Path:
+    """A file that is older than the clock's granule."""
+    path.write_bytes(data)
+    wait_until_settled(path)
+    return path
+
+
+@pytest.mark.parametrize("change", ["replace by older", "copy older", "rewrite", "replace by equal", "touch"])
+def test_a_change_that_hides_from_mtime_is_seen(tmp_path: Path, change: str) -> None:
+    """A file whose mtime went back or stayed, at equal size, is another version; reads of the old one are refused."""
+    other = tmp_path / "other"
+    other.write_bytes(NEW)
+    path = settled(tmp_path / "file", OLD)
+    status = path.stat()
+    times = (status.st_atime_ns, status.st_mtime_ns)
+    os.utime(other, ns=times if change == "replace by equal" else (10**15, 10**15))
+    store = store_of(path)
+    before = store.get_meta(str(path), ignore)
+    match change:
+        case "replace by older" | "replace by equal":
+            os.replace(other, path)
+        case "copy older":  # cp -p
+            shutil.copy2(other, path)
+        case "rewrite":  # in place, with the modification time put back to the nanosecond
+            path.write_bytes(NEW)
+            os.utime(path, ns=times)
+        case "touch":
+            os.utime(path)
+    after = store.get_meta(str(path), ignore)
+    assert after != before
+    assert (after.size, after.cacheable, before.cacheable) == (before.size, True, True)
+    with pytest.raises(SourceChangedError):
+        read_whole(store, before)
+    assert read_whole(store, after) == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("age_s", "cacheable"),
+    [(LOCAL_GRANULE_S * 1.5, True), (LOCAL_GRANULE_S, False), (0.0, False), (-3600.0, False)],
+)
+def test_a_racy_time_is_not_kept(tmp_path: Path, age_s: float, cacheable: bool) -> None:
+    """A file changed within the clock's granule of now, or after now, has a version that is not kept, however old its mtime is."""
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+    os.utime(path, (1_000_000, 1_000_000))
+    changed_s = path.stat().st_ctime
+    version = store_of(path, lambda: changed_s + age_s).get_meta(str(path), ignore)
+    assert (version.cacheable, version.modified_at_s) == (cacheable, 1_000_000)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "mein tisch.csv", "größe=1", "a%20b", "a#b?c", "a::b"])
+def test_spellings_of_a_local_path_are_one(tmp_path: Path, name: str) -> None:
+    """`/x`, `file:/x`, `file:///x`, `local://x` and a relative path are one file under one URL; a slash at its end says nothing."""
+    path = settled(tmp_path / name, OLD)
+    spellings = [
+        str(path), f"file:{path}", f"file://{path}", f"local://{path}", f"{tmp_path}/./x/../{name}",
+        os.path.relpath(path),
+    ]  # fmt: skip
+    (version,) = {store_of(spelling).get_meta(spelling, ignore) for spelling in spellings}
+    assert version.url == f"file://{path}"
+    store = store_of(path)
+    assert read_whole(store, version) == OLD
+    assert store.url_of(f"{tmp_path}/") == store.url_of(str(tmp_path)) == f"file://{tmp_path}"
+    assert store.list_status(f"{tmp_path}/", ignore) == store.list_status(str(tmp_path), ignore)
+
+
+TREE = [
+    "part-0.csv", "_SUCCESS", ".crc", "d=1/part-0.csv", "_d=2/part-0.csv", "plain/deep/part-1.csv",
+    "_temporary/0/part-9.csv", ".git/config", "_hidden/0.json", "_spark_metadata/0", "d=1/_started",
+    "d=1/_temporary/x", "d=1/.hidden=1/x",
+]  # fmt: skip
+LISTED = [
+    ".crc", "_SUCCESS", "_d=2/part-0.csv", "_spark_metadata/0", "d=1/_started", "d=1/part-0.csv", "part-0.csv",
+    "plain/deep/part-1.csv",
+]  # fmt: skip
+SEEN = {
+    "d=1", "_d=2", "plain", "plain/deep", "_temporary", ".git", "_hidden", "_spark_metadata", "d=1/_temporary",
+    "d=1/.hidden=1",
+}  # fmt: skip
+
+
+def fill(root: str, names: Sequence[str]) -> AbstractFileSystem:
+    """Put files below a local directory or one in memory; the filesystem."""
+    fs, _ = fsspec.url_to_fs(root)
+    for name in names:
+        fs.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
+        fs.pipe_file(f"{root}/{name}", b"x")
+    return fs
+
+
+@pytest.mark.parametrize("kind", ["local", "memory", "s3"])
+def test_hidden_directories_are_reported_but_not_entered(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """`_x` and `.x` are named in a listing without their files, `_k=v` and `_spark_metadata` are entered; one call each, or one on S3."""
+    root = {"local": str(tmp_path), "memory": "memory://tree", "s3": ""}[kind] or request.getfixturevalue("root")
+    fill(root, TREE)
+    told: list[str] = []
+    store = store_of(root)
+    listing = store.list_status(root, told.append)
+    MemoryFileSystem.store.clear()
+    assert [file.url.removeprefix(store.url_of(root) + "/") for file in listing.files] == LISTED
+    assert listing.directories == (SEEN | {"_temporary/0"} if kind == "s3" else SEEN)
+    entered = SEEN - {"_temporary", ".git", "_hidden", "d=1/_temporary", "d=1/.hidden=1"}
+    assert told == ["list"] * (1 if kind == "s3" else 1 + len(entered))
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    """A linked file or directory is listed under its own name; a link to a directory above ends, a dead one is no file."""
+    (tmp_path / "t" / "d").mkdir(parents=True)
+    (tmp_path / "t" / "d" / "a").write_bytes(OLD)
+    (tmp_path / "t" / "d" / "up").symlink_to("..")
+    (tmp_path / "t" / "d" / "self").symlink_to(".")
+    (tmp_path / "t" / "again").symlink_to("d")
+    (tmp_path / "t" / "file").symlink_to("d/a")
+    (tmp_path / "t" / "dead").symlink_to("nowhere")
+    (tmp_path / "t" / "ouroboros").symlink_to("ouroboros")
+    listing = store_of(tmp_path).list_status(str(tmp_path / "t"), ignore)
+    root = f"file://{tmp_path}/t/"
+    assert [file.url.removeprefix(root) for file in listing.files] == ["again/a", "d/a", "file"]
+    assert len({file.identity for file in listing.files}) == 1
+    assert {"d", "d/up", "d/self", "again"} <= listing.directories
+
+
+def test_what_is_no_file_is_not_listed(tmp_path: Path) -> None:
+    """A pipe or socket among the files is left out: opening it could wait for ever. A name that is not UTF-8 is one like another."""
+    os.mkfifo(tmp_path / "pipe")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv")).write_bytes(OLD)
+    store = store_of(tmp_path)
+    (version,) = store.list_status(str(tmp_path), ignore).files
+    assert version == store.get_meta(version.url, ignore)
+    assert read_whole(store, version) == OLD
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_a_subdirectory_removed_while_listing(tmp_path: Path, kind: str) -> None:
+    """A partition that is dropped during a listing is left out; a root that is dropped is not found."""
+    root = str(tmp_path / "t") if kind == "local" else "memory://t"
+    fs, store = fill(root, ["d=1/a", "d=2/a"]), store_of(root)
+
+    def dropping(what: str, at: int) -> Callable[[str], None]:
+        calls = itertools.count(1)
+        return lambda kind: fs.rm(what, recursive=True) if next(calls) == at else None
+
+    listing = store.list_status(root, dropping(f"{root}/d=1", 2))
+    assert [file.url for file in listing.files] == [store.url_of(f"{root}/d=2/a")]
+    with pytest.raises(UfsNotFoundError, match="t does not exist"):
+        store.list_status(root, dropping(root, 1))
+    MemoryFileSystem.store.clear()
+
+
+def test_a_file_replaced_by_a_directory(tmp_path: Path) -> None:
+    """get_meta of a directory and list_status of a file are not found; a version whose path is a directory now is gone."""
+    path = settled(tmp_path / "a", OLD)
+    store = store_of(tmp_path)
+    for ask, wrong in ((store.get_meta, tmp_path), (store.list_status, path), (store.get_meta, path / "below")):
+        with pytest.raises(UfsNotFoundError):
+            ask(str(wrong), ignore)
+    version = store.get_status(str(path), ignore)
+    assert isinstance(version, FileVersion)
+    path.unlink()
+    path.mkdir()
+    assert isinstance(store.get_status(str(path), ignore), Listing)
+    with pytest.raises(SourceChangedError):
+        read_whole(store, version)
+
+
+def test_a_disk_error_is_ours(tmp_path: Path) -> None:
+    """What the operating system fails a local read with leaves as UfsError, with its text; so does a path that it refuses."""
+    path = "/proc/self/mem"  # reading at 0 is EIO
+    store = store_of(path)
+    version = store.get_meta(path, ignore)
+    with pytest.raises(UfsError, match="Input/output error") as caught, store.pin(version) as read:
+        read(0, 10)
+    assert isinstance(caught.value.__cause__, OSError)
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("x" * 5000, "loop", "a\0b"):
+        for call in (store.get_meta, store.list_status, store.get_status):
+            with pytest.raises(UfsError):
+                call(str(tmp_path / name), ignore)
+
+
+# --- choosing a store --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "says"),
+    [
+        ("nosuch://u:pw@h/x", {}, r"path = 'nosuch://\[redacted\]@h/x'"),
+        ("/x", {"anon": True}, r"lookup\.storage\.anon: local paths take no storage options"),
+        ("scripted://x", {"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_stores_there_are_not(scripted: type[ScriptedFs], path: str, options: dict[str, Any], says: str) -> None:
+    """A protocol fsspec does not know, and options that a store does not take, are refused, without credentials."""
+    with pytest.raises(OptionError, match=says):
+        store_of(path, **options)
+
+
+def test_scopes_tell_stores_apart(scripted: type[ScriptedFs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stores where one path may mean two files differ in scope: by protocol, endpoint and host; others are equal."""
+    places: list[tuple[str, dict[str, Any]]] = [
+        ("/x", {}), ("memory://x", {}), ("s3://b/x", {}), *(("s3://b/x", {"endpoint_url": f"http://h:{n}"}) for n in (1, 2)),
+        ("scripted://x", {}), *(("scripted://x", {"host": host}) for host in "ab"),
+    ]  # fmt: skip
+    scopes = [store_of(path, **options).scope for path, options in places]
+    assert store_of("file:/x").scope == scopes[0]
+    for protocol in ("s3", "s3a", "s3n"):
+        store = store_of(f"{protocol}://c/y")
+        assert store.scope == scopes[2]
+        assert store.url_of(f"{protocol}://b/größe 1/x/") == "s3://b/größe 1/x"
+    one, two = {"client_kwargs": {"endpoint_url": "http://h:1"}}, {"endpoint_url": "http://h:1", "anon": True}
+    assert store_of("s3://b/x", **one).scope == store_of("s3://b/x", **two).scope == scopes[3]
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):  # which botocore takes
+        monkeypatch.setenv(name, f"http://{name}:1")
+        scopes.append(store_of("s3://b/x").scope)
+    assert len(set(scopes)) == len(scopes)
+
+
+# --- a filesystem that says what a test tells it -----------------------------------------------------
+
+
+class ScriptedFs(AbstractFileSystem):
+    """One file `/f`; `info` and `error` are set by the test."""
+
+    protocol = "scripted"
+    info_of: ClassVar[dict[str, Any]] = {}
+    error: ClassVar[BaseException | None] = None
+
+    def __init__(self, host: str = "", use_listings_cache: bool = False) -> None:
+        super().__init__(use_listings_cache=use_listings_cache)
+
+    def _answer(self) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        return {"name": "f", "type": "file", "size": 300, **self.info_of}
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        return self._answer()
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        return [{**self._answer(), "name": "d/f"}]
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        self._answer()
+        return OLD[start:end]
+
+
+@pytest.fixture
+def scripted() -> Iterator[type[ScriptedFs]]:
+    fsspec.register_implementation("scripted", ScriptedFs, clobber=True)
+    yield ScriptedFs
+    ScriptedFs.info_of, ScriptedFs.error = {}, None
+
+
+NOW = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("info", "other"),
+    [
+        ({"generation": "17"}, {"generation": "18"}),
+        ({"ETag": '"a"'}, {"ETag": '"b"'}),
+        ({"etag": "0x1"}, {"etag": "0x2"}),
+        ({"md5": "aa"}, {"md5": "bb"}),
+        ({"mtime": 1000.25}, {"mtime": 1000.5}),
+        ({"mtime": NOW}, {"mtime": NOW - timedelta(days=3)}),
+        ({"last_modified": NOW.replace(tzinfo=None)}, {"last_modified": NOW.replace(tzinfo=None, microsecond=0)}),
+        ({"modified": "2024-05-06T07:08:09+00:00"}, {"modified": "2024-05-06T07:08:08+00:00"}),
+        ({"created": NOW, "mtime": 5}, {"created": NOW, "mtime": 6}),
+        ({"ETag": "a"}, {"ETag": "a", "size": 299}),
+    ],
+)
+def test_the_strongest_token_is_the_identity(scripted: type[ScriptedFs], info: dict[str, Any], other: dict[str, Any]) -> None:  # fmt: skip
+    """A filesystem's generation, ETag or hash, else its times, with the size, tell two states apart; HEAD and LIST agree."""
+    store = store_of("scripted://f")
+    versions = []
+    for said in (info, other):
+        scripted.info_of = said
+        versions.append(store.get_meta("scripted://f", ignore))
+        assert store.list_status("scripted://d", ignore).files[0].identity == versions[-1].identity
+    assert versions[0] != versions[1]
+    assert all(version.cacheable for version in versions)
+
+
+@pytest.mark.parametrize(
+    ("info", "age_s", "cacheable"),
+    [
+        ({}, 9.0, False),
+        ({"mtime": NOW}, 2.0, False),
+        ({"mtime": NOW}, 2.5, True),
+        ({"mtime": NOW}, -60.0, False),
+        ({"mtime": NOW, "generation": "9"}, 0.0, True),
+    ],
+)
+def test_a_time_within_the_remote_granule_is_racy(
+    scripted: type[ScriptedFs], info: dict[str, Any], age_s: float, cacheable: bool
+) -> None:
+    """Where the time is the identity, a file must be two seconds old to be kept; without any identity it is never kept."""
+    scripted.info_of = info
+    store = store_of("scripted://f", lambda: NOW.timestamp() + age_s)
+    version = store.get_meta("scripted://f", ignore)
+    assert (version.cacheable, bool(version.identity)) == (cacheable, bool(info))
+    assert version.modified_at_s == (NOW.timestamp() if info else None)
+    assert read_whole(store, version) == OLD
+
+
+def client_error(status: int, code: str = "") -> botocore.exceptions.ClientError:
+    """What botocore raises for an answer of this status."""
+    return botocore.exceptions.ClientError(
+        {"Error": {"Code": code or str(status)}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]
+        "GetObject",
+    )
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+STATUSES = {
+    **dict.fromkeys((404, 410), UfsNotFoundError),
+    **dict.fromkeys((401, 403), UfsPermissionError),
+    408: UfsTimeoutError,
+    **dict.fromkeys((409, 429, 500, 502, 503), UfsUnavailableError),
+    412: SourceChangedError,
+    400: UfsError,
+}
+"""What answers of these statuses become."""
+
+
+LOST = (ConnectionResetError, BrokenPipeError, aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)
+TIMES = (botocore.exceptions.ReadTimeoutError, botocore.exceptions.ConnectTimeoutError)
+ENDS = (botocore.exceptions.EndpointConnectionError, botocore.exceptions.ConnectionClosedError)
+FOREIGN: list[tuple[type[BaseException], Sequence[BaseException]]] = [
+    (UfsNotFoundError, [NotADirectoryError("f"), caused(FileNotFoundError("f"), KeyError("f"))]),
+    (UfsPermissionError, [PermissionError("no"), botocore.exceptions.NoCredentialsError()]),
+    (UfsTimeoutError, [TimeoutError("slow"), fsspec.exceptions.FSTimeoutError(), *(kind(endpoint_url="h") for kind in TIMES)]),
+    (UfsUnavailableError, [*(kind(endpoint_url="h") for kind in ENDS), *(kind("f") for kind in LOST)]),
+    (UfsUnavailableError, [caused(FileNotFoundError("f"), aiohttp.ServerDisconnectedError())]),
+    (UfsUnavailableError, [botocore.exceptions.IncompleteReadError(actual_bytes=1, expected_bytes=2)]),
+    (UfsUnavailableError, [caused(OSError(errno.EBUSY, "slow down"), client_error(503, "SlowDown"))]),
+    (UfsError, [OSError(errno.EIO, "disk"), RuntimeError("odd")]),
+    (KeyboardInterrupt, [KeyboardInterrupt("f")]),
+    *((ours, [client_error(status)]) for status, ours in STATUSES.items()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ours", "foreign"), [(ours, error) for ours, errors in FOREIGN for error in errors])
+def test_foreign_errors_leave_as_ours(
+    scripted: type[ScriptedFs], ours: type[BaseException], foreign: BaseException
+) -> None:
+    """Each error of a filesystem becomes the one of ours that says what it means, with the cause kept; Ctrl-C stays what it is."""
+    store = store_of("scripted://f")
+    version = store.get_meta("scripted://f", ignore)
+    scripted.error = foreign
+    for call in (store.get_meta, store.list_status, store.get_status):
+        with pytest.raises(BaseException, match="f") as caught:
+            call("scripted://f", ignore)
+        assert type(caught.value) is ours
+        assert foreign in (caught.value, caught.value.__cause__)
+    with pytest.raises(BaseException, match="f") as caught, store.pin(version) as read:
+        read(0, 10)
+    assert type(caught.value) is (SourceChangedError if ours is UfsNotFoundError else ours)
+    assert foreign in (caught.value, caught.value.__cause__)
+
+
+# --- the web -----------------------------------------------------------------------------------------
+
+
+def test_a_web_identity_has_etag_and_time(web: WebServer) -> None:
+    """ETags of web servers are often built from whole seconds, so either of ETag and time makes another version.
+
+    A file changed in the last two seconds is not kept, ETag or not; nor is one without either; one without a size is refused.
+    """
+    versions = set()
+    for etag, at_s in (('"a"', 1000), ('"b"', 1000), ('"a"', 1001), ("", 1000), ('"a"', 0)):
+        url = web.put("/f.csv", OLD, etag, formatdate(at_s, usegmt=True) if at_s else "")
+        versions.add(store_of(url).get_meta(url, ignore))
+        for age_s in (2, 3) if at_s else ():
+            assert store_of(url, lambda now_s=at_s + age_s: now_s).get_meta(url, ignore).cacheable is (age_s == 3)
+    assert len(versions) == 5
+    assert all(version.cacheable and version.url == url for version in versions)
+    web.put("/f.csv", OLD)
+    version = store_of(url).get_meta(url, ignore)
+    assert (version.cacheable, read_whole(store_of(url), version)) == (False, OLD)
+    web.files["/f.csv"] = (OLD, {"Content-Length": "", "Connection": "close"})
+    with pytest.raises(UfsError, match="does not say its size"):
+        store_of(url).get_meta(url, ignore)
+
+
+def test_a_server_without_ranges_and_head(web: WebServer) -> None:
+    """A server that answers a range with the whole file gives the same bytes; where HEAD is not allowed, a GET tells the version."""
+    web.ranges = False
+    web.before = lambda method, path: 405 if method == "HEAD" else None
+    url = web.put("/f.csv", bytes(range(256)), '"a"')
+    version = store_of(url).get_meta(url, ignore)
+    parts = [(0, 256), (0, 10), (100, 50), (250, 6)]
+    wanted = [bytes(range(offset, offset + length)) for offset, length in parts]
+    assert ufs_of(store_of(url)).read_ranges(version, parts) == wanted
+
+
+@pytest.mark.parametrize(("status", "ours"), [*STATUSES.items(), (0, UfsUnavailableError)])
+def test_a_failing_web_server_is_not_a_missing_file(web: WebServer, status: int, ours: type[UfsError]) -> None:
+    """What a web server answers is told apart, although fsspec says FileNotFoundError for all; URLs are redacted."""
+    url = web.url + "/f.csv?sig=abc"
+    store = store_of(url)
+    web.before = lambda method, path: status
+    with pytest.raises(UfsError, match=r"sig=\[redacted\]") as caught, store.pin(FileVersion(url, 300, "")) as read:
+        read(0, 10)
+    assert type(caught.value) is (SourceChangedError if ours is UfsNotFoundError else ours)
+    with pytest.raises(UfsError, match=r"sig=\[redacted\]") as caught:
+        store.get_meta(url, ignore)
+    assert type(caught.value) is ours
+    assert str(status or "reset") in str(caught.value) or ours in (UfsNotFoundError, SourceChangedError)
+    assert "abc" not in str(caught.value)
+
+
+def test_a_web_body_cut_short(web: WebServer) -> None:
+    """A body that ends early, and an address that nobody serves, are transient failures: never short bytes, nor no file."""
+    url = web.put("/f.csv", OLD, '"a"')
+    web.cut = 10
+    version = store_of(url).get_meta(url, ignore)
+    with pytest.raises(UfsUnavailableError):
+        read_whole(store_of(url), version)
+    gone = f"{unserved()}/f.csv"
+    with pytest.raises(UfsUnavailableError):
+        store_of(gone).get_meta(gone, ignore)
+
+
+# --- names of unknown kind ---------------------------------------------------------------------------
+
+
+def test_a_name_of_unknown_kind_costs_two_calls_at_most() -> None:
+    """get_status tries a name with an extension as a file first and another as a directory; two calls at most."""
+    fs = fsspec.filesystem("memory")
+    for name in ("t/a.csv", "t/plain", "d.csv/x"):
+        fs.pipe_file(f"memory://{name}", b"x")
+    calls = {
+        "t": ["list"],
+        "t/a.csv": ["head"],
+        "t/plain": ["list", "head"],
+        "d.csv": ["head", "list"],
+        "d.csv/": ["list"],
+    }
+    for name, told in calls.items():
+        heard: list[str] = []
+        found = store_of("memory://t").get_status(f"memory://{name}", heard.append)
+        assert (heard, isinstance(found, FileVersion)) == (told, told[-1] == "head")
+        with pytest.raises(UfsNotFoundError):
+            store_of("memory://t").get_status(f"memory://{name}-none", ignore)
+    MemoryFileSystem.store.clear()
+
+
+# --- S3 as the server sees it: how many requests, for which version, and what its failures become --------
+
+
+NONE: Mapping[str, object] = MappingProxyType({})
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    """A bucket of this test's own."""
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    s3.client.create_bucket(Bucket=name)
+    s3.log.clear()
+    return name
+
+
+@pytest.fixture
+def root(s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A directory in it, that is found without options."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    return f"s3://{bucket}/t"
+
+
+def below(ufs: Ufs, path: str) -> list[str] | None:
+    """The names of what lies below a path; None of a file."""
+    found = ufs.get_status(path)
+    return [file.url for file in found.files] if isinstance(found, Listing) else None
+
+
+def host_of(s3: S3Server, path: str, storage: Mapping[str, object] = NONE, **options: Any) -> Host:
+    return make_host(path, None, storage={"endpoint_url": s3.endpoint, **storage}, **options)
+
+
+def put(s3: S3Server, bucket: str, *keys: str, data: bytes = OLD) -> None:
+    """Write objects, and forget the requests that took."""
+    for key in keys:
+        s3.client.put_object(Bucket=bucket, Key=key, Body=data)
+    s3.log.clear()
+
+
+def requests(s3: S3Server) -> list[str]:
+    """The kinds of requests since the last write."""
+    return [request.kind for request in s3.log]
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server gives four keys to a page, not a thousand."""
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "4")
+
+
+def test_an_empty_object_of_a_directorys_name(s3: S3Server, bucket: str, root: str, pages: None) -> None:
+    """An empty object `mark` beside `mark/…`, as many tools put it, is no file, whatever lies between; alone it is. One request is a page."""
+    crowd = [f"t/mark-{number}" for number in range(5)]
+    put(s3, bucket, "t/mark", data=b"")
+    ufs = host_of(s3, root).ufs
+    assert below(ufs, f"{root}/mark") is None
+    put(s3, bucket, *crowd)
+    assert below(ufs, f"{root}/mark") is None
+    put(s3, bucket, "t/mark.x", "t/mark/a", "t/mark/d/b")
+    put(s3, bucket, "t/mark/d", "t/mark/e/", data=b"")
+    inner = [f"{root}/mark/a", f"{root}/mark/d/b"]
+    assert below(ufs, f"{root}/mark") == [file.url for file in ufs.list_status(f"{root}/mark").files] == inner
+    s3.log.clear()
+    everything = [*(f"s3://{bucket}/{key}" for key in crowd), f"{root}/mark.x", *inner]
+    assert below(ufs, root) == [file.url for file in ufs.list_status(root).files] == everything
+    assert requests(s3) == ["list"] * 6
+
+
+def test_a_slash_names_the_directory(s3: S3Server, bucket: str, cache_dir: Path) -> None:
+    """Where an object and a directory have one name, the path with a slash is the directory, and without the object."""
+    for key, value in (("t/both", 1), ("t/both/a", 2)):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"n": [value]}), sink)
+        put(s3, bucket, key, data=sink.getvalue().to_pybytes())
+    options = {"lookup.storage.endpoint_url": s3.endpoint, "lookup.cache.dir": str(cache_dir)}
+    for _ in range(2):
+        for path, value in (("t/both", 1), ("t/both/", 2)):
+            for more in ({}, {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}):
+                table = LookupTable(f"s3://{bucket}/{path}", {**options, "lookup.format": "parquet", **more})
+                assert table.scan().to_pylist() == [{"n": value}]
+
+
+@pytest.mark.parametrize("kind", ["plain", "versioned", "multipart"])
+@pytest.mark.parametrize("key", ["dim/a.parquet", "dim/größe 1/a+b&c=d%20.csv"])
+def test_head_and_list_give_one_token(s3: S3Server, bucket: str, kind: str, key: str) -> None:
+    """An object's version is equal by HEAD, LIST and status, also versioned and uploaded in parts; each range asks for its ETag, and no more."""
+    if kind == "versioned":
+        s3.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    put(s3, bucket, key, data=NEW)
+    put(s3, bucket, key)
+    if kind == "multipart":
+        upload = {"UploadId": s3.client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]}
+        upload |= {"Bucket": bucket, "Key": key}
+        etag = s3.client.upload_part(**upload, PartNumber=1, Body=OLD)["ETag"]
+        s3.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": [{"ETag": etag, "PartNumber": 1}]})
+        s3.log.clear()
+    path, asked = f"s3://{bucket}/{key}", list[tuple[str, str]]()
+    ufs = host_of(s3, path).ufs
+    by_head = ufs.get_meta(path)
+    (by_list,) = ufs.list_status(path.rpartition("/")[0]).files
+    assert by_head == by_list == ufs.get_status(path)
+    assert requests(s3) == ["head", "list", "list"]
+    assert (by_head.url, by_head.size, by_head.cacheable) == (path, len(OLD), True)
+    assert by_head.identity.endswith("-1") is (kind == "multipart")
+    assert by_head.modified_at_s is not None
+
+    def noted(environ: Any, start_response: Any, answer: Any) -> Any:
+        asked.append((environ["HTTP_IF_MATCH"], environ["HTTP_RANGE"]))
+        return answer(environ, start_response)
+
+    s3.between = noted
+    assert ufs.read_ranges(by_list, [(0, 100), (200, 100)]) == [OLD[:100], OLD[200:]]
+    etag = by_list.identity.removeprefix("etag:")
+    assert sorted(asked) == [(f'"{etag}"', "bytes=0-99"), (f'"{etag}"', "bytes=200-299")]
+    assert requests(s3)[3:] == ["get", "get"]
+
+
+def test_what_a_name_is_costs_one_request(s3: S3Server, bucket: str) -> None:
+    """A file, a directory among siblings that share its name's beginning, or nothing: told by exactly one LIST."""
+    keys = ["dim-old/a", "dim.parquet", "dim/a", "dim/b=1/c", "dim0", "dim0x/y", "dimension/z"]
+    put(s3, bucket, *keys)
+    root = f"s3://{bucket}/"
+    # A bucket is a directory.
+    directories = {"dim": keys[2:4], "dim/": keys[2:4], "dim-old": keys[:1], "": keys}
+    for path in (*directories, "dim.parquet", "dim0", "di", "dim/a/b", "nothing"):
+        ufs = host_of(s3, root + path).ufs
+        s3.log.clear()
+        if path not in directories and path not in keys:
+            with pytest.raises(UfsNotFoundError, match=f"{path} does not exist"):
+                ufs.get_status(root + path)
+            assert requests(s3) == ["list"]
+            continue
+        status = ufs.get_status(root + path)
+        assert requests(s3) == ["list"]
+        if isinstance(status, Listing):
+            assert [file.url for file in status.files] == [root + key for key in directories[path]]
+            assert status.files == ufs.list_status(root + path).files
+        else:
+            assert (status.url, status) == (root + path, ufs.get_meta(root + path))
+    with pytest.raises(UfsNotFoundError, match="is a bucket"):
+        host_of(s3, root).ufs.get_meta(root)
+
+
+@pytest.mark.parametrize(("crowd", "asked_for"), [("dim-{:02}", 2), ("dim.{:02}", 2), ("dim{:02}", 1)])
+def test_a_crowd_costs_one_request_more(s3: S3Server, bucket: str, pages: None, crowd: str, asked_for: int) -> None:
+    """However many keys sort before what lies below a name, a directory costs two requests, a file one; keys after it cost nothing."""
+    put(s3, bucket, *(crowd.format(n) for n in range(10)), "dim/a")
+    root = f"s3://{bucket}"
+    ufs = host_of(s3, root).ufs
+    assert below(ufs, f"{root}/dim") == [f"{root}/dim/a"]
+    assert requests(s3) == ["list"] * asked_for
+    assert below(ufs, f"{root}/{crowd.format(8)}") is None
+    assert requests(s3) == ["list"] * (asked_for + 1)
+
+
+# --- failures ----------------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[Host, str], object]] = {
+    "head": lambda host, path: host.ufs.get_meta(path),
+    "list": lambda host, path: host.ufs.list_status(path.rpartition("/")[0]),
+    "status": lambda host, path: host.ufs.get_status(path),
+    "get": lambda host, path: host.ufs.read_ranges(FileVersion(path, 300, ""), [(0, 300)]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_busy_server_is_asked_again(s3: S3Server, bucket: str, call: Callable[[Host, str], object]) -> None:
+    """503, 500 and 429 are tried again by us alone: each request at the server is a counted attempt. A refusal is raised at once."""
+    path = f"s3://{bucket}/d/a"
+    put(s3, bucket, "d/a")
+    host = host_of(s3, path, max_retries=3)
+    answers = iter([503, 500, 429])
+    s3.before = lambda method, path: next(answers, None)
+    call(host, path)
+    counts = host.metrics.snapshot()
+    assert len(s3.log) == 4 == counts["ufsHeadCount"] + counts["ufsListCount"] + counts["ufsGetCount"]
+    assert counts["ufsRetryCount"] == 3 == len(host.clock.slept)
+    for status, error, says, attempts in (
+        (503, UfsUnavailableError, None, 4),
+        (401, UfsPermissionError, "check the credentials", 1),
+        (403, UfsPermissionError, "check the credentials", 1),
+    ):
+        s3.log.clear()
+        s3.before = lambda method, path, status=status: status
+        with pytest.raises(error, match=says):
+            call(host, path)
+        assert len(s3.log) == attempts
+
+
+def test_no_such_bucket(s3: S3Server) -> None:
+    """A bucket that does not exist is not found, by every call; an endpoint that refuses connections is tried again, and unavailable."""
+    path = f"s3://nobody-{uuid.uuid4().hex}/d/a"
+    away = make_host("s3://b/d/a", None, max_retries=2, storage={"endpoint_url": unserved()})
+    for call in CALLS.values():
+        with pytest.raises(UfsNotFoundError):
+            call(host_of(s3, path), path)
+        with pytest.raises(UfsUnavailableError):
+            call(away, "s3://b/d/a")
+    counts = away.metrics.snapshot()
+    assert (counts["ufsHeadCount"], counts["ufsListCount"], counts["ufsGetCount"]) == (3, 6, 3)
+
+
+def test_a_server_that_says_nothing(s3: S3Server) -> None:
+    """A server that accepts and never answers ends in a timeout error, after the timeout and attempts the options set."""
+    done = threading.Event()
+    s3.before = lambda method, path: 500 if done.wait(60) else None
+    host = host_of(s3, "s3://b/a", {"config_kwargs": {"read_timeout": 0.2}}, max_retries=1)
+    with pytest.raises(UfsTimeoutError):
+        host.ufs.get_meta("s3://b/a")
+    assert host.metrics.snapshot()["ufsHeadCount"] == 2
+    done.set()
+    while len(s3.log) < 2:  # the requests end in this test
+        pass
+
+
+def test_no_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any credentials the error says where they come from."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    none = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in none.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UfsPermissionError, match="check the credentials in the environment or the conf file"):
+        host_of(s3, "s3://b/a").ufs.get_meta("s3://b/a")
+    assert s3.log == []

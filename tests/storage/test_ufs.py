@@ -1,0 +1,236 @@
+"""`Ufs`: every attempt counted, transient failures tried again, bytes of one version only, one of many writers wins a name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import tenacity
+from fsspec.implementations.memory import MemoryFileSystem
+
+from pyspark_lookup.core.metrics import COUNTERS
+from pyspark_lookup.errors import (
+    NotSupportedError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsPermissionError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+)
+from pyspark_lookup.storage.stores import FileVersion
+from tests.support.fakes import Host, make_host
+from tests.support.s3server import S3Server
+
+BYTES = bytes(range(100))
+_buckets = itertools.count()
+
+
+def counts(host: Host) -> dict[str, int]:
+    """The counters that moved."""
+    return {name: n for name, n in host.metrics.snapshot().items() if name in COUNTERS and n}
+
+
+def file_of(host: Host, path: Path | str) -> FileVersion:
+    """The file's version, for which nothing is noted."""
+    return host.store._inner.get_meta(str(path), lambda kind: None)
+
+
+def fail(host: Host, errors: Iterable[Exception]) -> None:
+    """Let the next calls raise, each an error of these."""
+    left = iter(errors)
+
+    def before(kind: str, subject: object) -> None:
+        for error in left:
+            raise error
+
+    host.store.before = before
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of 100 bytes in a store that pins what is read."""
+    (tmp_path / "f").write_bytes(BYTES)
+    return tmp_path / "f"
+
+
+@pytest.fixture
+def unpinned() -> Iterator[MemoryFileSystem]:
+    """A store that does not pin, with the same file."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("memory://f", BYTES)
+    yield memory
+    MemoryFileSystem.store.clear()
+
+
+# --- further attempts --------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[Host, FileVersion], object]] = {
+    "get_meta": lambda host, file: host.ufs.get_meta(file.url),
+    "list_status": lambda host, file: host.ufs.list_status(file.url.rpartition("/")[0]),
+    "get_status": lambda host, file: host.ufs.get_status(file.url),
+    "read_ranges": lambda host, file: host.ufs.read_ranges(file, [(0, 10)]),
+    "read_many": lambda host, file: host.ufs.read_many([(file, [(0, 10)])]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_attempts_end(path: Path, call: Callable[[Host, FileVersion], object]) -> None:
+    """After max_retries + 1 attempts, or one where another will not mend it, the store's own last error is raised, with no pause after it."""
+    lasting = (UfsNotFoundError("f"), UfsPermissionError("no"), SourceChangedError("f"), UfsError("disk"))
+    for error in (UfsUnavailableError("503"), UfsTimeoutError("slow"), *lasting):
+        host, attempts = make_host(str(path), None, max_retries=2), 1 if error in lasting else 3
+        fail(host, itertools.repeat(error))
+        with pytest.raises(UfsError) as caught:
+            call(host, file_of(host, path))
+        assert caught.value is error
+        assert not isinstance(error.__cause__, tenacity.RetryError)
+        assert len(host.store.calls) == attempts
+        assert len(host.clock.slept) == attempts - 1 == counts(host).get("ufsRetryCount", 0)
+
+
+def test_pauses_grow_and_are_bounded(path: Path) -> None:
+    """The pauses lie between nothing and a bound that doubles from 0.1 s up to 5 s."""
+    host = make_host(str(path), None, max_retries=12)
+    for _ in range(20):
+        fail(host, [UfsUnavailableError("503")] * 12)
+        host.ufs.get_meta(str(path))
+    assert len(host.clock.slept) == 240
+    assert all(0 <= pause <= min(0.1 * 2 ** (n % 12), 5) for n, pause in enumerate(host.clock.slept))
+    assert max(host.clock.slept) > 2
+
+
+def test_one_ranges_failure_repeats_that_range_only(path: Path) -> None:
+    """Of several ranges the one that failed is asked again, the others are not."""
+    host, failed = make_host(str(path), None, max_retries=1), list[object]()
+
+    def before(kind: str, subject: object) -> None:
+        if subject == (file.url, 10, 10) and not failed:
+            failed.append(subject)
+            raise UfsUnavailableError("503")
+
+    file, host.store.before = file_of(host, path), before
+    assert b"".join(host.ufs.read_ranges(file, [(0, 10), (10, 10), (20, 10)])) == BYTES[:30]
+    assert counts(host) == {"ufsGetCount": 4, "ufsGetBytes": 30, "ufsRetryCount": 1}
+    assert sorted(host.store.calls) == [("get", (file.url, n, 10)) for n in (0, 10, 10, 20)]
+
+
+# --- bytes of one version ----------------------------------------------------------------------------
+
+
+def test_a_short_read_is_tried_again_and_never_handed_out(unpinned: MemoryFileSystem) -> None:
+    """Fewer bytes than asked for are a transient failure, and the bytes that came are counted."""
+    host = make_host("memory://f", None, max_retries=2)
+    file = file_of(host, "memory://f").as_immutable()  # so it cannot have changed
+    unpinned.pipe_file("memory://f", BYTES[:14])
+    with pytest.raises(UfsUnavailableError, match="short read: 9 of 10 bytes at 5"):
+        host.ufs.read_ranges(file, [(5, 10)])
+    assert counts(host) == {"ufsGetCount": 3, "ufsGetBytes": 27, "ufsRetryCount": 2}
+
+
+def test_an_unpinned_store_is_asked_again_after_the_bytes(unpinned: MemoryFileSystem) -> None:
+    """Where the store cannot pin, a file gone after the read is noticed by one more head (a changed one: test_overwritten_between_two_ranges)."""
+    host = make_host("memory://f", None)
+    file = file_of(host, "memory://f")
+    assert (host.ufs.read_ranges(file, []), host.ufs.read_many([])) == ([], [])
+    assert host.ufs.read_many([(file, []), (file, [])]) == [[], []]
+    host.store.before = lambda kind, subject: unpinned.rm_file("memory://f") if kind == "head" else None
+    with pytest.raises(SourceChangedError, match=r"memory://.*f was replaced or removed"):
+        host.ufs.read_ranges(file, [(0, 100)])
+    assert host.store.kinds() == ["get", "head"]
+
+
+@pytest.mark.parametrize(("files", "ranges"), [(1, 48), (4, 48), (48, 4)])
+def test_sixteen_requests_at_once(path: Path, files: int, ranges: int) -> None:
+    """Ranges of one file, and files of one request, are under way together, but a seventeenth waits; no thread is left behind."""
+    host, before = make_host(str(path), None), {*threading.enumerate()}
+    # The first breaks, and fails the read, unless so many are in it at once; the other breaks unless there are more.
+    sixteen, seventeen, met = threading.Barrier(16, timeout=30), threading.Barrier(17), list[int]()
+
+    def meet(kind: str, subject: object) -> None:
+        sixteen.wait()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.append(seventeen.wait(0.5))
+
+    host.store.before = meet
+    host.ufs.read_many([(file_of(host, path), [(n, 1) for n in range(ranges)])] * files)
+    assert (met, counts(host)["ufsGetCount"]) == ([], files * ranges)
+    assert {*threading.enumerate()} <= before
+
+
+# --- put_if_absent -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable[[], Host]]:
+    """A directory of a store that has an exclusive create, and what makes hosts over it."""
+    if request.param == "local":
+        return str(tmp_path / "t"), functools.partial(make_host, str(tmp_path / "t"), None, max_retries=2)
+    server: S3Server = request.getfixturevalue("s3")
+    bucket = f"puts-{next(_buckets)}"
+    server.client.create_bucket(Bucket=bucket)
+    table, storage = f"s3://{bucket}/t", dict[str, object](endpoint_url=server.endpoint)
+    return table, functools.partial(make_host, table, None, max_retries=2, storage=storage)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 9])
+def test_first_come(place: tuple[str, Callable[[], Host]], lost: int) -> None:
+    """The first writer's bytes stay, also where its puts have no answer; the second is told. One request each, and a look at what lies there."""
+    path, make = place
+    one, two, name = make(), make(), f"{path}/_lookup/1"
+    put, left = one.store.put_if_absent, iter(range(lost))
+
+    def answered(*args: Any) -> Any:
+        found = put(*args)
+        if next(left, None) is not None:
+            raise UfsTimeoutError("lost")
+        return found
+
+    one.store.put_if_absent = answered
+    assert one.ufs.put_if_absent(name, b"one")
+    assert not two.ufs.put_if_absent(name, b"two")
+    assert one.ufs.read_ranges(one.ufs.get_meta(name), [(0, 3)]) == [b"one"]
+    assert one.store.kinds().count("put") == min(lost, 2) + 1
+    assert lost or (counts(one)["ufsPutCount"], counts(one)["ufsPutBytes"]) == (1, 3)
+    assert (two.metrics.snapshot()["ufsPutCount"], two.metrics.snapshot()["ufsPutBytes"]) == (1, 0)
+    assert one.ufs.put_if_absent(name, b"one")  # ours already, as after a restart
+
+
+def test_a_put_that_never_arrived(place: tuple[str, Callable[[], Host]]) -> None:
+    """After n + 1 attempts the error is raised, and the name is free."""
+    path, make = place
+    host = make()
+    fail(host, [UfsUnavailableError("lost")] * 3)
+    with pytest.raises(UfsUnavailableError):
+        host.ufs.put_if_absent(f"{path}/1", b"mine")
+    assert host.store.kinds() == ["put"] * 3 + ["head"]
+    assert host.ufs.put_if_absent(f"{path}/1", b"else")
+
+
+def test_conflicts_at_the_store(s3: S3Server) -> None:
+    """409 (another conditional write is under way) and 503 are tried again; 403 is not."""
+    s3.client.create_bucket(Bucket="conflicts")
+    host = make_host("s3://conflicts/t", None, max_retries=1, storage={"endpoint_url": s3.endpoint})
+    for status in (409, 503):
+        answers = iter([status])
+        s3.before = lambda method, path, answers=answers: next(answers, None) if method == "PUT" else None
+        assert host.ufs.put_if_absent(f"s3://conflicts/t/{status}", b"mine")
+    s3.before = lambda method, path: 403 if method == "PUT" else None
+    with pytest.raises(UfsPermissionError):
+        host.ufs.put_if_absent("s3://conflicts/t/403", b"mine")
+
+
+def test_stores_without_an_exclusive_create() -> None:
+    """Other stores are refused, and an empty file is no proof of anything."""
+    host = make_host("memory://log", None)
+    with pytest.raises(NotSupportedError, match="memory"):
+        host.ufs.put_if_absent("memory://log/1", b"mine")
+    with pytest.raises(ValueError, match="empty"):
+        host.ufs.put_if_absent("memory://log/1", b"")

@@ -1,0 +1,357 @@
+"""The rows of an Iceberg table by the specification, read slowly and plainly: neither PyIceberg nor the package is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import json
+import struct
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import orc
+
+from tests.support.iceberg_manifests import Entry, File, Meta, every_field, read_list, read_manifest, spec_of
+from tests.support.iceberg_values import ID_KEYS, Field, Kind, arrow_field, from_json, from_raw, is_nan, ordered
+
+DATA, POSITION, EQUALITY = range(3)
+PATH_ID, PLACE_ID = 2147483546, 2147483545
+"""The columns of files with position deletes."""
+Row = dict[int, Any]
+"""Values by field id; of structs too."""
+_NAMES = "schema.name-mapping.default"
+
+
+def load(metadata: Path) -> Meta:
+    """A metadata.json, plain or packed, in the form of format 2."""
+    data = metadata.read_bytes()
+    meta: Meta = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    if "schemas" not in meta:
+        meta |= {"schemas": [{"schema-id": 0, **meta["schema"]}], "current-schema-id": 0}
+    if "partition-specs" not in meta:
+        meta["partition-specs"] = [{"spec-id": 0, "fields": meta["partition-spec"]}]
+    return meta
+
+
+def read(metadata: Path, **of: Any) -> pa.Table:
+    """The rows, as Spark has them, of what `Oracle` takes."""
+    return Oracle(metadata, **of).table()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Deletes:
+    """Rows that an equality delete file names, by the paths to its columns."""
+
+    entry: Entry
+    paths: tuple[tuple[int, ...], ...]
+    keys: frozenset[tuple[Any, ...]]
+
+
+class Oracle:
+    """A snapshot: that of an id, of a branch or tag, at a time, or the current one."""
+
+    def __init__(
+        self,
+        metadata: Path,
+        *,
+        snapshot: int | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        at_ms: int | None = None,
+    ) -> None:
+        self.meta, self.home = load(metadata), metadata.parent.parent
+        meta, ref = self.meta, branch or tag
+        if at_ms is not None:
+            snapshot = [one for one in meta["snapshot-log"] if one["timestamp-ms"] <= at_ms][-1]["snapshot-id"]
+        elif ref not in (None, "main"):
+            snapshot = meta["refs"][ref]["snapshot-id"]
+        travels = snapshot is not None and branch is None
+        found = meta.get("current-snapshot-id") if snapshot is None else snapshot
+        self.snapshot = next((one for one in meta.get("snapshots") or [] if one["snapshot-id"] == found), None)
+        schema = meta["current-schema-id"]
+        if travels and self.snapshot is not None:
+            schema = self.snapshot.get("schema-id", schema)
+        self.fields: list[Field] = next(one["fields"] for one in meta["schemas"] if one["schema-id"] == schema)
+        self._every = every_field(meta) | {field["id"]: field for field in self.fields}
+        mapping = (meta.get("properties") or {}).get(_NAMES)
+        self._mapping = None if mapping is None else json.loads(mapping)
+
+    def local(self, location: str) -> Path:
+        """Where a file of the table is on this disk."""
+        own: str = self.meta["location"]
+        if location.startswith(own + "/"):
+            return self.home / location[len(own) + 1 :]
+        return Path(location.removeprefix("file://"))
+
+    @functools.cached_property
+    def manifests(self) -> list[dict[str, Any]]:
+        return [] if self.snapshot is None else read_list(self.local(self.snapshot["manifest-list"]))
+
+    @functools.cached_property
+    def entries(self) -> list[Entry]:
+        """The live files, of data and of deletes."""
+        return [entry for one in self.manifests for entry in self.entries_of(one)]
+
+    def entries_of(self, manifest: Mapping[str, Any]) -> list[Entry]:
+        return read_manifest(self.local(manifest["manifest_path"]), self.meta, manifest)
+
+    def table(self) -> pa.Table:
+        rows = [row for entry in self.entries if entry.file["content"] == DATA for _, row in self.live_rows(entry)]
+        schema = pa.schema([arrow_field(field) for field in self.fields])
+        return pa.Table.from_pylist([{name: _spark(value) for name, value in row.items()} for row in rows], schema)
+
+    def live_rows(self, entry: Entry) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The rows of a data file that no delete names, by their positions, in the columns of the snapshot's schema."""
+        deletes = [one for one in self._equality_deletes if _equality_applies(self.meta, one.entry, entry)]
+        paths = [path for one in deletes for path in one.paths]
+        needed = {field["id"] for field in self.fields} | {path[0] for path in paths}
+        gone = self.deleted_places(entry)
+        for place, row in enumerate(self._rows(entry.file, needed)):
+            if place not in gone and not any(_key(row, one.paths) in one.keys for one in deletes):
+                yield place, {field["name"]: _named(field["type"], row[field["id"]]) for field in self.fields}
+
+    def deleted_places(self, entry: Entry) -> set[int]:
+        """The positions of a data file that its deletion vector names or, if it has none, position deletes."""
+        path = self.local(entry.file["file_path"])
+        for vector, found in self._vectors:
+            if found == path:
+                assert vector.sequence >= entry.sequence
+                return set(_places(self.local(vector.file["file_path"]).read_bytes(), vector.file))
+        return {
+            place
+            for delete, rows in self._position_deletes
+            if delete.sequence >= entry.sequence and delete.partition == entry.partition
+            for found, place in rows
+            if found == path
+        }
+
+    @functools.cached_property
+    def _vectors(self) -> list[tuple[Entry, Path]]:
+        return [(one, self.local(one.file["referenced_data_file"])) for one in self.entries if is_vector(one.file)]
+
+    @functools.cached_property
+    def _position_deletes(self) -> list[tuple[Entry, list[tuple[Path, int]]]]:
+        found = []
+        for entry in self.entries:
+            if entry.file["content"] == POSITION and not is_vector(entry.file):
+                rows = _plain_rows(self.local(entry.file["file_path"]), entry.file["file_format"])
+                found.append((entry, [(self.local(row[PATH_ID]), row[PLACE_ID]) for row in rows]))
+        return found
+
+    @functools.cached_property
+    def _equality_deletes(self) -> list[_Deletes]:
+        found = []
+        for entry in self.entries:
+            if entry.file["content"] == EQUALITY:
+                paths = tuple(self._path_to(number) for number in entry.file["equality_ids"])
+                rows = self._rows(entry.file, {path[0] for path in paths})
+                found.append(_Deletes(entry, paths, frozenset(_key(row, paths) for row in rows)))
+        return found
+
+    def _path_to(self, number: int) -> tuple[int, ...]:
+        """The ids of the structs around a field, and its own."""
+        pending: list[tuple[tuple[int, ...], Field]] = [((field["id"],), field) for field in self._every.values()]
+        for path, field in pending:
+            if path[-1] == number:
+                return path
+            if isinstance(field["type"], dict) and field["type"]["type"] == "struct":
+                pending += [((*path, inner["id"]), inner) for inner in field["type"]["fields"]]
+        raise AssertionError(f"no field {number}")
+
+    def _rows(self, file: File, needed: Iterable[int]) -> list[Row]:
+        """The rows of a file in the given columns, deleted ones too."""
+        path, name = self.local(file["file_path"]), file["file_format"]
+        columns = _plain_columns(path, name, self._mapping)
+        parts = zip(spec_of(self.meta, file["spec_id"]), file["partition"].values(), strict=True)
+        identity = {one["source-id"]: value for one, value in parts if one["transform"] == "identity"}
+        found: dict[int, Sequence[Any]] = {}
+        for number in needed:
+            field = self._every[number]
+            if number in columns:
+                found[number] = [_projected(field["type"], value) for value in columns[number]]
+            elif number in identity:
+                found[number] = [from_raw(field["type"], identity[number])] * file["record_count"]
+            else:
+                found[number] = [_default(field)] * file["record_count"]
+        return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+
+
+def is_vector(file: File) -> bool:
+    return bool(file["file_format"].upper() == "PUFFIN")
+
+
+def _equality_applies(meta: Meta, delete: Entry, data: Entry) -> bool:
+    fields = spec_of(meta, delete.file["spec_id"])
+    everywhere = all(field["transform"] == "void" for field in fields)
+    return data.sequence < delete.sequence and (everywhere or delete.partition == data.partition)
+
+
+def _key(row: Row, paths: Iterable[tuple[int, ...]]) -> tuple[Any, ...]:
+    """A row's values as equality deletes compare them: null is null, NaN is NaN, and -0.0 is not 0.0."""
+    found = []
+    for path in paths:
+        value: Any = row
+        for number in path:
+            value = None if value is None else value[number]
+        if isinstance(value, float):
+            value = "NaN" if is_nan(value) else ordered(value)
+        found.append(value)
+    return tuple(found)
+
+
+def _places(data: bytes, file: File) -> list[int]:
+    """The positions of a deletion vector, whose bitmap is a 64-bit roaring one."""
+    blob = data[file["content_offset"] :][: file["content_size_in_bytes"]]
+    (size,) = struct.unpack_from(">I", blob)
+    body = blob[4 : 4 + size]
+    assert body[:4] == b"\xd1\xd3\x39\x64"
+    assert struct.unpack_from(">I", blob, 4 + size) == (zlib.crc32(body),)
+    (count,) = struct.unpack_from("<q", body, 4)
+    at, found = 12, []
+    for _ in range(count):
+        (high,) = struct.unpack_from("<I", body, at)
+        places, at = _bitmap(body, at + 4)
+        found += [high << 32 | place for place in places]
+    assert len(found) == file["record_count"]
+    return found
+
+
+def _bitmap(data: bytes, at: int) -> tuple[list[int], int]:
+    """The values of a 32-bit bitmap of arrays and bitmaps, and where it ends. Runs are not what the tests write."""
+    cookie, count = struct.unpack_from("<II", data, at)
+    assert cookie == 12346
+    heads = [struct.unpack_from("<HH", data, at + 8 + 4 * number) for number in range(count)]
+    at, found = at + 8 + 8 * count, []
+    for high, less in heads:
+        if less < 4096:
+            low, size = np.frombuffer(data, "<u2", less + 1, at), 2 * less + 2
+        else:
+            bits = np.frombuffer(data, np.uint8, 8192, at)
+            low, size = np.flatnonzero(np.unpackbits(bits, bitorder="little")), 8192
+        found += [high << 16 | int(value) for value in low]
+        at += size
+    return found, at
+
+
+# --- columns of files -------------------------------------------------------------------------------
+
+
+def _plain_columns(path: Path, name: str, mapping: list[Any] | None = None) -> dict[int, list[Any]]:
+    """The values of a file's columns by field id, structs as rows."""
+    form = name.lower()
+    table = pq.ParquetFile(path).read() if form == "parquet" else orc.ORCFile(path).read()
+    fields = [*table.schema]
+    if not any(_has_ids(field, ID_KEYS[form]) for field in fields):
+        assert mapping is not None
+        fields = [_mapped(field, mapping, ID_KEYS[form]) for field in fields]
+    found = {}
+    for field, column in zip(fields, table.columns, strict=True):
+        number = _id(field, ID_KEYS[form])
+        if number is not None:
+            kind = column.type
+            if pa.types.is_timestamp(kind):
+                column = column.cast(pa.timestamp("us", kind.tz))
+            found[number] = [_by_id(field, value, ID_KEYS[form]) for value in column.to_pylist()]
+    return found
+
+
+def _plain_rows(path: Path, name: str) -> list[Row]:
+    columns = _plain_columns(path, name)
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _id(field: pa.Field, key: bytes) -> int | None:
+    metadata = field.metadata or {}
+    return int(metadata[key]) if key in metadata else None
+
+
+def _inner(field: pa.Field) -> list[pa.Field]:
+    kind = field.type
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.field(number) for number in range(kind.num_fields)]
+
+
+def _has_ids(field: pa.Field, key: bytes) -> bool:
+    return _id(field, key) is not None or any(_has_ids(inner, key) for inner in _inner(field))
+
+
+def _mapped(field: pa.Field, mapping: list[Any], key: bytes) -> pa.Field:
+    """A field with the ids that a name mapping has for it and those inside of it; as its position says, of a list or map."""
+    known = next((one for one in mapping if field.name in one["names"]), None)
+    if known is None:
+        return field
+    kind, within = field.type, known.get("fields") or []
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_mapped(inner, within, key) for inner in _inner(field)])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_mapped(kind.value_field.with_name("element"), within, key))
+    elif pa.types.is_map(kind):
+        names = zip(_inner(field), ("key", "value"), strict=True)
+        kind = pa.map_(*(_mapped(inner.with_name(name), within, key) for inner, name in names))
+    return pa.field(
+        field.name, kind, field.nullable, None if "field-id" not in known else {key: str(known["field-id"])}
+    )
+
+
+def _by_id(field: pa.Field, value: Any, key: bytes) -> Any:
+    if value is None:
+        return None
+    inner = _inner(field)
+    if pa.types.is_struct(field.type):
+        ids = [(_id(one, key), one) for one in inner]
+        return {number: _by_id(one, value[one.name], key) for number, one in ids if number is not None}
+    if pa.types.is_list(field.type):
+        return [_by_id(inner[0], one, key) for one in value]
+    if pa.types.is_map(field.type):
+        return [(_by_id(inner[0], one, key), _by_id(inner[1], other, key)) for one, other in value]
+    return value
+
+
+def _projected(kind: Kind, value: Any) -> Any:
+    """A value of a file in a type of the table."""
+    if value is None:
+        return None
+    if isinstance(kind, dict):
+        if kind["type"] == "struct":
+            return {
+                one["id"]: _projected(one["type"], value[one["id"]]) if one["id"] in value else _default(one)
+                for one in kind["fields"]
+            }
+        if kind["type"] == "list":
+            return [_projected(kind["element"], one) for one in value]
+        return [(_projected(kind["key"], one), _projected(kind["value"], other)) for one, other in value]
+    return uuid.UUID(bytes=value) if kind == "uuid" and isinstance(value, bytes) else value
+
+
+def _default(field: Field) -> Any:
+    """What a column has in rows that were written before it was added."""
+    value = from_json(field["type"], field.get("initial-default"))
+    return value if value is None or not isinstance(field["type"], dict) else _projected(field["type"], {})
+
+
+def _named(kind: Kind, value: Any) -> Any:
+    """A value with structs by name."""
+    if value is None or not isinstance(kind, dict):
+        return value
+    if kind["type"] == "struct":
+        return {field["name"]: _named(field["type"], value[field["id"]]) for field in kind["fields"]}
+    if kind["type"] == "list":
+        return [_named(kind["element"], one) for one in value]
+    return [(_named(kind["key"], one), _named(kind["value"], other)) for one, other in value]
+
+
+def _spark(value: Any) -> Any:
+    """A value as Spark has it: a UUID is a text."""
+    if isinstance(value, dict):
+        return {name: _spark(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_spark(one) for one in value)
+    return str(value) if isinstance(value, uuid.UUID) else value

@@ -1,0 +1,117 @@
+"""The cache in memory: what its tests share."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.cache.lookup_cache import Key, KeyLookupCache
+from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, access_log, default_cache, growing
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from tests.support.fakes import FakeClock
+
+
+class Dictionary(KeyLookupCache):
+    """One key at a time, for as long as it is open. Counts what lookups count, too, and its bytes as one each."""
+
+    def __init__(self) -> None:
+        self.held: dict[Any, list[dict[str, Any]]] = {}
+        self.opened = 0
+        self.metrics = CacheMetricGroup()
+
+    def open(self, metrics: CacheMetricGroup) -> None:
+        self.opened += 1
+        self.metrics = metrics
+
+    def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
+        found = self.held.get(tuple(key.values()))
+        self.metrics.inc("missCount" if found is None else "hitCount")
+        return found
+
+    def put(self, key: Key, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+        before = self.held.get(tuple(key.values()))
+        self.held[tuple(key.values())] = [dict(row) for row in rows]
+        self.metrics.set_gauge("numCachedBytes", self.size())
+        return before
+
+    def invalidate(self, key: Key) -> None:
+        self.held.pop(tuple(key.values()), None)
+
+    def size(self) -> int:
+        return sum(max(len(rows), 1) for rows in self.held.values())
+
+    def close(self) -> None:
+        self.held.clear()
+
+
+UNBOUNDED = 2**63 - 1
+ROWS = pa.schema([("v", pa.int64()), ("t", pa.string()), ("b", pa.bool_()), (KEY_INDEX, pa.int64())])
+Row = dict[str, Any]
+
+
+@contextlib.contextmanager
+def small() -> Iterator[None]:
+    """Columns grow, the log is trimmed and entries are moved together after a handful of them, not after thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growing, "_SMALLEST", 1)
+        patch.setattr(access_log, "_SLACK", 2)
+        patch.setattr(default_cache, "_GARBAGE_ROWS", 4)
+        yield
+
+
+def cache_of(clock: FakeClock | None = None, **bounds: Any) -> DefaultLookupCache:
+    """A cache with these bounds (none: as good as unbounded) whose hashes are the same in each run."""
+    clock = clock or FakeClock()
+    return DefaultLookupCache(**(bounds or {"max_rows": UNBOUNDED}), clock=lambda: clock.steady_s, rng=random.Random(7))
+
+
+def opened(cache: DefaultLookupCache) -> tuple[DefaultLookupCache, CacheMetricGroup]:
+    metrics = CacheMetricGroup()
+    cache.open(metrics)
+    return cache, metrics
+
+
+def counts(metrics: CacheMetricGroup) -> tuple[int, int]:
+    """(hits, misses) so far."""
+    seen = metrics.snapshot()
+    return seen["hitCount"], seen["missCount"]
+
+
+def keys_of(*numbers: int) -> pa.Table:
+    return pa.table({"k": pa.array(numbers, pa.int64())})
+
+
+def rows_of(*values: int | list[int]) -> pa.Table:
+    """Rows for as many keys: each has the one row, or those of a list."""
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    places = [place for place, rows in enumerate(lists) for _ in rows]
+    return pa.table({
+        "v": pa.array([value for rows in lists for value in rows], pa.int64()),
+        KEY_INDEX: pa.array(places, pa.int64()),
+    })  # fmt: skip
+
+
+def found_in(found: CachedRows) -> list[list[Any] | None]:
+    """Of each key the column v of its rows, None where the key is absent."""
+    lists: list[list[Any] | None] = [[] if present else None for present in found.present.tolist()]
+    if found.rows is not None:
+        for value, place in zip(found.rows["v"].to_pylist(), found.rows[KEY_INDEX].to_pylist(), strict=True):
+            rows = lists[place]
+            assert rows is not None
+            rows.append(value)
+    return lists
+
+
+def held(cache: DefaultLookupCache, numbers: Sequence[int]) -> list[int]:
+    """Those of the keys that are there; no access."""
+    return [n for n, there in zip(numbers, cache.peek_many(keys_of(*numbers)).present.tolist(), strict=True) if there]
+
+
+def row_of(serial: int) -> Row:
+    """A row that no other is equal to, with nulls."""
+    return {"v": serial, "t": None if serial % 5 == 0 else "é" * (serial % 40), "b": [None, True, False][serial % 3]}

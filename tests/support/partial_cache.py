@@ -1,0 +1,413 @@
+"""The partial cache: what one process loaded answers for all of the host, for as long as it is right: what its tests share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import random
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
+from pyspark_lookup.cache.partial.host_cache import SharedCache
+from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness, SharedRows
+from pyspark_lookup.cache.partial.invalidations import Invalidations
+from pyspark_lookup.cache.partial.read_through import Load, PartialCache
+from pyspark_lookup.cache.partial.single_flight import Flights
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.lookup import get_many, read_rows
+from pyspark_lookup.lookup.plan import ReadTask
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk
+from tests.cache.full.test_full_cache import Table
+from tests.columnar.test_buffers import nested_values
+from tests.columnar.test_keys import QUIET, SIGNALLING, bits, plain, values_of
+from tests.support.fakes import FakeClock, Later
+
+BOUND_S = 60.0  # far above what any of this takes
+SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
+SPACE = "0" * 32
+KEYS = pa.schema([("k", pa.int64())])
+ROWS = pa.schema([("v", pa.int64()), ("t", pa.string())])
+NONE = Bounds(math.inf, math.inf, None, None, True)
+Differ = Callable[[str, Sequence[pa.Array]], Numbers | None]
+Held = dict[Any, list[Any] | None]
+
+
+def unknown(version: str, keys: Sequence[pa.Array]) -> None:
+    """Nothing is known of another version."""
+
+
+def differing(*changed: int) -> Differ:
+    """These keys may have other rows in any other version, and no others."""
+    return lambda version, keys: np.isin(keys[0].to_numpy(), list(changed))
+
+
+def using(clock: FakeClock, process: Process, *used: int) -> Differ:
+    """No key differs, but to find that out takes half a second, in which that process uses some."""
+
+    def answer(version: str, keys: Sequence[pa.Array]) -> Numbers:
+        clock.tick(0.5)
+        process.touch(*used)
+        return np.zeros(len(keys[0]), np.bool_)
+
+    return answer
+
+
+def run_waiting(later: Later) -> int:
+    """Do what waits to be done beside; how much that was."""
+    waiting = later.waiting[:]
+    later.waiting.clear()
+    for _, run in waiting:
+        run()
+    return len(waiting)
+
+
+def rows_of(lists: Iterable[Sequence[int]]) -> pa.Table:
+    """The rows of some keys, given as lists of values."""
+    pairs = [(number, value) for number, values in enumerate(lists) for value in values]
+    columns = {"v": [value for _, value in pairs], "t": [f"t{value}" for _, value in pairs]}
+    schema = ROWS.append(pa.field(KEY_INDEX, pa.int64()))
+    return pa.table({**columns, KEY_INDEX: [number for number, _ in pairs]}, schema=schema)
+
+
+def by_key(keys: Sequence[Any], present: Iterable[bool], rows: pa.Table) -> Held:
+    """The column v of each key's rows, None of a key that is absent; the text beside must be that row's."""
+    held: Held = {key: [] if there else None for key, there in zip(keys, present, strict=True)}
+    numbers = rows.column(KEY_INDEX).to_pylist()
+    assert numbers == sorted(numbers)
+    for number, value, text in zip(numbers, rows.column("v").to_pylist(), rows.column("t").to_pylist(), strict=True):
+        there = held[keys[number]]
+        assert there is not None
+        assert text == f"t{value}"
+        there.append(value)
+    return held
+
+
+class Process:
+    """A process of a host as far as it shares loads: its view, its counters, and what it wants to do beside."""
+
+    def __init__(
+        self,
+        root: Path,
+        clock: FakeClock | None = None,
+        bounds: Bounds = NONE,
+        *,
+        keys: pa.Schema = KEYS,
+        boot: str = "boot-1",
+        seed: Seed = SEED,
+        host: HostClock | None = None,
+    ) -> None:
+        self.clock = clock or FakeClock()
+        self.host = host or self.clock.host(boot)
+        self.metrics = Waited()
+        self.disk = Disk(root, 2**30, self.metrics, self.host.wall_s, random.Random(7))
+        self.later = Later()
+        self.seed = seed
+        rng = random.Random(os.urandom(8))
+        self.shared = SharedCache(
+            self.disk, HostContext(self.disk, self.metrics, self.host, rng, self.later), SPACE, keys, seed, bounds
+        )
+        self.root, self.directory = root, root / "v1" / "snapshots" / SPACE
+
+    def hashes(self, keys: Sequence[pa.Array]) -> Numbers:
+        return Keys(keys).hashes(self.seed)
+
+    def put_rows(
+        self,
+        keys: Sequence[pa.Array],
+        rows: pa.Table,
+        version: str = "v1",
+        may_differ: Differ = unknown,
+        latest: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Share rows that were loaded just now. Names of segments are times, so none has another's."""
+        schema = pa.schema([field for field in rows.schema if field.name != KEY_INDEX])
+        self.clock.wall_s += 0.001
+        fresh = Freshness(version, schema, may_differ, latest)
+        self.shared.put(keys, self.hashes(keys), rows, fresh, self.clock.steady_s)
+
+    def get_rows(
+        self, keys: Sequence[pa.Array], schema: pa.Schema, version: str = "v1", may_differ: Differ = unknown
+    ) -> SharedRows | None:
+        return self.shared.get(keys, self.hashes(keys), Freshness(version, schema, may_differ))
+
+    def put(
+        self,
+        rows: Mapping[int, Sequence[int]],
+        version: str = "v1",
+        may_differ: Differ = unknown,
+        latest: Callable[[], bool] = lambda: True,
+    ) -> None:
+        keys = [pa.array(list(rows), pa.int64())]
+        self.put_rows(keys, rows_of(rows.values()), version, may_differ, latest)
+
+    def get(self, *keys: int, version: str = "v1", may_differ: Differ = unknown) -> Held:
+        found = self.get_rows([pa.array(keys, pa.int64())], ROWS, version, may_differ)
+        if found is None:
+            return dict.fromkeys(keys)
+        assert found.present.any()
+        assert (found.ages_s >= 0).all()
+        return by_key(keys, found.present.tolist(), found.rows)
+
+    def touch(self, *keys: int) -> None:
+        arrays = [pa.array(keys, pa.int64())]
+        self.shared.touch(arrays, self.hashes(arrays))
+
+    def merge(self) -> int:
+        return run_waiting(self.later)
+
+    def names(self) -> list[str]:
+        return self.disk.segments(SPACE)
+
+    def count(self, name: str) -> int:
+        return self.metrics.snapshot()[name]
+
+
+@contextlib.contextmanager
+def new_directory() -> Iterator[Path]:
+    """A directory of its own for one of many examples."""
+    with tempfile.TemporaryDirectory() as root:
+        yield Path(root)
+
+
+def forms_of(value: pa.Array) -> st.SearchStrategy[pa.Array]:
+    """A floating-point number in each of the forms that are one key: a zero of either sign, any NaN."""
+    kind, (number,) = value.type, value.to_pylist()
+    if math.isnan(number):
+        nans = bits([*QUIET[kind], *SIGNALLING[kind]], kind)
+        return st.sampled_from([nans.slice(n, 1) for n in range(len(nans))])
+    return st.sampled_from([value, pa.array([-0.0], kind)]) if number == 0 else st.just(value)
+
+
+@st.composite
+def loads(draw: st.DrawFn, key_kinds: st.SearchStrategy[Sequence[pa.DataType]], row_kinds: Any) -> Any:
+    """(key columns, all different, rows with an index): what a load brings, of any types."""
+    types = draw(key_kinds)
+    count = draw(st.integers(1, 8))
+    columns = [draw(st.lists(values_of(kind), min_size=count, max_size=count)) for kind in types]
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
+    firsts = {key: n for n, key in reversed(list(enumerate(zip(*map(plain, arrays), strict=True))))}
+    chosen = sorted(firsts.values())
+    arrays = [array.take(pa.array(chosen, pa.int64())) for array in arrays]
+    counts = draw(st.lists(st.integers(0, 3), min_size=len(chosen), max_size=len(chosen)))
+    places = [place for place, n in enumerate(counts) for _ in range(n)]
+    made = {}
+    for number, array in enumerate(arrays):
+        if pa.types.is_floating(array.type):  # kept with the rows, for it has several forms
+            forms = [array.slice(place, 1) for place in places]
+            made[f"k{number}"] = pa.concat_arrays([array.slice(0, 0), *map(draw, map(forms_of, forms))])
+    for number, kind in enumerate(draw(st.lists(row_kinds, max_size=3))):
+        values = draw(st.lists(nested_values(kind), min_size=len(places), max_size=len(places)))
+        made[f"c{number}"] = pa.array(values, kind)
+    return arrays, pa.table({**made, KEY_INDEX: pa.array(places, pa.int64())})
+
+
+EXPIRING = [{"expire_after_write_s": 10.0}, {"expire_after_access_s": 10.0}]
+
+BOUNDED = [
+    NONE,
+    dataclasses.replace(NONE, rows=12),
+    dataclasses.replace(NONE, bytes=6000),
+    dataclasses.replace(NONE, expire_after_access_s=10.0),
+    dataclasses.replace(NONE, expire_after_write_s=10.0),
+    dataclasses.replace(NONE, rows=16, expire_after_access_s=10.0, missing_keys=False),
+]
+
+
+def stats(low: Any, high: Any, nulls: int | None = 0, rows: int = 10) -> ColumnStats:
+    return ColumnStats(low, high, nulls, rows)
+
+
+GROUP_ROWS = 3  # of the files whose keys are told by `may_hold`
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def may_hold(file: Sequence[Any], key: Sequence[Any]) -> bool:
+    """Whether a file of these keys can hold one, as far as the bounds of its columns tell; a file without rows has none."""
+    for n, part in enumerate(key):
+        groups = [file[at : at + GROUP_ROWS] for at in range(0, len(file), GROUP_ROWS)]
+        groups = [[row[n] for row in group if row[n] is not None] for group in groups]
+        known = [value for group in groups for value in group]
+        if file and not known:
+            return False
+        if file and not is_nan(part) and not any(group and all(map(is_nan, group)) for group in groups):
+            ordered = [value for value in known if not is_nan(value)]
+            if not min(ordered) <= part <= max(ordered):
+                return False
+    return True
+
+
+class Dim(Table):
+    """A table of files on a host of its own that is looked up through the partial cache."""
+
+    def __init__(
+        self,
+        path: Path,
+        cache_dir: Path | None,
+        options: Mapping[str, str] | None = None,
+        clock: FakeClock | None = None,
+        keys: str = "id",
+    ) -> None:
+        given = {"lookup.keys": keys, "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"}
+        super().__init__(path, cache_dir, {**given, **(options or {})}, clock)
+
+    def rows(self, columns: Mapping[str, Any], cache: bool = True) -> list[dict[str, Any]]:
+        """The rows of these keys, without the cache on request."""
+        options = self.options
+        if not cache:
+            off = {"lookup.partition": options.partition} if options.partition else {}
+            known = {"path": options.path, "lookup.keys": ",".join(options.keys or ())}
+            options = LookupOptions.parse({**known, **off})
+        found = planner.find(self.host.reader, options, self.table)
+        shown = planner.table_columns(found, options)
+        names = list(columns)
+        ordered = pa.schema([shown.field(n) for n in (*names, *(n for n in shown.names if n not in names))])
+        plan = planner.plan_read(found, options, ordered, self.host.clock.host())
+        answer = get_many(self.host.reader, plan, pa.table(dict(columns)), names, None, found.version)
+        return list(answer.to_pylist())
+
+    def check(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The rows of these keys, which must be those that the files have."""
+        answer = self.rows(columns)
+        assert answer == self.rows(columns, cache=False)
+        return answer
+
+    def matching(self, where: str | None = None) -> list[tuple[Any, ...]]:
+        """The rows of a scan, of those that a predicate is true of."""
+        options = self.options.override({"lookup.where": where} if where else {})
+        found = planner.find(self.host.reader, options, self.table)
+        plan = planner.plan_read(found, options, planner.table_columns(found, options), self.host.clock.host())
+        batches = read_rows(self.host.reader, plan, ReadTask(0, 1), None)
+        return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+    def grown(self, run: Callable[[], object], *names: str) -> tuple[int, ...]:
+        """By how much `run` lets counters grow."""
+        before = self.host.metrics.snapshot()
+        run()
+        after = self.host.metrics.snapshot()
+        return tuple(after[name] - before[name] for name in names)
+
+
+COUNTERS = ("hitCount", "missCount", "loadCount", "sharedCarriedOverCount")
+
+
+class Source:
+    """A table as loads see it: rows by version and key. What was loaded is on record; `before` runs ahead of each load."""
+
+    def __init__(self, **versions: Mapping[int, Sequence[int]]) -> None:
+        self.versions = versions or {"v1": {n: [n * 10 + i for i in range(n % 3)] for n in range(200)}}
+        self.loads: list[list[int]] = []
+        self.before: Callable[[list[int]], object] = lambda keys: None
+
+    def load(self, version: str) -> Load:
+        def load(keys: Sequence[pa.Array]) -> pa.Table:
+            assert [array.null_count for array in keys] == [0]
+            wanted = keys[0].to_pylist()
+            assert len(set(wanted)) == len(wanted)
+            self.loads.append(wanted)
+            self.before(wanted)
+            return rows_of([self.versions[version].get(key, []) for key in wanted])
+
+        return load
+
+    def loaded(self) -> list[int]:
+        """The keys that were loaded, in order of value; forgotten by asking."""
+        keys = sorted(key for load in self.loads for key in load)
+        self.loads.clear()
+        return keys
+
+
+class Waited(CacheMetricGroup):
+    """Counters that say when somebody begins to wait for another's load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.Event()
+
+    def inc(self, name: str, amount: int = 1) -> None:
+        super().inc(name, amount)
+        if name == "loadWaitCount" and amount:
+            self.waits.set()
+
+    def of(self, *names: str) -> tuple[int, ...]:
+        seen = self.snapshot()
+        return tuple(seen[name] for name in names)
+
+
+class Worker:
+    """A process with its own cache and, if it has a directory, what the host shares."""
+
+    def __init__(
+        self,
+        root: Path | None,
+        source: Source,
+        clock: FakeClock | None = None,
+        bounds: Bounds = NONE,
+        *,
+        host: HostClock | None = None,
+        wait_s: float = 60.0,
+        make: Callable[[], LookupCache] | None = None,
+    ) -> None:
+        self.clock = clock or FakeClock()
+        self.host = host or self.clock.host()
+        self.source, self.make, self.bounds = source, make, bounds
+        self.process = None if root is None else Process(root, self.clock, bounds, host=self.host)
+        self.metrics = Waited() if self.process is None else self.process.metrics
+        disk, shared = (None, None) if self.process is None else (self.process.disk, self.process.shared)
+        context = HostContext(disk, self.metrics, self.host, random.Random())
+        self.invalidations = Invalidations(context, SPACE, KEYS.names)
+        if shared is not None:
+            shared.invalidations = self.invalidations
+        flights = Flights(context, SPACE, SEED, wait_s)
+        self.cache = PartialCache(KEYS.names, self._make, shared, flights, context, self.invalidations)
+
+    def _make(self) -> LookupCache:
+        if self.make is not None:
+            return self.make()
+        return DefaultLookupCache(
+            max_rows=2**62 if math.isinf(self.bounds.rows) else int(self.bounds.rows),
+            expire_after_access_s=self.bounds.expire_after_access_s,
+            expire_after_write_s=self.bounds.expire_after_write_s,
+            cache_missing_key=self.bounds.missing_keys,
+            clock=self.host.steady_s,
+            rng=random.Random(7),
+        )
+
+    def lookup(self, *keys: int | None, version: str = "v1", may_differ: Differ = unknown) -> list[list[int]]:
+        """The values of each key's rows."""
+        self.clock.wall_s += 0.001
+        fresh = Freshness(version, ROWS, may_differ)
+        rows = self.cache.lookup([pa.array(keys, pa.int64())], fresh, self.source.load(version))
+        assert rows.schema.equals(ROWS.append(pa.field(KEY_INDEX, pa.int64())))
+        held = by_key(range(len(keys)), [True] * len(keys), rows)
+        return [values or [] for values in held.values()]
+
+    def invalidate(self, *keys: int) -> None:
+        """Have the host forget these keys; a moment later it may load them."""
+        self.invalidations.add(pa.table({"k": pa.array(keys, pa.int64())}))
+        self.clock.tick(0.001)
+
+    def told(self) -> tuple[int, ...]:
+        """(hits, misses, loads, failures) so far."""
+        return self.metrics.of("hitCount", "missCount", "loadCount", "numLoadFailures")
+
+    def count(self, name: str) -> int:
+        return self.metrics.snapshot()[name]

@@ -1,0 +1,151 @@
+"""What tests through Spark share: tables that are replaced, their calls to the store, streams and what comes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import functions as sf
+
+from pyspark_lookup import LookupTable, lookup_join
+from tests.support.fakes import wait_until_settled
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+FULL = {"lookup.cache": "FULL"}
+MODES: dict[str, dict[str, Any]] = {
+    "full": FULL,
+    "partial": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"},
+    "none": {"lookup.cache": "NONE"},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    **{name: {"strategy": "cache", "options": mode} for name, mode in MODES.items()},
+    "broadcast": {"strategy": "broadcast"},
+}
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+
+
+def saved(path: Path, rows: pa.Table | dict[str, Any], group: int = 1000) -> Path:
+    """Publish a file of rows by rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    pq.write_table(rows if isinstance(rows, pa.Table) else pa.table(rows), new, row_group_size=group)
+    os.replace(new, path)
+    wait_until_settled(path)
+    return path
+
+
+def put(path: Path, version: int, ids: range = range(10), group: int = 1000) -> Path:
+    """Publish a file of rows (id, version)."""
+    return saved(path, {"id": list(ids), "version": [version] * len(ids)}, group)
+
+
+def load(spark: SparkSession, path: object, options: Mapping[str, Any] = NO_OPTIONS) -> DataFrame:
+    return spark.read.format("lookupcache").options(**options).load(str(path))
+
+
+def catalog_options(path: object, options: Mapping[str, object] = NO_OPTIONS) -> str:
+    """What follows CREATE TABLE … for a table of ours."""
+    given = ", ".join(f"'{key}' '{value}'" for key, value in {"path": path, **options}.items())
+    return f"USING lookupcache OPTIONS ({given})"
+
+
+class Calls:
+    """Store calls to one table by all processes of this host, since the last look."""
+
+    def __init__(self, path: object, options: Mapping[str, str] = NO_OPTIONS) -> None:
+        self._table = LookupTable(str(path), options)
+        self._last = self._table.metrics()
+
+    def since(self) -> dict[str, int]:
+        now = self._table.metrics()
+        delta = {name: now[name] - self._last[name] for name in now}
+        self._last = now
+        return delta
+
+    def calls(self) -> tuple[int, int, int]:
+        """(heads, lists, gets)."""
+        delta = self.since()
+        return delta["ufsHeadCount"], delta["ufsListCount"], delta["ufsGetCount"]
+
+
+@contextlib.contextmanager
+def conf(spark: SparkSession, key: str, value: str) -> Iterator[None]:
+    spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        spark.conf.unset(key)
+
+
+def events(directory: Path, number: int, keys: range = range(200)) -> None:
+    """A file of the stream: (id, event, batch)."""
+    rows = {"id": list(keys), "event": [number * 100_000 + key for key in keys], "batch": [number] * len(keys)}
+    saved(directory / f"{number:03}.parquet", rows)
+
+
+def stream_of(spark: SparkSession, directory: Path) -> DataFrame:
+    """Events, a file in each micro-batch."""
+    reader = spark.readStream.schema("id long, event long, batch long").option("maxFilesPerTrigger", "1")
+    return reader.parquet(str(directory))
+
+
+def read_in_all_ways(
+    stream: DataFrame, table: Path | str, column: str, options: Mapping[str, str] = NO_OPTIONS
+) -> DataFrame:
+    """A stream with the values that the table has in a column, by lookups of each way and by a scan."""
+    for way, given in WAYS.items():
+        how = {**given, "options": {**options, **given.get("options", {})}}
+        stream = lookup_join(stream, str(table), "id", columns=[column], prefix=f"{way}_", **how)
+    scanned = load(stream.sparkSession, table, options).selectExpr("id", f"{column} AS scan_{column}")
+    return stream.join(sf.broadcast(scanned), "id", "left")
+
+
+@contextlib.contextmanager
+def running(stream: DataFrame, name: str, mode: str = "append") -> Iterator[StreamingQuery]:
+    """A query whose rows are in the table of that name."""
+    query = stream.writeStream.format("memory").queryName(name).outputMode(mode).start()
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def each_batch(stream: DataFrame, checkpoint: Path, act: Callable[[DataFrame, int], None]) -> None:
+    """Carry out what there is to do: `act` on each micro-batch."""
+    writer = stream.writeStream.foreachBatch(act).option("checkpointLocation", str(checkpoint))
+    assert writer.trigger(availableNow=True).start().awaitTermination(240)
+
+
+def batches_of(stream: DataFrame, checkpoint: Path) -> list[list[tuple[Any, ...]]]:
+    """The rows of each micro-batch that has some."""
+    found: list[list[tuple[Any, ...]]] = []
+    each_batch(stream, checkpoint, lambda batch, _: found.append(sorted(map(tuple, batch.collect()), key=repr)))
+    return [batch for batch in found if batch]
+
+
+def said_by(
+    home: Path, script: str, *arguments: object, variables: Mapping[str, str] = NO_OPTIONS, timeout_s: float = 240
+) -> list[str]:
+    """What a Python program of its own prints that begins with a word in capitals; its failure fails the test with all it says."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **variables},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if line.split(" ")[0].isupper()]

@@ -1,0 +1,298 @@
+"""Versions: who says which one is current, what it costs, and what this host remembers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.versions.executions import Execution
+from pyspark_lookup.versions.model import Table, TableVersion
+from tests.support.fakes import FakeClock, Host, make_host
+
+_serial = itertools.count()
+
+
+def write(path: Path, text: str = "") -> Path:
+    """A small parquet file; each has another size."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": [1], "text": [text + "x" * next(_serial)]}), path)
+    return path
+
+
+def options(path: Path) -> LookupOptions:
+    return LookupOptions.parse({"path": str(path)})
+
+
+def cached(path: Path, interval: str) -> LookupOptions:
+    source = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": interval}
+    return LookupOptions.parse({"path": str(path), **source})
+
+
+class Dim:
+    """A table of three files, and hosts that ask for its version. They share a cache directory, and the time."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "dim"
+        self.cache_dir = tmp_path / "cache"
+        self.clock = FakeClock()
+        for name in "abc":
+            write(self.path / f"{name}.parquet")
+        self.options = options(self.path)
+        self.host = self.process()
+        self.table: Table | None = None
+
+    def process(self, clock: FakeClock | None = None, boot: str = "boot-1") -> Host:
+        return make_host(str(self.path), self.cache_dir, clock or self.clock, boot=boot)
+
+    def discover(self, opts: LookupOptions | None = None) -> TableVersion:
+        self.table, version = self.host.resolver.discover(opts or self.options)
+        return version
+
+    def resolve(
+        self, opts: LookupOptions | None = None, host: Host | None = None, execution: Execution | None = None
+    ) -> TableVersion:
+        assert self.table is not None
+        return (host or self.host).resolver.resolve(self.table, opts or self.options, execution).version
+
+    def change(self, name: str = "a") -> None:
+        write(self.path / f"{name}.parquet")
+
+
+@pytest.fixture
+def dim(tmp_path: Path) -> Dim:
+    return Dim(tmp_path)
+
+
+def names(version: TableVersion) -> list[str]:
+    return [Path(file.url).name for file in version.files]
+
+
+def test_one_execution_sees_one_version_and_asks_once(dim: Dim) -> None:
+    """The first resolver of an execution records its version; later ones take it, whatever changed since."""
+    second, execution = dim.process(), Execution("app", "execution 1")
+    dim.discover()
+    assert dim.table is not None
+    one = dim.host.resolver.resolve(dim.table, dim.options, execution)
+    dim.change()
+    again = second.resolver.resolve(dim.table, dim.options, execution)
+    assert (again.version, one.decided_here, again.decided_here) == (one.version, True, False)
+    assert second.store.calls == []
+    assert second.metrics.snapshot()["resolutionReuseCount"] == 1
+    for other in (Execution("app", "execution 2"), Execution("other app", "execution 1")):
+        assert dim.resolve(host=second, execution=other) != one.version
+
+
+def test_cache_mode_makes_no_call_within_its_interval(dim: Dim) -> None:
+    """`>0`: at most that old since it was learned, by a clock that is not stepped; `-1`: kept for ever; `0`: asked at every query."""
+    opts = cached(dim.path, "10 s")
+    first = dim.discover(opts)
+    dim.change()
+    for step_s in (-3600.0, 7200.0, 0.0, -3600.0):
+        dim.clock.wall_s += step_s
+        dim.clock.tick(2.5)
+        assert dim.resolve(opts) == first
+        assert dim.discover(opts) == first
+    assert dim.host.store.kinds() == ["status"]
+    dim.clock.tick(0.1)
+    assert dim.resolve(opts) != first
+    assert dim.host.store.kinds() == ["status", "list"]
+    assert dim.host.metrics.snapshot()["metadataCacheCount"] == 8
+    never, always = cached(dim.path, "-1"), cached(dim.path, "0")
+    second = dim.resolve(never)
+    dim.change()
+    dim.clock.tick(1e9)
+    assert dim.resolve(never) == second
+    assert dim.resolve(always) == dim.resolve(always) != second
+    assert dim.host.store.kinds() == ["status", "list", "list", "list"]
+
+
+def test_another_boot_is_not_trusted_for_an_age(dim: Dim) -> None:
+    """After a reboot the steady clock starts anew, so a known version's age is unknown, and it is not newer either: the store is asked."""
+    opts, clock = cached(dim.path, "1 h"), FakeClock()
+    first = dim.discover(opts)
+    dim.change()
+    second = dim.resolve(opts, dim.process(boot="boot-2"))
+    assert second != first
+    dim.change()
+    clock.steady_s = 1.0
+    assert dim.resolve(host=dim.process(clock, "boot-3")) not in (first, second)
+
+
+def test_who_knows_a_version_knows_its_files(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are on record before its digest is: in the moment it is, another process answers from it without a call."""
+    second = dim.process()
+    dim.discover()
+    dim.change()
+    assert dim.host.disk is not None
+    put = dim.host.disk.succeed_record
+    seen: list[TableVersion] = []
+
+    def put_and_look(*args: object) -> bool:
+        done = put(*args)  # type: ignore[arg-type]
+        seen.append(dim.resolve(cached(dim.path, "-1"), second))
+        return done
+
+    monkeypatch.setattr(dim.host.disk, "succeed_record", put_and_look)
+    assert [dim.resolve()] == seen
+    assert second.store.calls == []
+
+
+def test_the_version_of_another_table_is_none_of_this_one(dim: Dim) -> None:
+    """A digest, as a version token brings it, of a table that this host knows as well."""
+    other = write(dim.path.with_name("other") / "a.parquet").parent
+    version = dim.discover()
+    _, foreign = dim.host.resolver.discover(options(other))
+    assert dim.table is not None
+    assert dim.host.resolver.find_recorded(dim.table, version.digest) == version
+    assert dim.host.resolver.find_recorded(dim.table, foreign.digest) is None
+
+
+def test_who_does_not_get_the_lock_takes_what_was_decided_first(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that resolves an execution beside another, as the lock was held for too long, reads the version of the first on record."""
+    fast, execution = dim.process(), Execution("app", "execution 1")
+    dim.discover()
+    monkeypatch.setattr(dim.host.disk, "acquire", lambda kind, name, timeout_s: None)
+    first: list[TableVersion] = []
+
+    def meanwhile(kind: str, subject: object) -> None:
+        if not first:
+            first.append(dim.resolve(host=fast, execution=execution))
+            dim.change()
+
+    dim.host.store.before = meanwhile
+    assert dim.table is not None
+    resolution = dim.host.resolver.resolve(dim.table, dim.options, execution)
+    assert ([resolution.version], resolution.decided_here) == (first, False)
+
+
+def test_cache_mode_keeps_the_last_version_through_states_that_are_none(dim: Dim) -> None:
+    """Moved away or emptied: UFS mode raises, CACHE mode keeps the last version and counts it; a store that fails is an error."""
+    kept = cached(dim.path, "0")
+    first = dim.discover(kept)
+    shutil.move(dim.path, dim.path.with_name("moved"))
+    with pytest.raises(UfsNotFoundError):
+        dim.resolve()
+    assert dim.resolve(kept) == first
+    dim.path.mkdir()
+    with pytest.raises(TableEmptyError):
+        dim.resolve()
+    assert dim.resolve(kept) == dim.discover(kept) == first
+    assert dim.host.metrics.snapshot()["keptVersionCount"] == 3
+    dim.host.store.before = mock.Mock(side_effect=UfsUnavailableError("down"))
+    with pytest.raises(UfsUnavailableError):
+        dim.resolve(kept)
+
+
+def test_a_slow_listing_cannot_take_the_host_back(dim: Dim) -> None:
+    """Monotonic reads: of two overlapping resolutions the one that started later wins, whatever finishes last."""
+    fast = dim.process()
+    dim.discover()
+    answers: list[TableVersion] = []
+    listed = dim.host.store._inner.list_status
+
+    def interleave(path: str, count: Callable[[str], None]) -> object:
+        listing = listed(path, count)  # the old state …
+        dim.change()
+        dim.clock.tick(1)
+        answers.append(dim.resolve(host=fast))  # … and meanwhile another query saw the new one
+        return listing
+
+    dim.host.store._inner.list_status = interleave  # type: ignore[method-assign,assignment]
+    assert dim.resolve() == answers[0]
+    assert dim.resolve(cached(dim.path, "-1"), fast) == answers[0]
+
+
+def test_a_version_that_does_not_change_is_recorded_now_and_then(dim: Dim) -> None:
+    """Often enough for who asks whether the table was here lately, and at each refresh of CACHE mode, which asks how old it is."""
+    dim.discover()
+    kinds: list[str] = []
+    for seconds, options in ((30, None), (29, None), (2, None), (30, None), (1, cached(dim.path, "1 s")), (1, None)):
+        before = dim.host.resolver.host._newest(dim.table)[0]
+        dim.clock.tick(seconds)
+        dim.resolve(options)
+        kinds.append("recorded" if dim.host.resolver.host._newest(dim.table)[0] > before else "")
+    assert kinds == ["", "", "recorded", "", "recorded", ""]
+
+
+def test_settle_waits_for_quiet_without_sleeping_too_long(dim: Dim) -> None:
+    """`lookup.settle`: a version whose newest file is younger waits until it is not; busy for long is an error."""
+    newest = max(file.stat().st_mtime for file in dim.path.iterdir())
+    dim.clock.wall_s = newest + 4
+    opts = LookupOptions.parse({"path": str(dim.path), "lookup.settle": "10 s", "lookup.on-busy": "FAIL"})
+    dim.discover(opts)
+    assert dim.clock.slept == pytest.approx([6.0], abs=0.01)
+    dim.clock.wall_s = newest + 100
+    dim.resolve(opts)
+    assert len(dim.clock.slept) == 1
+
+    def write_on(kind: str, subject: object) -> None:
+        os.utime(dim.path / "a.parquet", (dim.clock.wall_s, dim.clock.wall_s))
+
+    dim.host.store.before = write_on
+    with pytest.raises(TableBusyError, match=r"lookup\.settle"):
+        dim.resolve(opts)
+
+
+def test_a_listing_that_lost_files_is_confirmed(dim: Dim) -> None:
+    """Files gone and none new may be a job that has begun to overwrite: the version is one after which no more went."""
+    dim.discover()
+    (dim.path / "a.parquet").unlink()
+    store = dim.host.store
+    store.calls.clear()
+
+    def go_on(kind: str, subject: object) -> None:
+        if len(store.calls) == 2:
+            (dim.path / "b.parquet").unlink()
+
+    store.before = go_on
+    version = dim.resolve()
+    assert (names(version), store.kinds(), dim.clock.slept) == (["c.parquet"], ["list"] * 3, [1.0, 1.0])
+    assert dim.resolve() == version
+    assert store.kinds() == ["list"] * 4
+    (dim.path / "c.parquet").unlink()
+    with pytest.raises(TableEmptyError):
+        dim.resolve()
+
+
+def test_a_streaming_sinks_log_decides_which_files_count(dim: Dim) -> None:
+    """`_spark_metadata` is honoured: uncommitted files are not read, a compact log stands for all before it."""
+    (dim.path / "_spark_metadata").mkdir()
+
+    def commit(entry: str, *names: str) -> None:
+        lines = [json.dumps({"path": f"file://{dim.path}/{name}", "size": 1, "action": "add"}) for name in names]
+        (dim.path / "_spark_metadata" / entry).write_text("\n".join(["v1", *lines]))
+
+    commit("0", "a.parquet")
+    assert names(dim.discover()) == ["a.parquet"]
+    commit("1.compact", "a.parquet", "b.parquet")
+    commit("2", "c.parquet")
+    assert names(dim.resolve()) == ["a.parquet", "b.parquet", "c.parquet"]
+    dim.host.store.calls.clear()
+    dim.resolve()
+    assert dim.host.store.kinds() == ["list"]
+
+
+def test_a_version_too_new_to_keep_settles(dim: Dim) -> None:
+    """Files as new as the clock's granule are not kept; the same version, remembered for 2 s, is."""
+    dim.clock.wall_s = max(file.stat().st_ctime for file in dim.path.iterdir())
+    opts = cached(dim.path, "-1")
+    version = dim.discover(opts)
+    for found in (version, dim.resolve(opts)):
+        assert not all(file.cacheable for file in found.files)
+    dim.clock.tick(2.1)
+    assert dim.resolve(opts) == version
+    assert all(file.cacheable for file in dim.resolve(opts).files)
+    assert len(dim.host.store.calls) == 1
+    rebooted = dim.process(boot="boot-2")
+    assert not all(file.cacheable for file in dim.resolve(opts, rebooted).files)
