@@ -29,7 +29,7 @@ from pyspark_lookup.sources.managed.change_feed import (
     read_changes,
 )
 from pyspark_lookup.sources.managed.log import Change, TableState, WriteMode
-from pyspark_lookup.versions.model import Kind
+from pyspark_lookup.sources.managed.source import MANAGED
 from tests.sources.managed.test_compaction import OFF
 from tests.sources.managed.test_rows_by_key import SCHEMA, Model, steps
 from tests.sources.managed.test_writer import Site, rows, site
@@ -45,7 +45,7 @@ class Feed:
 
     def __init__(self, engine: Engine, options: LookupOptions) -> None:
         self._files = engine.reader.versions.files
-        self._table = engine.reader.resolver.to_table(options, Kind.MANAGED)
+        self._table = engine.reader.resolver.to_table(options, MANAGED)
         state = engine.managed.read_log(options)
         assert state is not None
         self.state, self._log = state, engine.managed.log(self._table.url)
