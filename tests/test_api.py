@@ -284,11 +284,9 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path, monkey
             table(options, at=tmp_path / "absent")
     # What does nothing in any use of it is refused at once, what does nothing in a read when it is read, and not when it is written.
     for name, options, says in (
-        ("a.parquet", {"lookup.metrics.tasks": 4}, "has no meaning without lookup.view = 'metrics'"),
         ("a.parquet", {"lookup.on-error": "NULL"}, "is for lookup_join and register_lookup"),
         ("a.parquet", {"lookup.stream.start": "LATEST"}, "is for streams of changes"),
         ("a.parquet", {"lookup.valid-from": "id"}, "is for lookup_join with as_of"),
-        ("a.parquet", {"lookup.block.size": "1 MiB"}, "is for formats without natural blocks .*a.parquet has parquet"),
     ):
         with pytest.raises(OptionError, match=f"{min(options)} {says}"):
             table({**options, "lookup.keys": "id"}, at=root / name).get(1)

@@ -345,7 +345,7 @@ OPTIONS: list[dict[str, str]] = [
     {"lookup.cache": "FULL", "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15+07:00", "lookup.full-cache.timed-reload.interval-in-days": "3", "lookup.full-cache.blackout": "22:00-06:00, 12:00-13:00"},
     {**FULL, **CACHED, "lookup.full-cache.periodic-reload.interval": "PT10S", "lookup.full-cache.max-staleness": "1 d", "lookup.full-cache.retain": "1 h"},
     {**CACHED, "lookup.metadata.sync-interval": "10 s"},
-    {"lookup.settle": "1.5 s", "lookup.scan.split-size": "128 MiB", "lookup.block.size": "4m", "lookup.cache.max-bytes": "1g"},
+    {"lookup.settle": "1.5 s", "lookup.scan.split-size": "128 MiB", "lookup.cache.max-bytes": "1g"},
     {"lookup.provider": "a.b:c", "lookup.retry.predicate": "lookup_miss", "lookup.retry.fixed-delay": "5 s", "lookup.retry.max-attempts": "3", "lookup.async.timeout": "3 min", "lookup.async.capacity": "7"},
     {"lookup.storage.client_kwargs": '{"verify": false, "a": [1, {"b": null}]}', "lookup.storage.anon": "true"},
     {"lookup.partition": "a=1,b=%20", "lookup.write.timeout": "24 h", "lookup.success-file": "true"},

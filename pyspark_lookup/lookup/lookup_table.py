@@ -40,7 +40,7 @@ from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import check_argument, duration_argument_s, option_text
-from pyspark_lookup.options.read_write_options import IDLE_IN_GETS, refuse_block_size, refuse_in_reads
+from pyspark_lookup.options.read_write_options import IDLE_IN_GETS, refuse_in_reads
 from pyspark_lookup.sources.managed import batch_directory
 from pyspark_lookup.sources.managed.change_feed import change_columns
 from pyspark_lookup.sources.managed.log import Batch, WriteMode
@@ -71,7 +71,6 @@ class LookupTable:
                 f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe(), metrics() or lookup.changes-from"
             )
         self._explicit_options = self._options.explicit  # for this use of the table
-        refuse_in_reads(self._explicit_options & {"lookup.metrics.tasks"})
         self._closed = False
         self._open_table: OpenTable | None = None
         self._engine_of: tuple[Runtime, Engine] | None = None
@@ -87,7 +86,7 @@ class LookupTable:
     @classmethod
     def of_stored(cls, options: Mapping[str, str]) -> LookupTable:
         """A table by the options stored with it, `path` among them. Options that have no effect here are accepted."""
-        table = cls(None, {key: text for key, text in options.items() if key != "lookup.metrics.tasks"})
+        table = cls(None, options)
         table._explicit_options = frozenset()
         return table
 
@@ -476,10 +475,6 @@ class LookupTable:
         """The table in its current version. With this table's own options it is remembered for the next call."""
         before, has_own_options = self._open_table, options is self._options
         open_table = refresh_table(engine, options, before, has_own_options)
-        if open_table is not before:
-            refuse_block_size(
-                self._explicit_options, open_table.resolved_table.table.format, redact("path", options.path)
-            )
         if has_own_options and open_table is not before:
             if before is not None and before.resolved_table.table.id != open_table.resolved_table.table.id:
                 # The path is another kind of table by now.

@@ -85,6 +85,9 @@ _SCHEMAS = {
 _FOOTERS_AT_MOST = 64
 
 
+_METRICS_TASKS = 64  # several for each executor, as Spark decides where they run
+
+
 @dataclasses.dataclass(frozen=True)
 class ViewTask:
     """A task of a view. A view has one task, except `metrics`, which has several to reach several hosts (`nonce`: that of their
@@ -99,7 +102,7 @@ class ViewTask:
 
 def view_tasks(options: LookupOptions, nonce: str) -> list[ViewTask]:
     """The tasks of a view."""
-    count = options.metrics_tasks if options.view is View.METRICS else 1
+    count = _METRICS_TASKS if options.view is View.METRICS else 1
     return [ViewTask(options.view, number, nonce) for number in range(count)]
 
 

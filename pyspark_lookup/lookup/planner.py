@@ -189,12 +189,12 @@ def plan_read(
     options: LookupOptions,
     columns: pa.Schema,
     clock: HostClock,
-    pushed: Sequence[Predicate] = (),
+    predicates: Sequence[Predicate] = (),
     declared: bool = False,
 ) -> ReadPlan:
     """The plan of a read of `columns` (names, types and nullability as the reader of rows expects them).
 
-    `declared`: the user has given this schema. Raises SchemaError if the table does not have such columns.
+    `predicates`: those that hold beside `lookup.where`. `declared`: the user has given this schema. Raises SchemaError if the table does not have such columns.
     """
     declared = declared or resolved_table.table.declared is not None
     everything = resolved_table.columns
@@ -207,8 +207,9 @@ def plan_read(
     types = {field.name: field.type for field in columns}
     data = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.data])
     partitions = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.partitions])
-    predicates = [*([parse_where(options.where, all_columns((data, partitions)))] if options.where else []), *pushed]
-    predicate = None if not predicates else predicates[0] if len(predicates) == 1 else And(tuple(predicates))
+    where = [parse_where(options.where, all_columns((data, partitions)))] if options.where else []
+    conjuncts = (*where, *predicates)
+    predicate = None if not conjuncts else conjuncts[0] if len(conjuncts) == 1 else And(conjuncts)
     projection = Projection(columns, data, partitions, predicate, declared)
     return ReadPlan(
         uuid.uuid4().hex,

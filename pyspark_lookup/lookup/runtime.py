@@ -140,7 +140,7 @@ class Runtime:
         """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
         opening = self._open(options)
         with self._lock:
-            key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, "" if opening is None else opening.key, options.cache)  # fmt: skip
+            key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, "" if opening is None else opening.key, options.cache)  # fmt: skip
             engine = self._engines.get(key)
             if engine is None:
                 engine = self._engines[key] = self._build(options, opening)
@@ -207,11 +207,11 @@ class Runtime:
         blocks = BlockCache(ufs, context, _BLOCK_WAIT_S)
         if opening is None:
             resolver = Resolver(ufs, blocks, context, [source.bind(options, self._shared) for source in SOURCES])
-            reader = TableReader(resolver, blocks, context, options.block_size)
+            reader = TableReader(resolver, blocks, context)
         else:
             resolver, scan = Resolver(ufs, blocks, context, [opening.source]), opening.scan(metrics)
             replaced = (scan, scan), opening.cache, opening.trigger
-            reader = TableReader(resolver, blocks, context, options.block_size, *replaced)
+            reader = TableReader(resolver, blocks, context, *replaced)
         managed = ManagedTables(resolver, ufs, context, reader.versions.files, self._sizes)
         return Engine(reader, ufs, context, publisher, managed)
 

@@ -39,6 +39,7 @@ from pyspark_lookup.versions.resolver import Resolver
 from pyspark_lookup.versions.restarts import read_with_restarts
 
 _log = logging.getLogger("pyspark_lookup.reader")
+_BLOCK_BYTES = 4 * 1024 * 1024
 _STARTS = 5  # attempts in a row before a changing table is an error
 
 
@@ -46,7 +47,7 @@ class TableReader:
     """Reads of one table reference in this process, on this host.
 
     `scans`: the scan for queries and the scan for snapshots (None: scans of files). `cache`, `trigger`: replace the partial
-    cache and the reload strategy that the options describe.
+    cache and the reload strategy that the options describe. `block_size`: of formats without natural blocks (CSV, JSON, ORC).
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class TableReader:
         resolver: Resolver,
         blocks: BlockCache,
         context: HostContext,
-        block_size: int,
         scans: tuple[TableScan, TableScan] | None = None,
         cache: LookupCache | None = None,
         trigger: CacheReloadTrigger | None = None,
+        block_size: int = _BLOCK_BYTES,
     ) -> None:
         self.resolver = resolver
         self.metrics = context.metrics

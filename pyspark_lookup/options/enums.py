@@ -33,12 +33,6 @@ class OnBusy(enum.Enum):
     FAIL = "FAIL"
 
 
-class FilterPushdown(enum.Enum):
-    AUTO = "AUTO"
-    TRUE = "true"
-    FALSE = "false"
-
-
 class ReloadStrategy(enum.Enum):
     PERIODIC = "PERIODIC"
     TIMED = "TIMED"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_lookup.options.enums import CacheMode
-from pyspark_lookup.options.parsing import COUNT, GIB, MIB, MOST, Kind, choice, option, parse_text, size
+from pyspark_lookup.options.parsing import COUNT, MIB, MOST, Kind, choice, option, parse_text, size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,6 @@ class HostOptions:
     cache_max_bytes: int | None = option(
         "lookup.cache.max-bytes", size(MIB, MOST), None, default_text="a quarter of its disk, or half of what is free there if that is less",
         doc="Budget of the cache directory for all that lies in it: blocks, snapshots, rows by key, records.",
-    )
-    block_size: int = option(
-        "lookup.block.size", size(64 * 1024, GIB), 4 * MIB, default_text="4 MiB",
-        doc="Block of a format without natural blocks (CSV, JSON, ORC).",
     )
     max_retries: int = option(
         "lookup.max-retries", COUNT, 3,

@@ -64,7 +64,7 @@ def check_provider(options: LookupOptions) -> None:
         if misplaced:
             raise OptionError(f"option {min(misplaced)} is for tables of a provider: set lookup.provider, or remove it")
         return
-    of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle", "lookup.block.size"}
+    of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle"}
     of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", "lookup.schema"}
     of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
     file_options = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage]

@@ -75,10 +75,6 @@ class ReadOptions:
             "counters; one row about the current version; the version as a SQL function takes it; or, of a managed "
             "table, what its commits have changed (`readStream`, or `lookup.changes-from`).",
     )
-    metrics_tasks: int = option(
-        "lookup.metrics.tasks", POSITIVE_COUNT, 32,
-        doc="With lookup.view=metrics: tasks that look for hosts to answer; best several times as many as executors.",
-    )
     metadata_source: enums.MetadataSource = option(
         "lookup.metadata.source", choice(enums.MetadataSource), enums.MetadataSource.UFS,
         doc="Who says which version is current: the store, once per query, or this host.",
@@ -125,10 +121,6 @@ class ReadOptions:
         "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
         doc="Of joins and SQL functions: when a lookup failed in every attempt, fail the query, or go on with null in"
             " its columns and the reason in the column `lookup_error`.",
-    )
-    filter_pushdown: enums.FilterPushdown = option(
-        "lookup.filter-pushdown", choice(enums.FilterPushdown), enums.FilterPushdown.AUTO,
-        doc="Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).",
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
@@ -243,15 +235,3 @@ def refuse_in_reads(
             raise OptionError(
                 f"option {key} is for lookup_join and register_lookup: a scan or a get() fails, remove it"
             )
-        if key == "lookup.metrics.tasks" and view is not enums.View.METRICS:
-            raise OptionError(f"option {key} has no meaning without lookup.view = 'metrics': remove it")
-
-
-def refuse_block_size(explicit: Iterable[str], form: enums.FileFormatName | None, path: str) -> None:
-    """Raise OptionError for a block size that was given for a read of files cached by their own blocks."""
-    if form in (enums.FileFormatName.PARQUET, enums.FileFormatName.ARROW):
-        for key in explicit:
-            if key.lower() == "lookup.block.size":
-                raise OptionError(
-                    f"option {key} is for formats without natural blocks (CSV, JSON, ORC): {path} has {form.value}, remove it"
-                )

@@ -10,19 +10,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql import datasource as spark
 from pyspark.sql.types import CharType, StringType, StructType, VarcharType
 
-from pyspark_lookup.columnar.binding import bind_compare, bind_in, bind_null_safe
 from pyspark_lookup.columnar.ddl import columns_ddl
-from pyspark_lookup.columnar.predicate import IsNull, Predicate, StartsWith, negate
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.core.decoding import UNREADABLE, as_texts
-from pyspark_lookup.errors import NotSupportedError, OptionError, PredicateError
+from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.changes import plan_changes
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_schema, view_tasks
@@ -40,26 +36,18 @@ from pyspark_lookup.options.catalog import (
     table_options,
 )
 from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
-from pyspark_lookup.options.enums import FileFormatName, FilterPushdown, View
+from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
-from pyspark_lookup.options.read_write_options import BUILT, EXPLICIT, refuse_block_size, refuse_in_reads
+from pyspark_lookup.options.read_write_options import BUILT, EXPLICIT, refuse_in_reads
 from pyspark_lookup.sources.managed.change_feed import change_columns
-from pyspark_lookup.spark.types import arrow_schema, is_collated, scopes_pushed_filters, struct_type
+from pyspark_lookup.spark.types import arrow_schema, struct_type
 from pyspark_lookup.versions.executions import Build
 
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text
 _CREATE = "lookup.create-if-not-exists"
 _OF_WRITES = ("lookup.write.", "lookup.storage.")
-_ONLY_OF_READS = {"lookup.block.size", "lookup.metrics.tasks"}
-_COMPARE: Mapping[type[spark.Filter], str] = {
-    spark.EqualTo: "=",
-    spark.GreaterThan: ">",
-    spark.GreaterThanOrEqual: ">=",
-    spark.LessThan: "<",
-    spark.LessThanOrEqual: "<=",
-}
 
 
 def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable | None]:
@@ -68,12 +56,8 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable |
     For CREATE TABLE it carries the options, and the table is made at its path if they say so.
     """
     creating = "provider" in options
-    explicit: Collection[str]
-    if creating:
-        source_options = _table_to_create(options)
-        explicit = source_options.keys() & _ONLY_OF_READS  # the others are for all that is done with the table
-    else:
-        source_options, explicit = _split_explicit(options)
+    # What is stored with a table is for all that is done with it.
+    source_options, explicit = (_table_to_create(options), ()) if creating else _split_explicit(options)
     parsed = runtime().effective(LookupOptions.parse(source_options, conf=conf_file_options()))
     refuse_in_reads(explicit, parsed.view, stream=parsed.view in (View.DATA, View.CHANGES))
     if parsed.view not in (View.DATA, View.CHANGES):
@@ -81,7 +65,6 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable |
     engine = runtime().engine(parsed)
     with engine.publish():
         resolved_table = planner.find(engine.reader, parsed)
-        refuse_block_size(explicit, resolved_table.table.format, redact("path", parsed.path))
         columns = planner.table_columns(resolved_table, parsed)
         columns = change_columns(columns) if parsed.view is View.CHANGES else columns
     return _with_options(columns, source_options if creating else None), resolved_table
@@ -97,8 +80,6 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
     except ValueError as problem:
         raise OptionError(f"option {_CREATE} = {create!r}: expected {problem}") from None
     columns = LookupOptions.parse(catalog_options, conf=conf_file_options()).schema
-    refuse_in_reads(catalog_options.keys() & _ONLY_OF_READS)
-    refuse_block_size(catalog_options, FileFormatName.PARQUET, redact("path", catalog_options["path"]))
     if columns is None:
         raise OptionError(
             f"option {_CREATE} = 'true' needs lookup.schema, the columns of the new table, e.g. 'id INT, name STRING'"
@@ -262,19 +243,14 @@ class Planning:
         resolved_table: ResolvedTable | None,
         declared: bool,
         added: Sequence[str],
-        explicit: Collection[str],
         build: Build | None,
-        collated: Collection[str],
     ) -> None:
         self.options = options
         self.build = build
-        self._collated = collated
-        self._explicit = explicit
         self.columns = columns
         self._declared = declared
         self._added = added
         self._resolved_table = resolved_table
-        self._pushed: list[Predicate] = []
 
     @classmethod
     def from_options(
@@ -314,15 +290,8 @@ class Planning:
             options = _with_declared_columns(options, columns)
         built = read.get(BUILT)
         build = None if built is None else Build(*json.loads(built))
-        collated = [field.name for field in schema if is_collated(field.dataType)]
         added = added_columns(schema) if stored else ()
-        return cls(options, columns, resolved_table, declared, added, explicit, build, collated)
-
-    def push(self, filters: list[spark.Filter]) -> None:
-        """Prune by those of the filters that mean the same here as in Spark."""
-        unpushable = {*self._added, *self._collated}
-        fields = {field.name: field for field in self.columns if field.name not in unpushable}
-        self._pushed = [p for f in filters if (p := to_predicate(f, fields)) is not None]
+        return cls(options, columns, resolved_table, declared, added, build)
 
     def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
         """The tasks of the read, each with its plan."""
@@ -336,7 +305,6 @@ class Planning:
         engine = runtime().engine(self.options)
         with engine.publish():
             resolved_table = self._resolved_table or planner.find(engine.reader, self.options)
-            refuse_block_size(self._explicit, resolved_table.table.format, redact("path", self.options.path))
             options = engine.reader.resolver.host.with_floor(
                 resolved_table.table, planner.with_table_keys(self.options, resolved_table)
             )
@@ -345,7 +313,7 @@ class Planning:
             columns = pa.schema(
                 [c for c in self.columns if c.name not in self._added or c.name.lower() in current_names]
             )
-            plan = planner.plan_read(resolved_table, options, columns, runtime().clock, self._pushed, self._declared)
+            plan = planner.plan_read(resolved_table, options, columns, runtime().clock, declared=self._declared)
             return [(plan, task) for task in planner.plan_tasks(engine.reader, resolved_table, plan)]
 
 
@@ -357,48 +325,3 @@ def _with_declared_columns(options: LookupOptions, columns: pa.Schema) -> Lookup
             f"option lookup.schema = {columns_ddl(options.schema)!r} contradicts .schema({columns_ddl(columns)!r}): give one of them"
         )
     return dataclasses.replace(options, schema=columns)
-
-
-def prunes_by_pushed_filters(plan: Planning) -> bool:
-    """Whether to hand out a reader with `pushFilters`: only where Spark is about to call it.
-
-    Where what one scan pushes leaks into others, it takes `lookup.filter-pushdown=true` to prune.
-    """
-    pushdown = plan.options.filter_pushdown
-    if plan.options.view is not View.DATA or pushdown is FilterPushdown.FALSE:
-        return False
-    if pushdown is FilterPushdown.AUTO and not scopes_pushed_filters():
-        return False
-    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
-
-
-# --- Spark's pushed filters as predicates, where they mean exactly the same ------------------------
-
-
-def to_predicate(pushed: spark.Filter, fields: Mapping[str, pa.Field]) -> Predicate | None:
-    """The predicate of a filter that Spark pushed down, over top-level columns; None if it has no counterpart here."""
-    if isinstance(pushed, spark.Not):
-        inner = to_predicate(pushed.child, fields)
-        return None if inner is None else negate(inner)
-    path: tuple[str, ...] = getattr(pushed, "attribute", ())
-    if len(path) != 1 or path[0] not in fields:
-        return None
-    field = fields[path[0]]
-    try:
-        return _leaf(pushed, field)
-    except PredicateError:
-        return None
-
-
-def _leaf(pushed: spark.Filter, field: pa.Field) -> Predicate | None:
-    if type(pushed) in _COMPARE:
-        return bind_compare(field, _COMPARE[type(pushed)], pushed.value)  # type: ignore[attr-defined]
-    if isinstance(pushed, spark.EqualNullSafe):
-        return bind_null_safe(field, pushed.value)
-    if isinstance(pushed, spark.In):
-        return bind_in(field, list(pushed.value))
-    if isinstance(pushed, (spark.IsNull, spark.IsNotNull)):
-        return IsNull(field.name, negated=isinstance(pushed, spark.IsNotNull))
-    if isinstance(pushed, spark.StringStartsWith) and pa.types.is_string(field.type):
-        return StartsWith(field.name, pushed.value)
-    return None

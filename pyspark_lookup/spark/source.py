@@ -16,7 +16,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    Filter,
     InputPartition,
 )
 
@@ -58,9 +57,8 @@ class DefaultSource(DataSource):
         from pyspark_lookup.spark import planning
 
         plan = planning.Planning.from_options(self.options, schema, self._resolved_table)
-        # Spark refuses a reader with pushFilters unless it is about to call it.
-        reader = PushdownReader if planning.prunes_by_pushed_filters(plan) else LookupReader
-        return reader(plan, self._built_at_s)
+        # It has no pushFilters: until Spark 5.0 the filters of one scan reach others of the same relation (SPARK-58551).
+        return LookupReader(plan, self._built_at_s)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A write of a managed table; its first write creates it."""
@@ -104,13 +102,3 @@ class LookupReader(DataSourceReader):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_plan": None, "_built_at_s": 0.0}  # what a task needs is in its partition
-
-
-@errors_without_traceback
-class PushdownReader(LookupReader):
-    """A reader that prunes by the filters that Spark pushes down. Spark applies all of them again itself."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        assert self._plan is not None
-        self._plan.push(filters)
-        yield from filters

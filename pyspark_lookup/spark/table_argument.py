@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -101,11 +101,11 @@ def plans_here(spark: SparkSession) -> bool:
     return in_flow_function(spark) or isinstance(spark, SparkSession)
 
 
-def _columns(spark: SparkSession, options: Mapping[str, str], explicit: Iterable[str]) -> StructType:
-    """A table's columns now. `explicit`: the options of the lookup itself."""
+def _columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
+    """A table's columns now."""
     if plans_here(spark):
-        return planning.plan_schema({**options, EXPLICIT: ",".join(explicit)})[0]
-    return _load(spark, options, explicit).schema
+        return planning.plan_schema({**options, EXPLICIT: ""})[0]
+    return _load(spark, options).schema
 
 
 def load_view(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
@@ -114,10 +114,10 @@ def load_view(spark: SparkSession, options: Mapping[str, str], view: View) -> Da
     return _load(spark, {**view_options, "lookup.view": view.value})
 
 
-def _load(spark: SparkSession, options: Mapping[str, str], explicit: Iterable[str] = ()) -> DataFrame:
+def _load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     build = current_build(spark)
     built = {} if build is None else {BUILT: json.dumps(dataclasses.astuple(build))}
-    return spark.read.format(_FORMAT).options(**options, **{EXPLICIT: ",".join(explicit)}, **built).load()
+    return spark.read.format(_FORMAT).options(**options, **{EXPLICIT: ""}, **built).load()
 
 
 def look_up(
@@ -153,10 +153,8 @@ def look_up(
     merged_options["lookup.keys"] = ",".join(map(quote, keys))
     columns_option = merged_options.get("lookup.columns")
     parsed = LookupOptions.parse(merged_options, conf=conf_file_options())
-    of_files = explicit & {"lookup.block.size"}
-    if schema is None or of_files:
-        table_schema = _columns(spark, _without_cache(merged_options), of_files)
-        schema = schema or table_schema
+    if schema is None:
+        schema = _columns(spark, _without_cache(merged_options))
     key_names = tuple(_resolve(keys, schema, key_argument))
     merged_options["lookup.keys"] = ",".join(map(quote, _order(key_names, {**stored, **argument_options})))
     if columns is None:

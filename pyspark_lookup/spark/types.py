@@ -66,11 +66,6 @@ def is_collated(kind: DataType) -> bool:
     return "__COLLATIONS" in StructType([StructField("c", kind)]).json()
 
 
-def scopes_pushed_filters() -> bool:
-    """Whether the filters of one scan are that scan's own: before 5.0 they leak into others of the relation (SPARK-58551)."""
-    return SPARK >= (5, 0)
-
-
 def require(since: tuple[int, int], feature: str, instead: str) -> None:
     """Raise NotSupportedError if this Spark is older than `since`: `feature` does not work there, do `instead`."""
     if since > SPARK:

@@ -47,7 +47,6 @@ CHOICES: list[tuple[str, type[enum.Enum], dict[str, str]]] = [
     ("lookup.write.mode", enums.KeyedWrite, {}),
     ("lookup.write.missing-columns", enums.MissingColumns, {}),
     ("lookup.stream.start", enums.StreamStart, {}),
-    ("lookup.filter-pushdown", enums.FilterPushdown, {}),
     ("lookup.overlap", enums.Overlap, VALIDITY),
 ]
 # Options that need another to have a meaning.
@@ -72,7 +71,6 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.columns": {"b,a": ("b", "a")},
         "lookup.where": {"id = 1 ": "id = 1"},
         "lookup.partition": {"max_pt()": "max_pt()"},
-        "lookup.metrics.tasks": {"8": 8},
         "lookup.success-file": {"true": True, " FALSE": False},
         "lookup.busy-wait": {"0 s": 0.0},
         "lookup.busy-timeout": {"1 h": 3600.0},
@@ -99,7 +97,6 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.provider": {"my.module:Some.factory": "my.module:Some.factory"},
         "lookup.cache.dir": {"/ssd/cache": "/ssd/cache"},
         "lookup.cache.max-bytes": {"1 MiB": MIB, "20g": 20 * 2**30},
-        "lookup.block.size": {"65536": 65536},
         "lookup.max-retries": {"0": 0, "12": 12},
         "lookup.scan.split-size": {"128m": 128 * MIB},
     }),
@@ -168,17 +165,13 @@ BAD_NAMES = ["", ",", "a,", ",a", "a,,b", "a,a", "`a", "a`", "a`b", "`a` `b`", "
 # Values that do not parse: the nearest choice, or what is expected; and what the option needs beside it.
 BAD_VALUES = [
     *(("lookup.settle", text, "'10 s'", {}) for text in BAD_DURATIONS),
-    *(("lookup.block.size", text, "'4 MiB'", {}) for text in BAD_SIZES),
+    *(("lookup.scan.split-size", text, "'4 MiB'", {}) for text in BAD_SIZES),
     *(("lookup.columns", text, "column names separated by commas", {}) for text in BAD_NAMES),
     ("lookup.cache.max-bytes", "1023k", str(MIB), {}),
-    ("lookup.block.size", "1k", "65536", {}),
-    ("lookup.block.size", "2g", str(2**30), {}),
     ("lookup.scan.split-size", "0", str(MIB), {}),
     ("lookup.format", "parket", "did you mean parquet?", {}),
     ("lookup.format", "xyz", "parquet, arrow, csv, json, orc", {}),
     ("lookup.metadata.source", "UFO", "did you mean UFS?", {}),
-    ("lookup.metrics.tasks", "0", "1 to 999999999", {}),
-    ("lookup.filter-pushdown", "ture", "did you mean true?", {}),
     ("lookup.success-file", "yes", "true or false", {}),
     ("lookup.max-retries", "-1", "whole number", {}),
     ("lookup.max-retries", "9" * 5000, "whole number", {}),
@@ -242,7 +235,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
       for count in (1, 2) for given in itertools.combinations([key for key in RETRY if key not in PROVIDER], count)),
     *(({**PROVIDER, key: text}, [f"{key} is for tables of files"]) for key, text in [
         ("lookup.format", "csv"), ("lookup.partition", "max_pt()"), ("lookup.success-file", "true"), ("lookup.settle", "1 s"),
-        ("lookup.block.size", "64 KiB"), ("lookup.storage.anon", "true"), ("lookup.storage.endpoint_url", "http://h")]),
+        ("lookup.storage.anon", "true"), ("lookup.storage.endpoint_url", "http://h")]),
     ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter it in Spark"]),
     *((given, ["has no meaning without lookup.valid-from and lookup.valid-to"]) for given in [
         {"lookup.valid-to": "until"}, {"lookup.overlap": "NEWEST"}, {"lookup.valid-from": "since", "lookup.overlap": "NEWEST"}]),
@@ -269,18 +262,18 @@ def test_precedence() -> None:
     are a value."""
     conf = {
         "lookup.max-retries": "1",
-        "lookup.block.size": "1m",
+        "lookup.scan.split-size": "1m",
         "lookup.settle": "1 s",
         "lookup.storage.anon": "false",
         "lookup.storage.endpoint_url": "http://h:9",
         "lookup.storage.nothing": "null",
     }
     storage = {"LOOKUP.STORAGE.client_kwargs": '{"verify": false}', "lookup.storage.anon": "true"}
-    table = {"path": "s3://b/x", "lookup.max-retries": "2", "lookup.block.size": "2m", **storage}
+    table = {"path": "s3://b/x", "lookup.max-retries": "2", "lookup.scan.split-size": "2m", **storage}
     read = {"lookup.max-retries": "4", "lookup.storage.max_concurrency": "5"}
     options = LookupOptions.parse(read, table, conf)
-    assert (options.path, options.max_retries, options.block_size) == ("s3://b/x", 4, 2 * MIB)
-    assert (options.settle_s, options.split_size) == (1.0, 128 * MIB)
+    assert (options.path, options.max_retries, options.split_size) == ("s3://b/x", 4, 2 * MIB)
+    assert (options.settle_s, options.busy_wait_s) == (1.0, 30.0)
     nested = {"max_concurrency": 5, "client_kwargs": {"verify": False}}
     assert options.storage_options() == {**nested, "anon": True, "endpoint_url": "http://h:9", "nothing": None}
     assert (

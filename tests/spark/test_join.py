@@ -186,7 +186,7 @@ def test_options_that_a_table_has_for_other_uses(spark: SparkSession, tmp_path: 
     options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.write.mode": "upsert", "lookup.on-error": "FAIL"}
     (tmp_path / "dim").mkdir()
     (tmp_path / "dim" / "a.csv").write_text("id,version\n1,1\n")
-    own = {**options, "path": str(tmp_path / "dim"), "lookup.block.size": "1 MiB"}
+    own = {**options, "path": str(tmp_path / "dim")}
     text = ", ".join(f"'{key}' '{value}'" for key, value in own.items())
     spark.sql(f"CREATE TABLE {name} USING lookupcache OPTIONS ({text})")
     (tmp_path / "dim" / "a.csv").unlink()

@@ -323,7 +323,6 @@ MISTAKES: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
     "columns as an option": (OptionError, {"lookup.columns": "name"}, "lookup.columns"),
     "null on error, broadcast": (OptionError, {"strategy": "broadcast", "lookup.on-error": "NULL"}, "on-error.*cache"),
     "an option of writes": (OptionError, {"lookup.write.mode": "upsert"}, "lookup.write.mode is for writes"),
-    "a block size of Parquet": (Exception, {"lookup.block.size": "1 MiB"}, "lookup.block.size is for formats without"),
     "no such table": (OptionError, {"table": "no_city"}, r"'no_city'.*no such table.*\./no_city"),
     "no table": (OptionError, {"table": None}, "table is None"),
     "a reserved name": (OptionError, {"df": "*, 1 AS _lookup_version", "columns": ["name"]}, "_lookup_version"),

@@ -24,14 +24,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import datasource as filters
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.columnar.predicate import StartsWith
-from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.spark.planning import to_predicate
 from pyspark_lookup.spark.types import struct_type
-from tests.support.fuzzing import BY_NIGHT, MORE, by_day
+from tests.support.fuzzing import BY_NIGHT, MORE
 from tests.support.spark_tables import FULL, Calls, conf, load
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -423,25 +419,18 @@ def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkS
     assert min(compared, pruned, probed) >= len(tables) * PREDICATES * 5 // 6
 
 
-@pytest.mark.parametrize("pushed", by_day([True, False], 2))
-def test_predicates_answer_alike_in_spark(pushed: bool, tables: dict[str, Table], spark: SparkSession) -> None:
-    """`lookup.where`, and what Spark pushes for `lookup.filter-pushdown`, select the rows that Spark's reader gives, and prune row groups."""
+@pytest.mark.nightly
+def test_predicates_answer_alike_in_spark(tables: dict[str, Table], spark: SparkSession) -> None:
+    """`lookup.where` selects the rows that Spark's reader gives, and prunes row groups."""
     pruned = 0
-    with conf(spark, "spark.sql.python.filterPushdown.enabled", str(pushed).lower()):
-        for name, table in tables.items():
-            theirs, calls = spark.read.parquet(str(table.path)), Calls(table.path)
-            if pushed:
-                # Each read is loaded for itself: until Spark 5.0 the scans of one relation share what was pushed to any.
-                two = st.builds("{0} AND {1}".format, leaves(table), leaves(table))
-                texts = drawn(two, THROUGH_SPARK, f"pushed to {name}")
-                ours = [load(spark, table.path, {"lookup.filter-pushdown": "true"}).where(text) for text in texts]
-            else:
-                texts = generated(name, table)[-THROUGH_SPARK:]
-                ours = [load(spark, table.path, {"lookup.where": text}) for text in texts]
-            expected = hits_of_frames([theirs.where(text) for text in texts])
-            for text, found, rows in zip(texts, hits_of_frames(ours), expected, strict=True):
-                assert found == rows, f"seed {SEED}, table {name}: {text}"
-            pruned += calls.since()["rowGroupsPrunedCount"]
+    for name, table in tables.items():
+        theirs, calls = spark.read.parquet(str(table.path)), Calls(table.path)
+        texts = generated(name, table)[-THROUGH_SPARK:]
+        ours = [load(spark, table.path, {"lookup.where": text}) for text in texts]
+        expected = hits_of_frames([theirs.where(text) for text in texts])
+        for text, found, rows in zip(texts, hits_of_frames(ours), expected, strict=True):
+            assert found == rows, f"seed {SEED}, table {name}: {text}"
+        pruned += calls.since()["rowGroupsPrunedCount"]
     assert pruned >= len(tables)
 
 
@@ -549,50 +538,3 @@ def test_what_others_have_written(spark: SparkSession, tmp_path: Path, form: str
         write(str(tmp_path / name / f"a.{form}"))
         schema = "struct<id:bigint,text:string,n:double,zip:string>"
         assert collected(load(spark, tmp_path / name)) == (schema, list(zip(*held.values(), strict=True))), name
-
-
-# --- pushed filters as predicates: each in its exact meaning, or none -----------------------------------
-
-FILTERED = pa.schema([(column.name, column.type) for column in [*PRIMITIVES, *NESTED]])
-FIELDS = {field.name: field for field in FILTERED}
-ID, NAME, AMOUNT, DOUBLE, AT, CLOCK = (("tiny",), ("name",), ("money",), ("double",), ("at",), ("wall.clock",))
-COMPARISONS = {
-    "=": filters.EqualTo, ">": filters.GreaterThan, ">=": filters.GreaterThanOrEqual, "<": filters.LessThan, "<=": filters.LessThanOrEqual,
-    "<=>": filters.EqualNullSafe,
-}  # fmt: skip
-MEANINGS: list[tuple[filters.Filter, str | None]] = [
-    *((kind(ID, 5), f"tiny {operator} 5") for operator, kind in COMPARISONS.items()),
-    (filters.LessThan(ID, 500), "tiny < 500"),
-    (filters.LessThan(ID, decimal.Decimal("4.5")), "tiny < 4.5"),
-    (filters.EqualTo(AMOUNT, decimal.Decimal("1.50")), "money = 1.50"),
-    (filters.EqualTo(AT, TIME.replace(tzinfo=UTC)), "at = TIMESTAMP '2024-01-01 00:00:00 UTC'"),
-    (filters.EqualTo(CLOCK, TIME), "`wall.clock` = TIMESTAMP_NTZ '2024-01-01 00:00:00'"),
-    (filters.EqualNullSafe(ID, None), "tiny IS NULL"),
-    (filters.EqualNullSafe(ID, 500), "false"),
-    (filters.In(ID, (1, 2)), "tiny IN (1, 2)"),
-    (filters.In(ID, (None, 1)), "tiny IN (NULL, 1)"),
-    (filters.EqualTo(DOUBLE, math.nan), "double = CAST('NaN' AS DOUBLE)"),
-    (filters.IsNull(("pair",)), "pair IS NULL"),
-    (filters.IsNotNull(ID), "tiny IS NOT NULL"),
-    (filters.StringStartsWith(NAME, "a"), "name LIKE 'a%'"),
-    # What has no exact counterpart here.
-    (filters.EqualTo(("pair", "x"), 5), None),
-    (filters.IsNull(("unknown",)), None),
-    (filters.EqualTo(ID, "5"), None),
-    (filters.EqualTo(AT, TIME), None),
-    (filters.EqualTo(CLOCK, TIME.replace(tzinfo=UTC)), None),
-    (filters.In(NAME, ("a", 5)), None),
-    (filters.StringStartsWith(ID, "5"), None),
-    (filters.StringEndsWith(NAME, "a"), None),
-    (filters.StringContains(NAME, "a"), None),
-]
-
-
-@pytest.mark.parametrize(("pushed", "text"), MEANINGS)
-def test_filters_keep_their_meaning(pushed: Any, text: str | None) -> None:
-    """Each filter that Spark sends about a column means what the same text means in `lookup.where`, NOT included, or nothing."""
-    for filter_, where in ((pushed, text), (filters.Not(pushed), f"NOT ({text})")):
-        found = to_predicate(filter_, FIELDS)
-        assert repr(found) == repr(None if text is None else parse_where(where, FILTERED))  # NaN equals itself
-    # What LIKE takes for a pattern is text.
-    assert to_predicate(filters.StringStartsWith(NAME, "a%_"), FIELDS) == StartsWith("name", "a%_")

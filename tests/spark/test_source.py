@@ -171,8 +171,6 @@ def test_shapes_that_leak_pushed_filters_are_right(
         spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
         for table in ("leaky", name):
             assert spark.sql(f"SELECT id FROM {table} WHERE id = 3 UNION ALL SELECT id FROM {table}").count() == 11
-        # With Spark's switch off the option does no harm.
-        assert load(spark, path, {"lookup.filter-pushdown": "true"}).filter("id = 1").count() == 1
     calls = Calls(path)
     some = load(spark, path, {"lookup.where": "id >= 4 AND id < 8"})
     assert some.filter("id > 5").union(df).count() == 12
@@ -227,8 +225,6 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"lookup.view": "files", "LOOKUP.write.mode": "upsert"}, "lookup.write.mode is for writes"),
     ({"lookup.valid-from": "id"}, "lookup.valid-from is for lookup_join with as_of"),
     ({"lookup.view": "files", "lookup.stream.start": "1"}, "lookup.stream.start is for streams of changes"),
-    ({"lookup.metrics.tasks": "4"}, "lookup.metrics.tasks has no meaning without lookup.view"),
-    ({"lookup.block.size": "1 MiB"}, "lookup.block.size is for formats without natural blocks .* has parquet"),
 ]
 
 
@@ -266,7 +262,7 @@ def test_texts_with_a_collation(spark: SparkSession, tmp_path: Path, name: str) 
         assert read.schema == spark.read.parquet(str(path)).schema
         assert read.filter("s = 'A' AND n.x[0] = 'B'").count() == 1
     with conf(spark, "spark.sql.python.filterPushdown.enabled", "true"):
-        assert load(spark, path, {"lookup.filter-pushdown": "true"}).filter("s = 'A' AND t = 't'").count() == 1
+        assert load(spark, path).filter("s = 'A' AND t = 't'").count() == 1
     spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
     assert spark.sql(f"SELECT id FROM {name} WHERE s = 'A'").count() == 1
     with pytest.raises(Exception, match=r"column 's' has a collation.*lookup\.where compares bytes"):
@@ -403,8 +399,7 @@ def test_tasks_share_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """PARTIAL: keys named in lookup.where, here of a catalog table, or in a pushed filter, are loaded once, absent ones too; then they cost
-    a HEAD, in other workers, in other DataFrames and without Spark as well."""
+    """PARTIAL: keys named in lookup.where, here of a catalog table, are loaded once, absent ones too; then they cost a HEAD, in other workers, in other DataFrames and without Spark as well."""
     path = put(tmp_path / "dim.parquet", 1, range(5000))
     spark.sql(f"CREATE TABLE {name} {catalog_options(path, {**PARTIAL, 'lookup.where': 'id IN (3, 4999, 77777)'})}")
     df = spark.table(name)
@@ -422,13 +417,6 @@ def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) ->
     assert calls.since()["missCount"] == 0
     with LookupTable.for_name(spark, name) as named:
         assert [named.get(3), named.get(9)] == [[{"id": 3, "version": 1}], []]  # lookup.where holds for lookups, too
-    calls.since()
-    with conf(spark, "spark.sql.python.filterPushdown.enabled", "true"):
-        for _ in range(2):
-            df = load(spark, path, {**PARTIAL, "lookup.filter-pushdown": "true"})
-            assert df.filter("id = 7 AND version > 0").collect() == [(7, 1)]
-    delta = calls.since()
-    assert (delta["missCount"], delta["hitCount"]) == (1, 1)
 
 
 def test_metrics_of_all_hosts(spark: SparkSession, tmp_path: Path) -> None:

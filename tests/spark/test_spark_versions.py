@@ -55,15 +55,6 @@ def test_limits_of_a_micro_batch_need_spark_42(table: LookupTable, limit: str, m
     reader_of(table)
 
 
-def test_filters_are_their_scans_own_from_5_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is pushed prunes unasked on a Spark that keeps one scan's filters from others."""
-    found = []
-    for version in ((4, 1), (4, 3), (5, 0), (5, 1)):
-        monkeypatch.setattr(types, "SPARK", version)
-        found.append(types.scopes_pushed_filters())
-    assert found == [False, False, True, True]
-
-
 def test_offsets_without_arguments(table: LookupTable) -> None:
     """A Spark that does not say where a micro-batch starts gets each commit's rows once; of no rows the latest offset stays."""
     reader = reader_of(table)

@@ -184,6 +184,6 @@ def make_host(
     context = HostContext(disk, metrics, clock.host(boot), random.Random(next(_hosts)), start)
     blocks = BlockCache(ufs, context, wait_s)
     resolver = Resolver(ufs, blocks, context, SOURCES)
-    reader = TableReader(resolver, blocks, context, 64 * 1024)
+    reader = TableReader(resolver, blocks, context, block_size=64 * 1024)
     managed = ManagedTables(resolver, ufs, context, reader.versions.files, WriteSizes())
     return Host(store, ufs, disk, blocks, resolver, reader, managed, metrics, clock)

@@ -147,11 +147,6 @@ class IcebergSource(VersionSource):
                     "by its name in its catalog (lookup.catalog), or name a metadata file"
                 )
 
-    def check_options(self, options: LookupOptions, kind: str) -> None:
-        super().check_options(options, kind)
-        key = "lookup.block.size"
-        self._refuse(options, [key] if key in options.explicit else [], kind)
-
     # --- versions ---------------------------------------------------------------------------------
 
     def current(self, question: Question) -> Answer:

@@ -242,7 +242,6 @@ def test_options_that_have_no_meaning(table: Clocked) -> None:
         ("schema", "id int"),
         ("success-file", "true"),
         ("csv.header", "true"),
-        ("block.size", "1m"),
     ):
         with pytest.raises(OptionError, match=rf"lookup\.{name}"):
             ids(table, **{name: value})
