@@ -70,7 +70,7 @@ class LookupTable:
             raise OptionError(
                 f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe(), metrics() or lookup.changes-from"
             )
-        self._explicit_options = self._options.explicit  # for this use of the table
+        self._idle_options = self._options.explicit & IDLE_IN_GETS
         self._closed = False
         self._open_table: OpenTable | None = None
         self._engine_of: tuple[Runtime, Engine] | None = None
@@ -87,7 +87,7 @@ class LookupTable:
     def of_stored(cls, options: Mapping[str, str]) -> LookupTable:
         """A table by the options stored with it, `path` among them. Options that have no effect here are accepted."""
         table = cls(None, options)
-        table._explicit_options = frozenset()
+        table._idle_options = frozenset()
         return table
 
     @property
@@ -177,7 +177,8 @@ class LookupTable:
     def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[OpenTable, Snapshot | None]]:
         """The table in its current version, and its snapshot if there is one at hand, for one query of rows."""
         self._check_open()
-        refuse_in_reads(self._explicit_options & IDLE_IN_GETS)
+        if self._idle_options:
+            refuse_in_reads(self._idle_options)
         if self._options.changes_from is not None:
             raise OptionError(
                 "option lookup.changes-from reads changes, which have no keys and no list of write ids: use scan()"

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_lookup.core.credentials import names_bucket_with_credentials
+from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.cache_options import (
     FULL,
@@ -176,10 +177,15 @@ class LookupOptions(
                 f"option lookup.changes-to = {self.changes_to} is before lookup.changes-from = {self.changes_from}: both are included"
             )
 
-    @property
+    @cached_property
     def pins(self) -> dict[str, Pin]:
         """The options that say which version is read, by name; one at most, once they are checked."""
-        return {**super().pins, **self.ref}
+        return {**self.version_pins, **self.ref}
+
+    @cached_property
+    def pinned(self) -> Pin | None:
+        """Which version of a table is read, if not the current one."""
+        return next(iter(self.pins.values()), None)
 
     @property
     def unpinned(self) -> LookupOptions:

@@ -146,13 +146,8 @@ class ReadOptions:
     # fmt: on
 
     @property
-    def pinned(self) -> Pin | None:
-        """Which version of a table is read, if not the current one."""
-        return next(iter(self.pins.values()), None)
-
-    @property
-    def pins(self) -> dict[str, Pin]:
-        """The options that say which version is read, by name; one at most, once they are checked."""
+    def version_pins(self) -> dict[str, Pin]:
+        """The options that name a version to read, by key."""
         pins = {
             "lookup.version": self.version,
             "lookup.timestamp": self.timestamp,

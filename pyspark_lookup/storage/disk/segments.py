@@ -162,7 +162,7 @@ class Segments(Records):
         with contextlib.suppress(OSError):
             path = self._place("snapshots", table)
             now_s = self._now_s()
-            if abs(now_s - path.lstat().st_mtime) > _TOUCH_AFTER_S:
+            if abs(now_s - os.lstat(path).st_mtime) > _TOUCH_AFTER_S:
                 os.utime(path, (now_s, now_s))
 
     def supersede_segments(self, table: str, names: Sequence[str]) -> None:
