@@ -133,6 +133,19 @@ def test_packages_import_those_before_them() -> None:
     graphlib.TopologicalSorter(needs).prepare()  # raises CycleError
 
 
+def test_each_kind_of_table_has_a_room() -> None:
+    """Nothing outside of a kind's package imports from it, but the registry, and for managed tables what writes them and follows their changes."""
+    kinds = {name.split(".")[1] for name in MODULES if name.startswith("sources.") and name.count(".") > 1}
+    wrong = []
+    for name in MODULES:
+        for full, _ in imports(name):
+            kind = ((own(full) or "") + "..").split(".")[1] if (own(full) or "").startswith("sources.") else ""
+            writes = kind == "managed" and package(name) in ("lookup", "spark")
+            if kind in kinds and not (within(name, {f"sources.{kind}", "sources.registry"}) or writes):
+                wrong.append((name, full))
+    assert wrong == []
+
+
 def test_packages_are_known_by_few() -> None:
     """Each other package is imported by those that wrap it, and by name. None could run code from a file: Spark pickles our values, we never
     load any."""

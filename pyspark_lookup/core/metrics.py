@@ -110,7 +110,7 @@ GAUGES: Mapping[str, str] = {
     "numCachedBytes": "bytes in the cache (FLIP-221)",
     "maxCachedRecords": "... and how many there may be (lookup.partial-cache.max-rows)",
     "maxCachedBytes": "... and how many there may be (lookup.partial-cache.max-bytes)",
-    "tableVersion": "number of the version that is answered from, as lookup.version takes it (managed and Delta tables)",
+    "tableVersion": "number of the version that is answered from, as lookup.version takes it (tables that keep versions)",
     "versionAsOf": "Unix ms at which the version that is answered from was last known to be the current one",
 }
 

@@ -446,8 +446,8 @@ class LookupTable:
     def describe(self) -> dict[str, Any]:
         """The table as this host sees it: path, format, columns, version, files, bytes, options.
 
-        Of a managed or a Delta table also its `table_id`, `position` (its version, as `lookup.version` takes it) and `properties`; of a
-        managed one its `keys` and `valid_write_ids`.
+        Managed, Delta and Iceberg tables add their `table_id`, their `properties`, and the version as `lookup.version` takes it: `position`
+        (managed, Delta) or `snapshot_id` (Iceberg, with `format_version`). Managed ones also add `keys` and `valid_write_ids`.
         """
         self._check_open()
         engine = runtime().engine(self._options)

@@ -183,7 +183,7 @@ class Runtime:
     def effective(self, options: LookupOptions) -> LookupOptions:
         """The options, completed by the system that they name, if any. Raises OptionError if they contradict it, or it cannot be opened."""
         opening = self._open(options)
-        return options if opening is None else opening.options
+        return options if opening is None else opening.complete(options)
 
     def _open(self, options: LookupOptions) -> Opening | None:
         return next((opening for opener in self._openers if (opening := opener.open(options)) is not None), None)

@@ -85,7 +85,7 @@ class ReadOptions:
     )
     version: int | None = option(
         "lookup.version", Kind("version number", _NUMBER), None, default_text="the current version",
-        doc="Of a managed, a Delta or an Iceberg table: read this version (time travel), as `lookup.view=versions` lists them.",
+        doc="Of a table that keeps its versions: read this one (time travel), as `lookup.view=versions` lists them.",
     )
     timestamp: datetime.datetime | None = option(
         "lookup.timestamp", Kind("ISO 8601 time", parse_instant), None,
@@ -114,7 +114,7 @@ class ReadOptions:
         doc="When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.",
     )
     on_version_gone: enums.OnVersionGone | None = option(
-        "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; of a managed, a Delta or an Iceberg table FAIL",
+        "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; of a table that keeps its versions FAIL",
         doc="When a file was replaced after the version was resolved: read the newer one, or fail.",
     )
     on_error: enums.OnError = option(

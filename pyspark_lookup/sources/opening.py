@@ -18,14 +18,15 @@ from pyspark_lookup.versions.version_source import SourceParts, VersionSource
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """What takes the place of files. `key`: names it among the references of a process. `options`: the reference's, completed.
+    """What takes the place of files. `key`: names it among the references of a process. `complete`: returns options as the system completes
+    them, or raises OptionError if they contradict it.
 
     `source` makes its source of versions, `scan` its scan. `cache`, `trigger`: take the place of the partial cache and the reload
     strategy that the options describe, if they are given.
     """
 
     key: str
-    options: LookupOptions
+    complete: Callable[[LookupOptions], LookupOptions]
     store: Callable[[Callable[[], float]], Store]
     source: Callable[[SourceParts], VersionSource]
     scan: Callable[[CacheMetricGroup], TableScan]

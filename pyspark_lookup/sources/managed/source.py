@@ -57,6 +57,10 @@ class LogSource(VersionSource):
         return MANAGED if isinstance(status, Listing) and LOG_DIRECTORY in status.directories else None
 
     @classmethod
+    def is_shown(cls, listing: Listing) -> bool:
+        return False  # a new one may be written where another has left files of its log
+
+    @classmethod
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
         if LOG_DIRECTORY in listing.directories and not pattern:
             raise UfsNotFoundError(f"{listing.url} became a managed table since this query was planned: plan it again")

@@ -30,7 +30,7 @@ class ProvidedTables:
         table = self._table(key, options)
         return Opening(
             key,
-            with_provider(options, table),
+            functools.partial(with_provider, provided_table=table),
             functools.partial(ProvidedStore, table, options),
             functools.partial(ProviderSource, table),
             functools.partial(ProvidedScan, table),
