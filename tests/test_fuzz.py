@@ -57,9 +57,9 @@ from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.storage.host_metrics import Publisher
 from pyspark_lookup.versions.deletes import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
 from pyspark_lookup.versions.host_versions import HostVersions
-from tests.cache.full.test_full_cache import publish
-from tests.storage.test_disk import Opened, data_of, key
+from tests.support.disks import Opened, data_of, key
 from tests.support.fakes import FakeClock, Host, make_host
+from tests.support.full_cache import publish
 from tests.support.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
 
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here

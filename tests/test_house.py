@@ -17,6 +17,7 @@ import pytest
 import pyspark_lookup
 from pyspark_lookup import errors
 from pyspark_lookup.storage.disk.records import _RECORDS_KEPT_S
+from tests.support.broken_imports import BLOCKER
 
 ROOT = Path(pyspark_lookup.__file__).parent
 
@@ -276,14 +277,6 @@ def test_importing_brings_in_nothing_heavy() -> None:
     assert second.split() == list(OURS)
 
 
-BLOCKER = """
-import importlib.abc, sys
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if {{name.split(".")[0], name}} & {{*{blocked!r}}}:
-            raise {error}("broken on purpose")
-sys.meta_path.insert(0, Blocker())
-"""
 ASKS = "import pyspark_lookup; print(hasattr(pyspark_lookup, 'DefaultSource'))"
 OURS = ("pyspark_lookup.spark", "pyspark_lookup.spark.source", "pyspark_lookup.spark.worker_errors")
 

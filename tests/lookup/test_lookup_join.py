@@ -34,10 +34,10 @@ from pyspark_lookup.lookup.version_token import VersionToken
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.versions.executions import Execution
-from tests.lookup.test_version_token import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
-from tests.processes.test_fill import in_fresh_process
 from tests.support.fakes import FakeClock, FaultyStore, Later
 from tests.support.lookup_functions import SyncFunction, provider
+from tests.support.version_tokens import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
+from tests.support.workers import in_fresh_process
 
 NULL = {"lookup.on-error": "NULL"}
 ALL = ["status", "list", "head", "get"]
