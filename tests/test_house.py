@@ -246,6 +246,19 @@ def test_threads_are_started_in_one_place() -> None:
     assert wrong == []
 
 
+def test_tests_import_from_no_test() -> None:
+    """What several tests share has a module without tests, such as those of `tests.support`: nothing is imported from a test module."""
+    tests, wrong = Path(__file__).parent, []
+    for path in sorted(tests.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            taken = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path} imports relatively"
+                taken = [f"{node.module}.{name}" for name in taken]
+            wrong += [f"{path.relative_to(tests)}: {name}" for name in taken if re.match(r"tests\.(\w+\.)*test_", name)]
+    assert wrong == []
+
+
 def python(script: str) -> str:
     """What a fresh interpreter prints that runs `script` with this package on its path."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT.parent), "PYTHONDONTWRITEBYTECODE": "1"}
