@@ -26,8 +26,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import report
 from pyspark_lookup import LookupTable
-from pyspark_lookup.lookup.lookup_join import LookupSpec, issue_token, parse_options
-from pyspark_lookup.lookup.lookup_pass import PassSpec, Stage, open_pass
+from pyspark_lookup.lookup.lookup_join import LookupSpec, PassSpec, Stage, issue_token, open_pass, parse_options
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.versions.executions import Execution
 

@@ -39,19 +39,11 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.storage.disk import records as records_module
 from pyspark_lookup.storage.disk.directory import Directory
-from tests.sources.managed.test_writer import Site, site
 from tests.support.fakes import wait_until_settled
+from tests.support.managed_tables import Site, site
+from tests.support.parquet_files import put
 
 __all__ = ["site"]
-
-
-def put(path: Path, **columns: Any) -> Path:
-    """A parquet file in place of what was there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    pq.write_table(pa.table(columns), new)
-    os.replace(new, path)
-    return path
 
 
 @pytest.fixture

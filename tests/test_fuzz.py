@@ -38,7 +38,7 @@ from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.errors import DamagedFileError, OptionError, PredicateError, PysparkLookupError
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup import get_many
-from pyspark_lookup.lookup.plan import ReadTask
+from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.lookup.version_token import VersionToken, version_of_token
 from pyspark_lookup.options.catalog import OPTIONS_METADATA, table_options
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
@@ -57,9 +57,9 @@ from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.storage.host_metrics import Publisher
 from pyspark_lookup.versions.deletes import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
 from pyspark_lookup.versions.host_versions import HostVersions
-from tests.cache.full.test_full_cache import publish
-from tests.storage.test_disk import Opened, data_of, key
+from tests.support.disks import Opened, data_of, key
 from tests.support.fakes import FakeClock, Host, make_host
+from tests.support.full_cache import publish
 from tests.support.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
 
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here

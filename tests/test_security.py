@@ -39,12 +39,11 @@ from pyspark_lookup.sources.providers.functions import KeyLookupFunction, Lookup
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import open_store
 from pyspark_lookup.storage.stores.error_mapping import our_error
-from tests.storage.disk.test_segments import published
-from tests.storage.test_disk import Opened, data_of, key, opened
-from tests.storage.test_stores import WebServer, web
+from tests.support.disks import Opened, data_of, key, opened, published
 from tests.support.fakes import FakeClock, make_host
 from tests.support.fuzzing import memory_at_most
-from tests.test_api import put
+from tests.support.parquet_files import put
+from tests.support.web_server import WebServer, web
 
 __all__ = ["opened", "web"]
 

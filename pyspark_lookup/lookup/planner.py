@@ -21,8 +21,7 @@ from pyspark_lookup.columnar.types import check_all_readable, check_readable, co
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.printable import names_shown
 from pyspark_lookup.errors import CHANGED_KIND, OptionError, SchemaError
-from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
-from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions

@@ -15,6 +15,7 @@ import random
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pyspark_lookup.core.clock import HostClock
@@ -23,9 +24,8 @@ from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.core.threads import end_all
 from pyspark_lookup.core.timer import Timer
-from pyspark_lookup.errors import CacheDirectoryError
-from pyspark_lookup.lookup.apart import check_apart
-from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.errors import CacheDirectoryError, OptionError
+from pyspark_lookup.lookup.read import TableReader
 from pyspark_lookup.options.conf_file import conf_file_secrets, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import TableWriter, WriteSizes
@@ -34,12 +34,57 @@ from pyspark_lookup.sources.opening import Opening
 from pyspark_lookup.sources.registry import OPENERS, SOURCES
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext, Start, in_thread
-from pyspark_lookup.storage.disk import Disk, key_of, memory_backed
+from pyspark_lookup.storage.disk import LAYOUT, Disk, key_of, memory_backed
+from pyspark_lookup.storage.glob import glob_reaches, glob_root, is_glob
 from pyspark_lookup.storage.host_metrics import Publisher
 from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import Table
 from pyspark_lookup.versions.resolver import Resolver
+
+_FILE = "file://"
+
+
+def check_apart(url: str, cache: Path) -> None:
+    """Raise OptionError if a table of this machine lies in the cache directory, or the cache directory in the table, also through links."""
+    if not url.startswith(_FILE):
+        return
+    path = url.removeprefix(_FILE)
+    glob = is_glob(path) and not os.path.lexists(path)
+    table = Path(glob_root(path) if glob else path)
+    if _is_descendant(table, cache):
+        raise OptionError(
+            f"option path = {redact('path', url)!r} lies in the cache directory {cache}, where files are removed: "
+            "keep tables elsewhere, or set lookup.cache.dir to another place"
+        )
+    # A glob that does not match the cache's directories reads none of its files.
+    pattern = os.path.realpath(table) + path.removeprefix(str(table)) if glob else ""
+    if _is_descendant(cache, table) and (not glob or glob_reaches(f"{os.path.realpath(cache)}/{LAYOUT}", pattern)):
+        raise OptionError(
+            f"option lookup.cache.dir = {str(cache)!r} lies in the table {redact('path', url)}, which would be read with the cache's "
+            "files: set lookup.cache.dir to a place outside"
+        )
+
+
+def _is_descendant(path: Path, ancestor: Path) -> bool:
+    """Whether a path is `ancestor` or lies below it, by name and by what links lead to. Neither has to exist."""
+    real, top = Path(os.path.realpath(path)), Path(os.path.realpath(ancestor))
+    if real.is_relative_to(top):
+        return True
+    with contextlib.suppress(OSError):
+        status = os.stat(top)
+        return any(_is_same(directory, status) for directory in (real, *real.parents))
+    return False
+
+
+def _is_same(directory: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(directory), status)
+    except OSError:
+        return False
+
+
+# --- engines, and the runtime ---------------------------------------------------------------------
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, show
 from pyspark_lookup.errors import DamagedFileError, OptionError, SourceChangedError, VersionGoneError, raise_ours
-from pyspark_lookup.lookup.changes import managed_state, read_share, shares
+from pyspark_lookup.lookup.metadata_tables import managed_state, read_share, shares
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.catalog import added_columns
 from pyspark_lookup.options.conf_file import redact

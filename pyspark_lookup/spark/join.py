@@ -32,8 +32,7 @@ from pyspark_lookup.columnar.types import resolve_names, widens
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.core.printable import names_shown
 from pyspark_lookup.errors import OptionError, SchemaError
-from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN
-from pyspark_lookup.lookup.lookup_pass import FOUND_COLUMN
+from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN
 from pyspark_lookup.options.enums import CacheMode, OnError, View
 from pyspark_lookup.spark.lookup_pass import (
     VERSION_COLUMN,

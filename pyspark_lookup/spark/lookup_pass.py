@@ -36,8 +36,7 @@ from pyspark.sql.types import (
 from pyspark.util import PythonEvalType
 
 from pyspark_lookup.core.forks import ForkSafeLock
-from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, LookupSpec
-from pyspark_lookup.lookup.lookup_pass import FOUND_COLUMN, PassSpec, Place, Stage
+from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN, LookupSpec, PassSpec, Place, Stage
 from pyspark_lookup.options.enums import OnError
 from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.reading import Probe, Resolve

@@ -20,10 +20,9 @@ from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.core.decoding import UNREADABLE, as_texts
 from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.changes import plan_changes
-from pyspark_lookup.lookup.metadata_tables import ViewTask, view_schema, view_tasks
-from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.lookup.metadata_tables import ViewTask, plan_changes, view_schema, view_tasks
 from pyspark_lookup.lookup.planner import ResolvedTable
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.catalog import (
     MARK_METADATA,

@@ -15,10 +15,9 @@ from pyspark import TaskContext
 
 from pyspark_lookup.core.parallel import run_in_order
 from pyspark_lookup.lookup.lookup import read_rows
-from pyspark_lookup.lookup.lookup_join import issue_token, join_tokens, parse_options
-from pyspark_lookup.lookup.lookup_pass import open_pass
+from pyspark_lookup.lookup.lookup_join import issue_token, join_tokens, open_pass, parse_options
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
-from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
 from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, read_build

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.errors import NotSupportedError, OptionError
-from pyspark_lookup.lookup.lookup_pass import PassSpec, Stage
+from pyspark_lookup.lookup.lookup_join import PassSpec, Stage
 from pyspark_lookup.options.enums import OnError, View
 from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, lookup_udf
 from pyspark_lookup.spark.micro_batch import current_build

@@ -11,8 +11,8 @@ import pytest
 from pyspark_lookup.errors import ReloadFailedError, UfsUnavailableError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.versions.model import Kind
-from tests.cache.full.test_full_cache import CACHE, FULL, TIMED, Table, publish
 from tests.support.fakes import FakeClock, make_host
+from tests.support.full_cache import CACHE, FULL, TIMED, Table, publish
 from tests.support.partial_cache import NONE, Process
 
 HOUR_S = 3600.0

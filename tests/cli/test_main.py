@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -10,9 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,40 +17,12 @@ import pytest
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.cli import main
-from tests.test_house import BLOCKER
+from tests.support.broken_imports import BLOCKER
+from tests.support.command_line import KEYED, Ran, Run, run
 
-KEYED = ("-o", "lookup.keys=id")
+__all__ = ["run"]
+
 ROOT = Path(pyspark_lookup.__file__).parent.parent
-
-
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    """A command that has ended: its exit code, what it printed, and said beside that."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process, on a cache directory of its own."""
-
-    def go(*arguments: object) -> Ran:
-        with pytest.raises(SystemExit) as ended:
-            main([*map(str, arguments), "--cache-dir", str(cache_dir)])
-        said = capsys.readouterr()
-        return Ran(ended.value.code if isinstance(ended.value.code, int) else 0, said.out, said.err)
-
-    return go
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,47 +15,9 @@ from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, read_column
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.errors import NotSupportedError
-from tests.columnar.test_keys import KINDS, LARGE, QUIET, SIGNALLING, bits, values_of
+from tests.support.column_values import SCALARS, kinds, pieces_of
 from tests.support.fuzzing import fuzzed
-
-# A NaN is not equal to itself; see test_nans_keep_their_bits.
-SCALARS = st.sampled_from([*KINDS, pa.decimal128(38, 38), pa.timestamp("us", "UTC")])
-
-
-def without_nan(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    values = values_of(kind)
-    return values.filter(lambda value: not math.isnan(value)) if pa.types.is_floating(kind) else values
-
-
-@st.composite
-def kinds(draw: st.DrawFn, depth: int) -> pa.DataType:
-    """Types nested at most so deep, as Spark takes them."""
-    if depth == 0:
-        return draw(SCALARS)
-    inner = kinds(depth - 1)
-    shape = draw(st.sampled_from(["list", "struct", "map", "less deep"]))
-    if shape == "less deep":
-        return draw(inner)
-    if shape == "list":
-        kind = pa.list_(draw(inner))
-    elif shape == "map":
-        kind = pa.map_(draw(SCALARS), draw(inner))
-    else:
-        kind = pa.struct([(f"f{n}", field) for n, field in enumerate(draw(st.lists(inner, min_size=1, max_size=3)))])
-    return spark_type(kind)
-
-
-def nested_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    """Values of a type, a null among them at every level."""
-    if pa.types.is_struct(kind):
-        known: st.SearchStrategy[Any] = st.fixed_dictionaries({field.name: nested_values(field.type) for field in kind})
-    elif pa.types.is_map(kind):
-        known = st.lists(st.tuples(without_nan(kind.key_type), nested_values(kind.item_type)), max_size=3)
-    elif pa.types.is_list(kind):
-        known = st.lists(nested_values(kind.value_type), max_size=3)
-    else:
-        known = without_nan(kind)
-    return st.none() | known | known
+from tests.support.key_values import LARGE, QUIET, SIGNALLING, bits
 
 
 def written(kind: pa.DataType, pieces: Iterable[pa.Array]) -> tuple[ColumnSizes, dict[str, pa.Buffer]]:
@@ -90,17 +51,6 @@ def check(kind: pa.DataType, pieces: Sequence[pa.Array]) -> pa.Array:
     assert found.equals(pa.concat_arrays(pieces) if pieces else pa.array([], kind))
     assert found.null_count == sum(piece.null_count for piece in pieces)
     return found
-
-
-def pieces_of(draw: st.DrawFn, kind: pa.DataType) -> list[pa.Array]:
-    """Some arrays of a type: whole ones, slices of longer ones, empty ones."""
-    pieces = []
-    for values in draw(st.lists(st.lists(nested_values(kind), max_size=8), max_size=4)):
-        array = pa.array(values, kind)
-        start = draw(st.integers(0, len(values)))
-        stop = draw(st.integers(start, len(values)))
-        pieces.append(array if draw(st.booleans()) else array.slice(start, stop - start))
-    return pieces
 
 
 @st.composite

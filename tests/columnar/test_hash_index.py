@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pyspark_lookup.columnar import hash_index
 from pyspark_lookup.columnar.hash_index import BUCKET_AT_MOST, IndexBuilder, KeyIndex, SkewedError, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, draw_seed, hash_one, one_key
-from tests.columnar.test_keys import KINDS, SEED, US, each_kind, mixed, plain, values_of
 from tests.support.fuzzing import fuzzed
+from tests.support.key_values import KINDS, SEED, US, each_kind, mixed, plain, values_of
 
 WEAK = Seed(1, 1)  # leaves small numbers where they are: all in the first bucket
 

@@ -17,7 +17,7 @@ from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.storage.disk import directory
-from tests.storage.test_disk import Opened
+from tests.support.disks import Opened
 from tests.support.fakes import CACHES, make_host
 
 CACHED = {**CACHES["FULL"], "lookup.metadata.source": "CACHE"}

@@ -24,9 +24,10 @@ from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import WriteSizes
+from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE
 from pyspark_lookup.sources.managed.log import properties
 from tests.history.checker import Rows, own_rows
-from tests.sources.managed.test_change_feed import CHANGE_TYPE, Feed
+from tests.support.change_feed import Feed
 from tests.support.workers import Notes, fail_at_random
 
 KEYS = 200

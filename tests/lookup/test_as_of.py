@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.errors import OverlapError
-from pyspark_lookup.lookup.as_of import Validity, valid_rows
+from pyspark_lookup.lookup.lookup_join import Validity, valid_rows
 from pyspark_lookup.options.enums import Overlap
 
 INSTANT = pa.timestamp("us", "UTC")

@@ -25,19 +25,28 @@ from hypothesis import strategies as st
 import pyspark_lookup.lookup.runtime
 from pyspark_lookup import errors
 from pyspark_lookup.lookup import lookup_join as joining
-from pyspark_lookup.lookup import lookup_pass
-from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, LookupSpec, issue_token, parse_options
-from pyspark_lookup.lookup.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Stage, open_pass
+from pyspark_lookup.lookup import lookup_join as lookup_pass
+from pyspark_lookup.lookup.lookup_join import (
+    ERROR_COLUMN,
+    FOUND_COLUMN,
+    LookupPass,
+    LookupSpec,
+    PassSpec,
+    Stage,
+    issue_token,
+    open_pass,
+    parse_options,
+)
+from pyspark_lookup.lookup.read import TableReader
 from pyspark_lookup.lookup.runtime import Runtime, runtime
-from pyspark_lookup.lookup.table_reader import TableReader
 from pyspark_lookup.lookup.version_token import VersionToken
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.versions.executions import Execution
-from tests.lookup.test_version_token import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
-from tests.processes.test_fill import in_fresh_process
 from tests.support.fakes import FakeClock, FaultyStore, Later
 from tests.support.lookup_functions import SyncFunction, provider
+from tests.support.version_tokens import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
+from tests.support.workers import in_fresh_process
 
 NULL = {"lookup.on-error": "NULL"}
 ALL = ["status", "list", "head", "get"]

@@ -15,9 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup.errors import NotSupportedError
-from pyspark_lookup.lookup import lookup_pass
-from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, LookupRows, LookupSpec, join_tokens, split_tokens
-from pyspark_lookup.lookup.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Place, Stage
+from pyspark_lookup.lookup import lookup_join as lookup_pass
+from pyspark_lookup.lookup.lookup_join import (
+    ERROR_COLUMN,
+    FOUND_COLUMN,
+    LookupPass,
+    LookupRows,
+    LookupSpec,
+    PassSpec,
+    Place,
+    Stage,
+    join_tokens,
+    split_tokens,
+)
 
 _HOWS = ("left", "inner", "left_semi", "left_anti")
 Key = tuple[int | None, ...]

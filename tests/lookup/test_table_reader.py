@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.errors import VersionGoneError
-from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.versions.executions import Execution
-from tests.scan.test_table_scan import planned
 from tests.support.fakes import FakeClock, Host, make_host
+from tests.support.read_plans import planned
 
 ROWS = 20_000
 

@@ -559,7 +559,7 @@ FAULTS = [
     Fault(
         "types-of-the-chosen-partitions-only",
         "Partition columns have the types of those partitions only that lookup.partition leaves.",
-        "lookup/version_reader.py",
+        "lookup/read.py",
         "data, partitions = self.schema(table, version)\n        everything",
         (
             "data, partitions = self.schema(table, version.of_files(select_partitions(table, version, options)))\n"
@@ -748,7 +748,7 @@ FAULTS = [
     Fault(
         "a-reload-that-nobody-was-there-for-is-not-made",
         "A query that finds a reload overdue leaves it to others.",
-        "cache/full/overdue.py",
+        "cache/full/full_cache.py",
         "return self.due_s(state) <= self.context.clock.wall_s()",
         "return self.due_s(state) < 0",
         ("tests/cache/full/test_full_cache.py::test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it",),
@@ -756,7 +756,7 @@ FAULTS = [
     Fault(
         "a-load-that-stands-still-is-in-time",
         "A load that another process has begun in time, and does not end, counts as one that will.",
-        "cache/full/overdue.py",
+        "cache/full/full_cache.py",
         " and 0 <= now_s - begun_s <= max(self.limit_s, 2 * last_s)",
         "",
         ("tests/cache/full/test_full_cache.py::test_a_load_that_another_process_does_not_end",),
@@ -764,7 +764,7 @@ FAULTS = [
     Fault(
         "a-load-that-began-late-is-in-time",
         "A query does not wait for a load that another process has begun long after it was due.",
-        "cache/full/overdue.py",
+        "cache/full/full_cache.py",
         "begun_s - due_s <= _ON_TIME_S and ",
         "",
         ("tests/cache/full/test_full_cache.py::test_a_query_waits_for_the_late_load_of_another_process",),
@@ -1138,7 +1138,7 @@ FAULTS = [
     Fault(
         "a-version-is-asked-for-under-a-lock",
         "While one query waits for version() others of the host wait for that query.",
-        "sources/providers/as_files.py",
+        "sources/providers/provided_tables.py",
         "one_asks = False",
         "one_asks = True",
         ("tests/sources/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
@@ -1146,7 +1146,7 @@ FAULTS = [
     Fault(
         "a-query-waits-for-a-reload",
         "A query that finds a reload due waits for the one that another process makes.",
-        "cache/full/overdue.py",
+        "cache/full/full_cache.py",
         "future.result(timeout=self._left_s(state, self._awaited[1]))",
         "future.result()",
         ("tests/sources/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
@@ -1228,7 +1228,7 @@ FAULTS = [
     Fault(
         "a-left-join-drops-rows",
         "A row without a match in one table of several is dropped.",
-        "lookup/lookup_pass.py",
+        "lookup/lookup_join.py",
         'how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how',
         'how = "inner" if stage.how == "left" else stage.how',
         ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1236,7 +1236,7 @@ FAULTS = [
     Fault(
         "keys-are-those-of-the-batch",
         "Keys of a later lookup are not repeated as the results of the earlier ones are.",
-        "lookup/lookup_pass.py",
+        "lookup/lookup_join.py",
         "column.take(as_indices(self.rows))",
         "column.slice(self.first, self.count)",
         ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1244,7 +1244,7 @@ FAULTS = [
     Fault(
         "a-dependent-key-is-not-moved",
         "A key that an earlier lookup found is not brought into the order of the results.",
-        "lookup/lookup_pass.py",
+        "lookup/lookup_join.py",
         "columns[number] if places is None else _take(columns[number], places)",
         "columns[number]",
         ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1252,7 +1252,7 @@ FAULTS = [
     Fault(
         "an-anti-join-keeps-matches",
         "An anti join keeps rows with a match.",
-        "lookup/lookup_pass.py",
+        "lookup/lookup_join.py",
         "selection = np.flatnonzero(absent | (places >= 0))",
         "selection = np.arange(count)",
         ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1260,7 +1260,7 @@ FAULTS = [
     Fault(
         "a-semi-join-repeats-rows",
         "A semi join gives a row for each match.",
-        "lookup/lookup_pass.py",
+        "lookup/lookup_join.py",
         "selection, first = np.unique(lookup_rows.keys, return_index=True)\n    return selection, first",
         "return lookup_rows.keys, None",
         ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1268,7 +1268,7 @@ FAULTS = [
     Fault(
         "a-row-is-in-two-parts",
         "Parts of a batch's results begin in the middle of a row.",
-        "lookup/lookup_pass.py",
+        "lookup/lookup_join.py",
         "            stop = int(np.searchsorted(rows, last))\n",
         "            stop = min(start + count, len(rows))\n",
         ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1276,7 +1276,7 @@ FAULTS = [
     Fault(
         "versions-of-a-batch-are-its-first",
         "All rows of a batch are answered from the version of the first.",
-        "lookup/lookup_pass.py",
+        "lookup/lookup_join.py",
         "        for start, stop in _runs(versions):\n",
         "        for start, stop in [(0, len(versions[0]))]:\n",
         ("tests/lookup/test_lookup_pass.py::test_versions_that_take_turns",),
@@ -1284,7 +1284,7 @@ FAULTS = [
     Fault(
         "a-token-is-of-another-table",
         "A pass reads each table in the version of the first.",
-        "lookup/lookup_pass.py",
+        "lookup/lookup_join.py",
         "tokens[column][place], executions[number]",
         "tokens[column][0], executions[number]",
         ("tests/lookup/test_lookup_pass.py::test_a_pass_is_its_joins",),
@@ -1484,7 +1484,7 @@ FAULTS = [
     Fault(
         "a-full-cache-forgets-what-was-deleted-by-value",
         "Of files that a full cache fetches anew, rows come back that were deleted by value.",
-        "cache/full/equality.py",
+        "cache/full/loader.py",
         "            places = {file: place for file, place in places.items() if file not in fetched}\n",
         "",
         ("tests/sources/iceberg/test_catalog.py",),
@@ -1492,7 +1492,7 @@ FAULTS = [
     Fault(
         "deletes-by-value-read-data-files",
         "A full cache reads data files to find which rows an equality delete removes.",
-        "cache/full/equality.py",
+        "cache/full/loader.py",
         "        if delete_file.equality is not None and not fields.issuperset(delete_file.equality.schema)\n",
         "",
         ("tests/sources/iceberg/test_calls.py",),
@@ -1500,7 +1500,7 @@ FAULTS = [
     Fault(
         "other-values-are-compared",
         "A full cache matches deletes by value with columns that it holds of another kind.",
-        "cache/full/equality.py",
+        "cache/full/loader.py",
         "        if delete_file.equality is not None and not fields.issuperset(delete_file.equality.schema)\n",
         "        if False\n",
         ("tests/sources/iceberg/test_catalog.py",),
@@ -1556,7 +1556,7 @@ FAULTS = [
     Fault(
         "a-bucket-has-another-hash",
         "The hash of buckets is not Iceberg's, so files are ruled out that have a key.",
-        "columnar/bucket_hash.py",
+        "columnar/predicate.py",
         "np.uint32(0xE6546B64)",
         "np.uint32(0xE6546B65)",
         ("tests/sources/iceberg/test_pruning.py",),

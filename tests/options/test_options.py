@@ -19,7 +19,7 @@ from pyspark_lookup.options import enums
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets, redact
 from pyspark_lookup.options.lookup_options import HOST_KEYS, LookupOptions, options_table
 from pyspark_lookup.options.parsing import parse_bytes, parse_duration_s
-from tests.options import test_cache_options as test_full_cache_options
+from pyspark_lookup.options.reload_trigger import ScheduleMode, parse_blackout
 
 MIB = 2**20
 AT = datetime.datetime(2026, 3, 1, 11, tzinfo=datetime.timezone.utc)
@@ -54,6 +54,10 @@ PARTIAL = {"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache
 PROVIDER = {"lookup.provider": "a:b"}
 RETRY = {**PROVIDER, "lookup.retry.predicate": "lookup_miss", "lookup.retry.fixed-delay": "1 s", "lookup.retry.max-attempts": "1"}  # fmt: skip
 CACHED = {"lookup.metadata.source": "CACHE"}
+FULL = {"lookup.cache": "FULL"}
+RELOADED = {**FULL, **CACHED}
+PERIODIC = {**RELOADED, "lookup.full-cache.periodic-reload.interval": "1 min"}
+TIMED = {**RELOADED, "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15"}
 Forms = dict[str, dict[str, Any]]  # of each option: texts, and their values
 VALID: list[tuple[dict[str, str], Forms]] = [
     ({}, {
@@ -110,6 +114,28 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.partial-cache.max-bytes": {"1g": 2**30},
         "lookup.partial-cache.cache-missing-key": {"false": False},
     }),
+    (FULL, {
+        "lookup.full-cache.build-wait": {"0 s": 0.0},
+        "lookup.full-cache.build-memory": {"64m": 64 * MIB},
+        "lookup.full-cache.retain": {"1 h": 3600.0},
+    }),
+    (RELOADED, {
+        "lookup.full-cache.reload-strategy": {" my_company.triggers:Nightly ": "my_company.triggers:Nightly"},
+        "lookup.full-cache.periodic-reload.interval": {"90 s": 90.0},
+    }),
+    (PERIODIC, {
+        "lookup.full-cache.reload-strategy": {"periodic": enums.ReloadStrategy.PERIODIC},
+        "lookup.full-cache.periodic-reload.schedule-mode": {"fixed_rate": ScheduleMode.FIXED_RATE},
+        "lookup.full-cache.blackout": {"22:00-06:00": parse_blackout("22:00-06:00")},
+        "lookup.full-cache.build-wait": {"1 s": 1.0},
+        "lookup.full-cache.on-reload-failure": {"fail": enums.OnReloadFailure.FAIL},
+        "lookup.full-cache.max-staleness": {"1 h": 3600.0},
+    }),
+    (TIMED, {
+        "lookup.full-cache.reload-strategy": {"Timed": enums.ReloadStrategy.TIMED},
+        "lookup.full-cache.timed-reload.iso-time": {"23:59": datetime.time(23, 59), "10:15Z": datetime.time(10, 15, tzinfo=datetime.timezone.utc)},
+        "lookup.full-cache.timed-reload.interval-in-days": {"7": 7},
+    }),
     ({"path": "shop.customers"}, {"lookup.catalog": {" prod ": "prod"}}),
     ({"lookup.changes-from": "2"}, {"lookup.changes-to": {"3": 3}}),
     (PROVIDER, {"lookup.async.capacity": {"1": 1}, "lookup.async.timeout": {"300 s": 300.0}}),
@@ -135,9 +161,8 @@ def test_each_valid_form_parses(key: str, text: str, value: object, others: dict
 def test_every_option_has_a_valid_form_here() -> None:
     """No option is without a test of its valid forms, and the README's table has a row for each."""
     keys = {f.metadata["key"] for f in dataclasses.fields(LookupOptions) if f.metadata}
-    full = {"lookup.full-cache." + key for _, key, _, _ in test_full_cache_options.VALID}
     named = {"lookup.storage.*", "lookup.provider.*", "lookup.catalog.*"}
-    assert keys == {case[0] for case in VALID_FORMS} | full | named
+    assert keys == {case[0] for case in VALID_FORMS} | named
     rows = options_table().splitlines()
     assert len(rows) == len(keys) + 2
     assert all(f"| `{key}` |" in "\n".join(rows) for key in keys)

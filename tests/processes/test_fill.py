@@ -32,15 +32,13 @@ from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.storage.disk import Disk, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES
-from tests.storage.test_disk import data_of
+from tests.support.disks import data_of
 from tests.support.fakes import FakeClock, Host, make_host
 from tests.support.fuzzing import by_day
-from tests.support.workers import BOUND_S, in_fresh_process, must_end, run_processes
+from tests.support.workers import BOUND_S, in_fresh_process, run_processes
 
 if TYPE_CHECKING:
     from tests.support.s3server import S3Server  # which takes long to import
-
-__all__ = ["BOUND_S", "in_fresh_process", "must_end"]
 
 BLOCKS = [(n * 70_000, 1000) for n in range(12)]  # too far apart to share a request
 FEW = BLOCKS[:3]

@@ -25,8 +25,7 @@ from pyiceberg.schema import Schema
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from pyspark_lookup.core import progress
 from pyspark_lookup.core.forks import ForkSafeLock, cached_property
-from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.lookup.transaction import Transaction
+from pyspark_lookup.lookup.lookup_table import LookupTable, Transaction
 from pyspark_lookup.sources.providers.functions import (
     KeyLookupFunction,
     LookupContext,

@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -23,16 +22,14 @@ from hypothesis import strategies as st
 from pyspark_lookup.columnar.predicate import evaluate
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.scan.contract import cut_share
 from pyspark_lookup.scan.open_file import Slice
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import Host, make_host
 from tests.support.fuzzing import fuzzed
+from tests.support.read_plans import NONE, planned
 
-NONE: Mapping[str, str] = MappingProxyType({})
 TAIL = 64 * 1024  # what opening a large parquet file asks for
 
 
@@ -41,17 +38,6 @@ def put(path: Path, group: int | None = None, **columns: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path, row_group_size=group, compression="none")
     return path
-
-
-def planned(
-    host: Host, path: Path, more: Mapping[str, str] = NONE, columns: pa.Schema | None = None
-) -> tuple[ReadPlan, list[ReadTask]]:
-    """The plan of a read with these options, of the columns they leave or of given ones."""
-    options = LookupOptions.parse({"path": str(path), **{f"lookup.{key}": value for key, value in more.items()}})
-    found = planner.find(host.reader, options)
-    wanted = planner.table_columns(found, options) if columns is None else columns
-    made = planner.plan_read(found, options, wanted, host.clock.host())
-    return made, planner.plan_tasks(host.reader, found, made)
 
 
 def batches_of(host: Host, made: ReadPlan, task: ReadTask | None = None) -> list[pa.RecordBatch]:

@@ -20,6 +20,7 @@ from pyspark_lookup.storage.disk.ownership import MARKER
 from pyspark_lookup.storage.host_metrics import read_table_counts
 from tests.soak import tables
 from tests.support.cluster import Cluster
+from tests.support.disks import bytes_below
 
 MIB = 1024 * 1024
 ALLOWED = {"resident": (1.15, 48 * MIB), "handles": (1.15, 16), "processes": (1.15, 3)}
@@ -164,16 +165,6 @@ def quarters(values: Sequence[tuple[float, float]]) -> list[float]:
     for at, value in values:
         found[min(int(4 * (at - begin) / ((end - begin) or 1)), 3)].append(value)
     return [statistics.median(part) if part else 0.0 for part in found]
-
-
-def bytes_below(directory: Path) -> int:
-    """Bytes on disk of the files below a directory."""
-    size = 0
-    for place, _, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(place, name)).st_blocks * 512
-    return size
 
 
 LATER_S = 2 * 3600.0

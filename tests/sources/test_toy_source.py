@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +17,7 @@ from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure
 from pyspark_lookup.scan.deletes import DeletedRows
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import make_host
-from tests.support.toy_source import InlineDeletes, commit
+from tests.support.toy_source import InlineDeletes, commit, people
 
 MODES = {
     "NONE": {},
@@ -30,11 +29,6 @@ MODES = {
     },
     "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100"},
 }
-
-
-def people(first: int, count: int, version: int) -> list[dict[str, Any]]:
-    """Rows of a file."""
-    return [{"id": id_, "name": f"{id_} of {version}"} for id_ in range(first, first + count)]
 
 
 @pytest.fixture

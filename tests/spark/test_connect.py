@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from pyspark_lookup import LookupTable
-from tests.spark.test_lookup_pass import made_files
 from tests.support.cluster import Cluster, environment
 from tests.support.fuzzing import seeds
 from tests.support.preloaded import python_variables
-from tests.support.spark_tables import put, said_by, saved
+from tests.support.spark_tables import made_files, put, said_by, saved
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -76,7 +75,7 @@ for number in range(2):
 from pyspark.sql import functions as sf
 from pyspark_lookup import register_lookup
 from tests.support.spark_tables import WAYS, load
-from tests.spark.test_iceberg import Dim
+from tests.support.spark_iceberg import Dim
 
 @sf.udf("boolean")
 def has_pyiceberg(number):
@@ -217,7 +216,7 @@ for moment in ("BEFORE", "AFTER"):
 (observed,) = query.lastProgress["observedMetrics"].values()
 print("OBSERVED", len(observed["values"][0]), observed["values"][1] == path)  # as Connect has it
 query.stop()
-from tests.spark.test_iceberg import Dim
+from tests.support.spark_iceberg import Dim
 dim = Dim(Path.cwd(), "catalog")
 snapshot = dim.append(range(1), 0)
 facts.write.parquet("moments")
@@ -306,7 +305,8 @@ print("BATCH", Path(path + "-seen").read_text())
 _CHAINS = """
 import json, random
 from pathlib import Path
-from tests.spark.test_lookup_pass import assert_same, by_joins, by_lookups, drawn
+from tests.support.lookup_chains import by_joins, by_lookups, drawn
+from tests.support.spark_joins import assert_same
 files = json.loads(path)
 for seed in json.loads(replacement):
     steps = drawn(random.Random(seed))

@@ -23,6 +23,7 @@ from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup
 from pyspark_lookup.spark import join, reading
 from pyspark_lookup.spark.lookup_pass import estimated_rows
 from tests.support.fuzzing import by_day
+from tests.support.lookup_service import options_of
 from tests.support.spark_tables import (
     MODES,
     batches_of,
@@ -41,13 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
-CACHED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h", "lookup.max-retries": "0"}
 NULL = {"lookup.on-error": "NULL"}
-
-
-def options_of(home: Path, kind: str = "cities", **others: str) -> dict[str, Any]:
-    own = {"lookup.provider": f"tests.support.lookup_service:{kind}", "lookup.provider.home": str(home)}
-    return {**own, **CACHED, **others}
 
 
 def asked(home: Path) -> list[list[int]]:

@@ -3,14 +3,12 @@ against a function that joins a table, and runs with `lookup_join` and with `df.
 
 from __future__ import annotations
 
-import collections
 import decimal
 import functools
 import itertools
 import math
-import operator
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,8 +23,9 @@ from pyspark.sql.types import LongType, StringType
 
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import OptionError, SchemaError
-from tests.spark.test_same_rows import FOREIGN, NESTED, PRIMITIVES, SEED, Column, arrow_table, drawn
 from tests.support.fuzzing import MORE, by_day
+from tests.support.spark_columns import FOREIGN, NESTED, PRIMITIVES, SEED, Column, arrow_table, drawn
+from tests.support.spark_joins import assert_same, by_spark
 from tests.support.spark_tables import FULL, WAYS, Calls, catalog_options, saved
 
 if TYPE_CHECKING:
@@ -38,42 +37,8 @@ Look = Callable[..., DataFrame]
 _views = itertools.count()
 
 
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def by_lookup(way: str) -> Look:
     return functools.partial(lookup_join, **WAYS[way])
-
-
-def by_spark(df: DataFrame, table: str, on: Any, how: str = "left", columns: Any = None, prefix: str = "") -> DataFrame:
-    """What `lookup_join` promises, in Spark's own words."""
-    side = df.sparkSession.read.parquet(table)
-    spelled = {name.casefold(): name for name in side.columns}
-    pairs = dict(on) if isinstance(on, Mapping) else {name: name for name in ([on] if isinstance(on, str) else on)}
-    keys = [spelled[name.casefold()] for name in pairs.values()]
-    chosen = [spelled[name.casefold()] for name in columns] if columns is not None else None
-    shown = [name for name in side.columns if name not in keys] if chosen is None else chosen
-    own = [f"own key {number}" for number in range(len(keys))]
-    right = side.select(
-        *(sf.col(quoted(key)).alias(alias) for key, alias in zip(keys, own, strict=True)),
-        *(sf.col(quoted(name)).alias(prefix + name) for name in shown),
-    )
-    equal = [sf.col(quoted(left)) == sf.col(quoted(alias)) for left, alias in zip(pairs, own, strict=True)]
-    return df.join(right, functools.reduce(operator.and_, equal), how).drop(*own)
-
-
-def rows_of(df: DataFrame) -> collections.Counter[str]:
-    """The multiset of rows, told apart by type and by the sign of zero."""
-    return collections.Counter(repr(tuple(row)) for row in df.collect())
-
-
-def assert_same(mine: DataFrame, theirs: DataFrame, of: str = "") -> None:
-    """The same columns, types and rows."""
-    columns, others = ([(field.name, field.dataType) for field in frame.schema] for frame in (mine, theirs))
-    assert columns == others
-    found, wanted = rows_of(mine), rows_of(theirs)
-    assert found == wanted, f"seed {SEED} {of}, too many: {[*(found - wanted)][:5]}, missing: {[*(wanted - found)][:5]}"
 
 
 # --- keys of every type ---------------------------------------------------------------------------

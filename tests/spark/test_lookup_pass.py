@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,104 +14,31 @@ import pytest
 
 from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup, lookup_join
 from pyspark_lookup.spark.lookup_pass import plan_text
-from tests.spark.test_join import options_of
-from tests.spark.test_join_same_rows import assert_same, by_spark
 from tests.support.fuzzing import seeds
-from tests.support.spark_tables import FULL, MODES, Calls, catalog_options, events, put, running, saved, stream_of
+from tests.support.lookup_chains import Step, by_joins, by_lookups, drawn
+from tests.support.lookup_service import options_of
+from tests.support.spark_joins import assert_same, by_spark
+from tests.support.spark_tables import (
+    FULL,
+    Calls,
+    catalog_options,
+    events,
+    made_files,
+    put,
+    running,
+    saved,
+    stream_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
-HOWS = ("left", "left", "inner", "left_semi", "left_anti")
-KINDS = {"id": "number", "small": "number", "parent": "number", "weight": "number", "code": "text", "label": "text"}
-"""The columns that find rows, or are found and find others; a number finds any number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A lookup of a chain: which table, by which columns of the DataFrame, what of it, in which mode."""
-
-    table: str
-    on: Mapping[str, str]
-    how: str
-    columns: list[str]
-    prefix: str
-    mode: str
-
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return made_files(tmp_path_factory.mktemp("chains"))
-
-
-def made_files(home: Path) -> dict[str, str]:
-    """Paths of the facts and of tables in which keys repeat, are null, and are of several types."""
-    rng = random.Random(11)
-
-    def some(values: Any, count: int, kind: pa.DataType) -> pa.Array:
-        return pa.array([None if rng.random() < 0.15 else rng.choice(values) for _ in range(count)], kind)
-
-    def rows(count: int, highest: int) -> pa.Table:
-        codes = ["de", "fr", "", "ö", "xx"]
-        return pa.table(
-            {
-                "id": some(range(highest), count, pa.int64()),
-                "small": some(range(highest), count, pa.int32()),
-                "parent": some(range(highest), count, pa.int64()),
-                "weight": some([0.0, 1.0, 2.5, -0.0, float("nan")], count, pa.float64()),
-                "code": some(codes, count, pa.string()),
-                "label": some(codes[:3], count, pa.string()),
-            }
-        )
-
-    tables = {"facts": rows(40, 8), "few": rows(6, 6), "many": rows(20, 9), "none": rows(0, 1)}
-    paths = {name: saved(home / name / "rows.parquet", table, 16) for name, table in tables.items()}
-    return {
-        name: str(path.parent if name == "facts" else path) for name, path in paths.items()
-    }  # (streams are of directories)
-
-
-def drawn(rng: random.Random) -> list[Step]:
-    """Two to five lookups; half of the keys are columns that an earlier one has found."""
-    found = {name: [name] for name in KINDS}  # a column of a table: those of the DataFrame that may be it
-    steps: list[Step] = []
-    for number in range(rng.randint(2, 5)):
-        on: dict[str, str] = {}
-        for key in rng.sample(["id", "code", "weight", "small"], rng.choice([1, 1, 2])):
-            kind = "text" if key == "code" else "number"
-            fits = [
-                name for name, of in KINDS.items() if of == kind and (key != "weight" or name in ("weight", "small"))
-            ]
-            fits = [name for name in fits if name != "weight" or key == "weight"]
-            own = rng.choice([column for name in fits for column in found[name][-2:] if column not in on])
-            on[own] = key
-        how = rng.choice(HOWS)
-        prefix = f"t{number}_"
-        columns = rng.sample(list(KINDS), rng.randint(0, 3)) if how in ("left", "inner") else []
-        for column in columns:
-            found[column].append(prefix + column)
-        table = rng.choice(["few", "many", "many", "none"] if how == "left" else ["few", "many"])
-        steps.append(Step(table, on, how, columns, prefix, rng.choice(list(MODES))))
-    return steps
-
-
-def by_lookups(
-    df: DataFrame, files: Mapping[str, str], steps: list[Step], between: Callable[[Any], Any] = lambda df: df
-) -> DataFrame:
-    for step in steps:
-        columns = step.columns if step.how in ("left", "inner") else None
-        df = lookup_join(
-            between(df), files[step.table], step.on, step.how, columns, step.prefix, strategy="cache", options=MODES[step.mode]
-        )  # fmt: skip
-    return df
-
-
-def by_joins(df: DataFrame, files: Mapping[str, str], steps: list[Step]) -> DataFrame:
-    for step in steps:
-        df = by_spark(df, files[step.table], step.on, step.how, step.columns, step.prefix)
-    return df
 
 
 def passes(df: DataFrame, capsys: pytest.CaptureFixture[str]) -> int:

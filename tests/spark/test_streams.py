@@ -27,7 +27,6 @@ from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lo
 from pyspark_lookup.spark import join, lookup_pass
 from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.versions.executions import Build
-from tests.sources.test_toy_source import people
 from tests.support.fuzzing import BY_NIGHT, by_day
 from tests.support.spark_tables import (
     WAYS,
@@ -41,7 +40,7 @@ from tests.support.spark_tables import (
     running,
     stream_of,
 )
-from tests.support.toy_source import commit
+from tests.support.toy_source import commit, people
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

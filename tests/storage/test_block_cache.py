@@ -13,7 +13,7 @@ import pytest
 from pyspark_lookup.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
 from pyspark_lookup.storage.block_cache import BlocksAndLocations
 from pyspark_lookup.storage.stores import FileVersion
-from tests.storage.test_disk import data_of, holding
+from tests.support.disks import data_of, holding
 from tests.support.fakes import Host, make_host
 
 MIB = 2**20

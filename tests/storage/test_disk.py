@@ -2,107 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import random
-import resource
 import shutil
 import stat
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import CacheDirectoryError
-from pyspark_lookup.storage.disk import BlockKey, Disk, key_of, memory_backed, on_disk
+from pyspark_lookup.storage.disk import BlockKey, key_of, memory_backed, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
-from tests.support.fakes import FakeClock
+from tests.support.disks import BLOCK_DAMAGE, Opened, data_of, files_at_most, holding, key, opened
+
+__all__ = ["opened"]
 
 MIB = 2**20
-
-
-def handles_below(root: Path) -> list[str]:
-    """The files below a directory, those removed from it included, that this process has open; one for each descriptor.
-
-    What other tests left to the garbage collector may be closed at any moment, so all descriptors are never counted.
-    """
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own, and what another thread closed since
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return sorted(name for name in found if name.startswith(f"{root}/"))
-
-
-class Opened:
-    """A `Disk` with its counters and a clock that tells the real time until it is moved."""
-
-    def __init__(self, root: Path, max_bytes: int | None = 2**30, clock: FakeClock | None = None) -> None:
-        self.root = root / "v1"
-        self.clock = clock or FakeClock(time.time())
-        self.metrics = CacheMetricGroup()
-        self.disk = Disk(root, max_bytes, self.metrics, lambda: self.clock.wall_s, random.Random(7))
-
-    def count(self, name: str) -> int:
-        return self.metrics.snapshot()[name]
-
-    def path(self, key: BlockKey) -> Path:
-        return self.root / "blocks" / key.name
-
-    def usage(self) -> int:
-        """What the shared counter says."""
-        return sum(map(int, (self.root / "usage").read_text().split()))
-
-
-@pytest.fixture
-def opened(cache_dir: Path) -> Opened:
-    return Opened(cache_dir)
-
-
-def key(number: int, length: int = 1000, version: str = "v") -> BlockKey:
-    """The block `number` of its own file."""
-    return BlockKey(key_of("file", number), key_of(version), 0, length)
-
-
-def data_of(number: int, length: int = 1000) -> bytes:
-    return random.Random(number).randbytes(length)
-
-
-@contextlib.contextmanager
-def holding(*paths: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the locks behind these files, until the end of the block."""
-    script = (
-        "import fcntl, sys\n"
-        "files = [open(path, 'a') for path in sys.argv[1:]]\n"
-        "[fcntl.flock(file, fcntl.LOCK_EX) for file in files]\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    command = [sys.executable, "-S", "-c", script, *map(str, paths)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "held\n"
-        try:
-            yield child
-        finally:
-            child.kill()
-
-
-@contextlib.contextmanager
-def files_at_most(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: a write that crosses the limit is cut short, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def takes(size: int) -> int:
@@ -158,21 +75,6 @@ def test_nobody_else_may_look(opened: Opened) -> None:
     root = loose.root.parent
     for directory in (root, loose.root, *(loose.root / name for name in ("blocks", "records", "locks", "tmp"))):
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-
-
-def flipped(blob: bytes, bit: int) -> bytes:
-    changed = bytearray(blob)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "truncated": lambda blob: blob[:-1],
-    "empty": lambda blob: b"",
-    "longer": lambda blob: blob + b"x",
-    "zeroed": lambda blob: blob[:HEADER_BYTES] + bytes(len(blob) - HEADER_BYTES),
-    "a bit flipped": lambda blob: flipped(blob, 4000),
-}
 
 
 @pytest.mark.parametrize(
@@ -467,9 +369,9 @@ def test_a_row_of_records_that_is_damaged_old_or_forgotten(opened: Opened) -> No
 
 def test_check_finds_everything(opened: Opened) -> None:
     """`check` counts what is sound, names all that is damaged or left over, and changes nothing; `repair` mends it."""
-    count = len(DAMAGE)
+    count = len(BLOCK_DAMAGE)
     opened.disk.put_blocks({key(n): data_of(n) for n in range(count + 3)})
-    for n, damage in enumerate(DAMAGE.values()):
+    for n, damage in enumerate(BLOCK_DAMAGE.values()):
         opened.path(key(n)).write_bytes(damage(opened.path(key(n)).read_bytes()))
     os.replace(opened.path(key(count + 1)), opened.path(key(count)))
     for name in ("sound", "bad", "no json"):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
-import http.server
 import itertools
 import os
 import shutil
 import socket
-import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +41,9 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, FileVersion, Listing, Store, open_store
 from pyspark_lookup.storage.ufs import Ufs
 from tests.support.fakes import FakeClock, FaultyStore, Host, make_host, wait_until_settled
+from tests.support.web_server import WebServer, web
+
+__all__ = ["web"]
 
 if TYPE_CHECKING:
     from tests.support.s3server import S3Server
@@ -70,77 +71,11 @@ def read_whole(store: Any, file: FileVersion) -> bytes:
 # --- four unlike stores with one file, behind one face -----------------------------------------------
 
 
-class WebServer:
-    """Files on loopback HTTP. `before(method, path)` runs ahead of each request and may return a status."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.files: dict[str, tuple[bytes, dict[str, str]]] = {}
-        self.before: Callable[[str, str], int | None] = lambda method, path: None
-        self.ranges = True
-        self.cut = 0  # bytes missing at the end of each body
-
-    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
-        status = self.before(request.command, request.path)
-        if status == 0:  # break the connection without an answer
-            request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            request.connection.close()
-            request.close_connection = True
-            return
-        if status is None and request.path not in self.files:
-            status = 404
-        data, headers = self.files.get(request.path, (b"", {}))
-        size, asked = len(data), request.headers.get("Range")
-        if status is None and asked and self.ranges:
-            first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
-            data, status = data[first : last + 1], 206 if first < size else 416
-        request.send_response(status or 200)
-        headers = {"Content-Length": str(len(data) if status in (None, 206) else 0), **headers}
-        for name, value in headers.items():
-            if value:
-                request.send_header(name, value)
-        request.end_headers()
-        if request.command == "GET" and status in (None, 206):
-            request.wfile.write(data[: len(data) - self.cut])
-            request.close_connection = self.cut > 0
-
-    def put(self, path: str, data: bytes, etag: str = "", modified: str = "") -> str:
-        """The file's URL."""
-        self.files[path] = (data, {"ETag": etag, "Last-Modified": modified})
-        return self.url + path
-
-
 def unserved() -> str:
     """An address that nobody serves."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    found = WebServer()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-        def do_GET(self) -> None:
-            found.answer(self)
-
-        def do_HEAD(self) -> None:
-            found.answer(self)
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    found.url = f"http://127.0.0.1:{server.server_port}"
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @dataclasses.dataclass(frozen=True)

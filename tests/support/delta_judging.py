@@ -18,13 +18,13 @@ import pyarrow as pa
 from pyspark_lookup.errors import PysparkLookupError
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup import get_many
-from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.support.delta_evaluation import Rows, State, commits_of, evaluated, shown
-from tests.support.delta_tables import MODES
 from tests.support.delta_worlds import SHAPES, copy_world, write_world
 from tests.support.fakes import FakeClock, make_host
 from tests.support.fuzzing import memory_at_most
+from tests.support.lake_tables import MODES
 
 NAME = "dim-of-the-fuzz"
 LAST = 6

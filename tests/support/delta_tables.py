@@ -1,47 +1,27 @@
-"""What tests of Delta tables share: the oracle, rows as they compare, and deletion vectors written by hand."""
+"""What tests of Delta tables share: the oracle, tables as users open them, and commits and deletion vectors written by hand."""
 
 from __future__ import annotations
 
 import base64
-import collections
 import json
 import struct
 import uuid
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.sources.delta.vectors import _B85, _Z85
-
-Rows = collections.Counter[str]
-_MANY = 20_000
-MODES = {
-    "none": {"lookup.cache": "NONE"},
-    "partial": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"},
-    "full": {"lookup.cache": "FULL"},
-}
+from tests.support.lake_tables import MODES, roaring
 
 
 def by_deltalake(table: Path, version: int | None = None) -> pa.Table:
     """All rows, as delta-rs reads them."""
     return pa.table(QueryBuilder().register("t", DeltaTable(str(table), version=version)).execute("SELECT * FROM t"))
-
-
-def rows_of(rows: pa.Table) -> Rows:
-    """The rows, whatever the order of columns; of many rows only what tells them from others."""
-    names = sorted(rows.column_names)
-    if rows.num_rows > _MANY:
-        columns = ", ".join(f'"{name}"' for name in names)
-        (found,) = duckdb.sql(f"SELECT count(*), sum(hash({columns})), bit_xor(hash({columns})) FROM rows").fetchall()
-        return collections.Counter([repr(found)])
-    return collections.Counter(repr([row[name] for name in names]) for row in rows.to_pylist())
 
 
 def opened(table: Path, cache: Path, mode: str = "none", keys: str | None = None, **options: Any) -> LookupTable:
@@ -53,42 +33,6 @@ def opened(table: Path, cache: Path, mode: str = "none", keys: str | None = None
 def encode_z85(data: bytes) -> str:
     digits = {ord(theirs): ord(ours) for ours, theirs in zip(_Z85, _B85, strict=True)}
     return base64.b85encode(data + bytes(-len(data) % 4)).decode().translate(digits)
-
-
-def roaring(values: Iterable[int], runs: bool = False) -> bytes:
-    """A 64-bit roaring bitmap in the portable form: containers as arrays or bitmaps, or as `runs`."""
-    every = np.unique(np.array([*values], np.int64))
-    highs = sorted({int(value) for value in every >> 32})
-    parts = [struct.pack("<iq", 1681511377, len(highs))]
-    for high in highs:
-        low = every[every >> 32 == high] & 0xFFFFFFFF
-        keys = sorted({int(value) for value in low >> 16})
-        containers = [(low[low >> 16 == key] & 0xFFFF).astype("<u2") for key in keys]
-        heads = b"".join(struct.pack("<HH", key, len(one) - 1) for key, one in zip(keys, containers, strict=True))
-        bodies = [_container(one, runs) for one in containers]
-        parts.append(struct.pack("<I", high))
-        if runs:
-            flags = np.packbits(np.ones(len(keys), bool), bitorder="little").tobytes()
-            parts.append(struct.pack("<I", 12347 | (len(keys) - 1) << 16) + flags + heads)
-        else:
-            parts.append(struct.pack("<II", 12346, len(keys)) + heads)
-        if not runs or len(keys) >= 4:
-            parts.append(bytes(4 * len(keys)))  # where each begins, which readers may skip
-        parts += bodies
-    return b"".join(parts)
-
-
-def _container(values: Any, runs: bool) -> bytes:
-    if runs:
-        starts = np.flatnonzero(np.diff(values.astype(np.int64), prepend=-2) != 1)
-        lengths = np.diff([*starts, len(values)])
-        pairs = [struct.pack("<HH", values[start], length - 1) for start, length in zip(starts, lengths, strict=True)]
-        return struct.pack("<H", len(pairs)) + b"".join(pairs)
-    if len(values) <= 4096:
-        return bytes(values.tobytes())
-    bits = np.zeros(2**16, bool)
-    bits[values] = True
-    return np.packbits(bits, bitorder="little").tobytes()
 
 
 def vector_of(table: Path, places: Sequence[int], storage: str) -> dict[str, Any]:
@@ -124,3 +68,20 @@ def append_commit(table: Path, actions: Sequence[dict[str, Any]]) -> int:
     version = max(int(path.stem) for path in log.glob("*.json") if path.stem.isdecimal()) + 1
     (log / f"{version:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
     return version
+
+
+def files_of(path: Path, version: int) -> dict[tuple[str, str], dict[str, Any]]:
+    """The files of a version, by what a remove names, from all commits."""
+    files: dict[tuple[str, str], dict[str, Any]] = {}
+    for number in range(version + 1):
+        actions = [json.loads(line) for line in (path / "_delta_log" / f"{number:020}.json").read_text().splitlines()]
+        for remove in (action["remove"] for action in actions if "remove" in action):
+            files.pop((remove["path"], _vector(remove)), None)
+        for add in (action["add"] for action in actions if "add" in action):
+            files[add["path"], _vector(add)] = add
+    return files
+
+
+def _vector(action: dict[str, Any]) -> str:
+    found = action.get("deletionVector")
+    return f"{found['pathOrInlineDv']}@{found.get('offset') or 0}" if found else ""

@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.support.delta_tables import encode_z85, roaring
+from tests.support.delta_tables import encode_z85
+from tests.support.lake_tables import roaring
 
 HERE = "file:///HERE"
 """Stands in a log for the URL of the directory with the table."""

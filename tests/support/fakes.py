@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
-from pyspark_lookup.lookup.table_reader import TableReader
+from pyspark_lookup.lookup.read import TableReader
 from pyspark_lookup.sources.managed.sizes import WriteSizes
 from pyspark_lookup.sources.managed.tables import ManagedTables
 from pyspark_lookup.sources.registry import SOURCES

@@ -1,4 +1,4 @@
-"""What tests of Iceberg tables share: modes, tables as users name them, catalogs to write into."""
+"""What tests of Iceberg tables share: tables as users name them, catalogs to write into."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 from pyiceberg.catalog.sql import SqlCatalog
 
 from pyspark_lookup import LookupTable
-from tests.support.delta_tables import MODES, Rows, rows_of
-
-__all__ = ["MODES", "Rows", "opened", "rows_of", "sql_catalog"]
+from tests.support.lake_tables import MODES
 
 
 def opened(

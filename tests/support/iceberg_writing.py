@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
-from tests.support.delta_tables import roaring
 from tests.support.iceberg_definition import Definition
 from tests.support.iceberg_manifests import ADDED, DELETED, EXISTING, Entry, File, spec_of, write_list, write_manifest
 from tests.support.iceberg_oracle import DATA, EQUALITY, PATH_ID, PLACE_ID, POSITION, Oracle, is_vector
 from tests.support.iceberg_values import Field, arrow_field, is_nan, ordered, transformed, truncated_bounds
+from tests.support.lake_tables import roaring
 
 Rows = Sequence[Mapping[str, Any]]
 _ROW_POSITION = 2147483645

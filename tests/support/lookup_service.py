@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ from pyspark_lookup.sources.providers.functions import (
 
 SCHEMA = pa.schema([("id", pa.int64()), ("city", pa.string())])
 CITIES = {1: "Oslo", 2: "Bergen"}
+CACHED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h", "lookup.max-retries": "0"}
 
 
 class Cities(LookupFunction):
@@ -47,3 +49,8 @@ def cities(context: LookupContext) -> LookupFunctionProvider:
 
 def async_cities(context: LookupContext) -> AsyncLookupFunctionProvider:
     return AsyncLookupFunctionProvider(AsyncCities(context), SCHEMA)
+
+
+def options_of(home: Path, kind: str = "cities", **others: str) -> dict[str, Any]:
+    own = {"lookup.provider": f"{__name__}:{kind}", "lookup.provider.home": str(home)}
+    return {**own, **CACHED, **others}

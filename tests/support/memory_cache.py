@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.cache.lookup_cache import Key, KeyLookupCache
-from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, access_log, default_cache, growing
+from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, default_cache, growing
+from pyspark_lookup.cache.memory import default_cache as access_log
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from tests.support.fakes import FakeClock
 

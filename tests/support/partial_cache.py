@@ -29,14 +29,14 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup import get_many, read_rows
-from pyspark_lookup.lookup.plan import ReadTask
+from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk
-from tests.cache.full.test_full_cache import Table
-from tests.columnar.test_buffers import nested_values
-from tests.columnar.test_keys import QUIET, SIGNALLING, bits, plain, values_of
+from tests.support.column_values import nested_values
 from tests.support.fakes import FakeClock, Later
+from tests.support.full_cache import Table
+from tests.support.key_values import QUIET, SIGNALLING, bits, plain, values_of
 
 BOUND_S = 60.0  # far above what any of this takes
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)

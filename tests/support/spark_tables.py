@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -149,3 +150,30 @@ def said_by(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if line.split(" ")[0].isupper()]
+
+
+def made_files(home: Path) -> dict[str, str]:
+    """Paths of the facts and of tables in which keys repeat, are null, and are of several types."""
+    rng = random.Random(11)
+
+    def some(values: Any, count: int, kind: pa.DataType) -> pa.Array:
+        return pa.array([None if rng.random() < 0.15 else rng.choice(values) for _ in range(count)], kind)
+
+    def rows(count: int, highest: int) -> pa.Table:
+        codes = ["de", "fr", "", "ö", "xx"]
+        return pa.table(
+            {
+                "id": some(range(highest), count, pa.int64()),
+                "small": some(range(highest), count, pa.int32()),
+                "parent": some(range(highest), count, pa.int64()),
+                "weight": some([0.0, 1.0, 2.5, -0.0, float("nan")], count, pa.float64()),
+                "code": some(codes, count, pa.string()),
+                "label": some(codes[:3], count, pa.string()),
+            }
+        )
+
+    tables = {"facts": rows(40, 8), "few": rows(6, 6), "many": rows(20, 9), "none": rows(0, 1)}
+    paths = {name: saved(home / name / "rows.parquet", table, 16) for name, table in tables.items()}
+    return {
+        name: str(path.parent if name == "facts" else path) for name, path in paths.items()
+    }  # (streams are of directories)

@@ -136,3 +136,8 @@ def commit(
 DELETES["toy"] = lambda found: InlineDeletes(str(found[0]), tuple(map(int, found[1])))
 if ToySource not in SOURCES:
     SOURCES.insert(0, ToySource)
+
+
+def people(first: int, count: int, version: int) -> list[dict[str, Any]]:
+    """Rows of a file."""
+    return [{"id": id_, "name": f"{id_} of {version}"} for id_ in range(first, first + count)]

@@ -16,9 +16,9 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable
 
-from pyspark_lookup.cache.full.load_log import LoadLog
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
 from pyspark_lookup.cache.full.loader import (
     DECODED_AT_MOST,
@@ -28,11 +28,11 @@ from pyspark_lookup.cache.full.loader import (
     StoredLayer,
     bytes_per_file_byte,
 )
-from pyspark_lookup.cache.full.overdue import OverdueReloads, last_reload
 from pyspark_lookup.cache.full.schedule import Schedule, make_trigger
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.store import Refused, State, StoredSnapshots, StoredVersion
 from pyspark_lookup.core import progress
+from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.threads import check
 from pyspark_lookup.errors import (
     CHANGED_KIND,
@@ -45,13 +45,177 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import OnReloadFailure
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
+from pyspark_lookup.storage.host_metrics import Reload, remember_reload
 from pyspark_lookup.versions.model import Table, TableVersion
 from pyspark_lookup.versions.partitions import select_partitions
 from pyspark_lookup.versions.resolver import Resolver
 from pyspark_lookup.versions.restarts import read_with_restarts
+
+_log = logging.getLogger("pyspark_lookup.snapshot")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadLog:
+    """Logs, counts and records the loads of the table at `url`, whose snapshots are stored under `key`."""
+
+    key: str
+    url: str
+    disk: Disk
+    context: HostContext
+
+    def fall_back(self, level: int, reason: str, instead: str = "reading the files") -> None:
+        """Log why a query is answered in another way: `instead` says from what."""
+        log_event(_log, level, "fallback", table=self.url, reason=reason, instead=instead)
+
+    def received(self) -> int:
+        """Bytes received from the store so far."""
+        return self.context.metrics.snapshot()["ufsGetBytes"]
+
+    def succeeded(self, started_s: float, seconds: float, snapshot: Snapshot, received: int, failures: int) -> None:
+        """Record a load that succeeded after `failures` failed ones. `received`: `received()` before the load."""
+        self.context.metrics.inc("loadCount")
+        self.context.metrics.time("loadTime", seconds)
+        self.context.metrics.set_gauge("latestLoadTime", int(seconds * 1000))
+        version, fetched = snapshot.version.digest, self.received() - received
+        reload = Reload(started_s, seconds, version, snapshot.rows, snapshot.bytes, fetched)
+        self._remember(reload)
+        facts = {"version": reload.version, "seconds": seconds, "rows": reload.rows, "bytes": reload.bytes}
+        level = logging.WARNING if failures else logging.INFO  # failures were logged as warnings, so their end is, too
+        log_event(_log, level, "reload", table=self.url, **facts, fetched=fetched, failures_before=failures)
+
+    def failed(
+        self, started_s: float, seconds: float, problem: BaseException, version_count: int, failures: int
+    ) -> None:
+        """Record a load that failed after `failures` others. `version_count`: how many versions can still be served."""
+        self.context.metrics.inc("numLoadFailures")
+        level = logging.INFO if failures else logging.WARNING
+        log_event(
+            _log, level, "reload-failed", table=self.url, seconds=seconds, kept=version_count, error=repr(problem)
+        )
+        self._remember(Reload(started_s, seconds, error=foreign_text(str(problem))[:500] or type(problem).__name__))
+
+    def refused(self, now_s: float, problem: BaseException, before: bool) -> None:
+        """Record a load for which there is no room. Logs it unless the load `before` was refused as well."""
+        self.context.metrics.inc("snapshotOverBudgetCount")
+        if not before:
+            self.fall_back(logging.WARNING, f"there is no room for a snapshot: {problem}")
+            self._remember(Reload(now_s, 0.0, error=f"not built: {problem}"[:500]))
+
+    def _remember(self, reload: Reload) -> None:
+        with contextlib.suppress(OSError):
+            remember_reload(self.disk, self.key, self.url, reload)
+
+
+# --- reloads that are overdue ---------------------------------------------------------------------
+
+_ON_TIME_S = 0.5  # a live schedule begins a due reload within this time, also on a busy machine
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class OverdueReloads:
+    """Begins and awaits the overdue reloads of one table, for the queries of this process.
+
+    `limit_s`: how long to wait for a reload. `tell`: called with the reason, once per reload, when the wait is given up.
+    """
+
+    schedule: Schedule
+    jobs: Jobs
+    stored: StoredSnapshots
+    context: HostContext
+    limit_s: float
+    tell: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        # (state, lead of the wall clock over the steady one, time): after this state nothing is due before this time, unless
+        # the lead changes, as the wall clock was set then. And the reload that is awaited, since when on the steady clock.
+        self._due: tuple[State | None, float, float] = None, 0.0, math.inf
+        self._awaited: tuple[concurrent.futures.Future[None] | None, float] = None, 0.0
+
+    def due_s(self, state: State) -> float:
+        """When the reload after a state is due (Unix time); in the past if it is overdue."""
+        due_state, ahead_s, until_s = self._due
+        now_s = self.context.clock.wall_s()
+        ahead_now_s = now_s - self.context.clock.steady_s()
+        if due_state is not state or now_s >= until_s or abs(ahead_now_s - ahead_s) > _ON_TIME_S:
+            until_s = self.schedule.due_s(self._last(state), now_s)
+            self._due = state, ahead_now_s, until_s
+        return until_s
+
+    def _last(self, state: State) -> LastReload | None:
+        """The latest attempt, with its times corrected if the wall clock was set back since."""
+        last, clock = last_reload(state), self.context.clock
+        if last is None or state.finished_boot != clock.boot:
+            return last
+        back_s = clock.steady_s() - state.finished_steady_s - (clock.wall_s() - last.finished_at_s)
+        if back_s <= _ON_TIME_S:
+            return last
+        started_s, first_s = last.started_at_s - back_s, last.first_started_at_s
+        return LastReload(
+            started_s if first_s == last.started_at_s else first_s, started_s, last.finished_at_s - back_s
+        )
+
+    def is_due(self, state: State) -> bool:
+        """Whether the reload after a state is due."""
+        return self.due_s(state) <= self.context.clock.wall_s()
+
+    def ask(self, state: State) -> concurrent.futures.Future[None]:
+        """Start the reload after a state in a thread. Another process's reload counts as well."""
+        return self.jobs.ask(None, due=True, seen_s=state.finished_at_s)
+
+    def wait(self, state: State) -> bool:
+        """Wait for the reload after a state if it is overdue. Returns whether it was."""
+        if not self.is_due(state) or self._is_on_time(state, due_s := self.due_s(state)):
+            return False
+        future = self.ask(state)
+        first = self._awaited[0] is not future
+        if first:
+            self._awaited = future, self.context.clock.steady_s()
+        try:
+            future.result(timeout=self._left_s(state, self._awaited[1]))
+        except concurrent.futures.TimeoutError:
+            if first:
+                late_s = self.context.clock.wall_s() - due_s
+                self.tell(f"a reload that was due {late_s:.0f} s ago has not ended after {self.limit_s:g} s")
+        except Exception as problem:
+            # The load's own errors are logged and counted where they are raised. The present snapshot goes on serving.
+            if isinstance(problem, OSError) and not isinstance(problem, UfsError):
+                self.context.metrics.inc("cacheFailureCount")
+        return True
+
+    def _is_on_time(self, state: State, due_s: float) -> bool:
+        """Whether the reload that is due is running and began in time: until it ends, the present snapshot is as young as promised.
+
+        A load that takes much longer than the one before may be that of a process which stands still.
+        """
+        begun_s, now_s = state.loading_since_s, self.context.clock.wall_s()
+        last_s = (state.finished_at_s or 0.0) - (state.started_at_s or 0.0)
+        if begun_s is not None and self.stored.is_locked():
+            return begun_s - due_s <= _ON_TIME_S and 0 <= now_s - begun_s <= max(self.limit_s, 2 * last_s)
+        if now_s - due_s < last_s:
+            self.ask(state)
+            return True
+        return False
+
+    def _left_s(self, state: State, since_s: float) -> float:
+        """How long to wait on for a load: this process has waited since `since_s`, and another one may have begun it earlier."""
+        clock = self.context.clock
+        waited_s = clock.steady_s() - since_s
+        if state.loading_since_s is not None and self.stored.is_locked():
+            waited_s = max(waited_s, clock.wall_s() - state.loading_since_s)
+        return max(self.limit_s - waited_s, 0.0)
+
+
+def last_reload(state: State) -> LastReload | None:
+    """How the latest attempt of any process went, as triggers take it."""
+    if state.first_started_at_s is None or state.started_at_s is None or state.finished_at_s is None:
+        return None
+    return LastReload(state.first_started_at_s, state.started_at_s, state.finished_at_s)
+
+
+# --- the cache ------------------------------------------------------------------------------------
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _GIVE_UP_S = 60.0

@@ -13,6 +13,7 @@ import hashlib
 import os
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
@@ -20,24 +21,201 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.cache.full.equality import read_deleted
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
-from pyspark_lookup.cache.full.units import PlacedUnit, prepare_units, read_live_rows
-from pyspark_lookup.cache.segments.builder import SegmentBuilder
+from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
 from pyspark_lookup.cache.segments.chunks import HELD_AT_MOST
 from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
-from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, draw_seed, one_array
 from pyspark_lookup.columnar.types import conform_columns, is_source
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.parallel import run_in_order
 from pyspark_lookup.errors import CacheFullError
-from pyspark_lookup.scan.contract import PreparedUnit, TableScan
+from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan
+from pyspark_lookup.scan.deletes import live_mask
+from pyspark_lookup.scan.equality import DeletedValues, merge_positions
 from pyspark_lookup.scan.formats import BATCH_ROWS
-from pyspark_lookup.scan.open_file import Projection
+from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.storage.disk import Disk, ReservedFile, SegmentWriter, key_of
-from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion
 from pyspark_lookup.versions.model import Table, TableVersion
+
+PlacedUnit = tuple[PreparedUnit, int]
+"""A unit, and the place of its first row in its file."""
+_DECODED_AT_ONCE = 8  # parts of what is fetched at once
+
+
+def prepare_units(
+    scan: TableScan, table: Table, files: Sequence[FileVersion], projection: Projection, at_once: int
+) -> Iterator[list[PlacedUnit]]:
+    """The units of the files in order, some at a time: about an eighth of the `at_once` bytes that are fetched together.
+
+    The next bytes are fetched while these units are decoded.
+    """
+    rounds = _rounds(files, scan.splittable(table), at_once)
+    first_rows: dict[FileVersion, int] = {}
+
+    def fetch(pieces: list[Slice]) -> PreparedScan:
+        return scan.prepare(table, pieces, projection)
+
+    for prepared in run_in_order(fetch, rounds, 1):
+        unit_group: list[PlacedUnit] = []
+        for unit in prepared.units():
+            first = first_rows.get(unit.file, 0)
+            first_rows[unit.file] = first + (unit.rows or 0)
+            unit_group.append((unit, first))
+            if sum(placed_unit.bytes for placed_unit, _ in unit_group) >= at_once // _DECODED_AT_ONCE:
+                yield unit_group
+                unit_group = []
+        if unit_group:
+            yield unit_group
+
+
+def _rounds(files: Sequence[FileVersion], splittable: bool, at_once: int) -> Iterator[list[Slice]]:
+    """The files as slices, in groups of about as many bytes as are fetched at once."""
+    group: list[Slice] = []
+    size = 0
+    for file in files:
+        cuts = max(-(-file.size // at_once), 1) if splittable else 1
+        for cut in range(cuts):
+            piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
+            if group and size + piece.end - piece.start > at_once:
+                yield group
+                group, size = [], 0
+            group.append(piece)
+            size += piece.end - piece.start
+    if group:
+        yield group
+
+
+def read_live_rows(
+    units: Sequence[PlacedUnit],
+    numbers: Mapping[FileVersion, int],
+    deleted: Mapping[str, Numbers],
+    total: int,
+    unit_rows: list[tuple[int, PreparedUnit, int]],
+) -> Iterator[tuple[pa.RecordBatch, Numbers, float]]:
+    """The live rows of units, with their positions and share of `total` bytes, as a builder takes them.
+
+    `numbers`: of the files; `deleted`: the places of deleted rows by URL; `unit_rows` gets how many rows each unit has.
+    """
+    for unit, start in units:
+        number, first, share = numbers[unit.file], start, unit.bytes / total
+        for batch in unit.batches:
+            part = share * batch.num_rows / unit.rows if unit.rows else 0.0
+            positions = np.arange(first, first + batch.num_rows, dtype=np.uint64) | np.uint64(number) << ROW_BITS
+            live = live_mask(deleted.get(unit.file.url), first, batch.num_rows)
+            first += batch.num_rows
+            if live is None:
+                yield batch, positions, part
+            elif live.any():
+                yield batch.filter(pa.array(live)), positions[live], part
+        if unit.rows is None and first > start:  # without a row count, the share of a batch is unknown until the end
+            yield batch.slice(0, 0), positions[:0], share
+        unit_rows.append((number, unit, first - start))
+
+
+# --- rows that are deleted by their values --------------------------------------------------------
+
+
+def read_deleted(
+    scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None, fetched: AbstractSet[FileVersion]
+) -> dict[str, Numbers]:
+    """The positions of deleted rows, by the URL of their file. Positions that `last` has already removed may be missing.
+
+    `fetched`: files whose rows are not taken from `last`, although it has them.
+    """
+    by_value = [file for file in version.files if any(delete_file.equality is not None for delete_file in file.deletes)]
+    layer_files: list[tuple[Segment, list[tuple[int, FileVersion]]]] = []
+    elsewhere = {*by_value}
+    if by_value and last is not None:
+        marks = {delete_file.name for delete_file in version.deletes}
+        for layer in last.layers:
+            if not marks.issuperset(layer.segment.marks):
+                continue  # rows that this version still has were removed from it
+            places = {
+                FileVersion(stored_file.url, stored_file.size, stored_file.identity): place
+                for place, stored_file in enumerate(layer.segment.files)
+                if layer.ranks[place] >= 0
+            }
+            places = {file: place for file, place in places.items() if file not in fetched}
+            lacking = _lacking_columns(layer.segment, version.deletes)
+            inside = [
+                (places[file], file)
+                for file in by_value
+                if file in places
+                and (not lacking or lacking.isdisjoint(delete_file.name for delete_file in file.deletes))
+            ]
+            layer_files.append((layer.segment, inside))
+            elsewhere -= {file for _, file in inside}
+    other_files = [
+        file
+        for file in version.files
+        if file in elsewhere or not any(delete_file.equality for delete_file in file.deletes)
+    ]
+    positions = scan.read_deleted(table, other_files)
+    for segment, inside in layer_files:
+        plain = [
+            dataclasses.replace(
+                file, deletes=tuple(delete_file for delete_file in file.deletes if delete_file.equality is None)
+            )
+            for _, file in inside
+        ]
+        by_position = scan.read_deleted(table, plain)
+        positions |= merge_positions(by_position, _locate_deleted(scan, table, segment, inside))
+    return positions
+
+
+def _lacking_columns(segment: Segment, deletes: Sequence[Deletes]) -> set[str]:
+    """The names of equality deletes whose columns a segment lacks, or has in another type."""
+    fields = {*segment.schema}
+    return {
+        delete_file.name
+        for delete_file in deletes
+        if delete_file.equality is not None and not fields.issuperset(delete_file.equality.schema)
+    }
+
+
+def _locate_deleted(
+    scan: TableScan, table: Table, segment: Segment, inside: Sequence[tuple[int, FileVersion]]
+) -> dict[str, Numbers]:
+    """The positions of the rows in a segment that new equality deletes remove, by the URL of their file."""
+    marks = {*segment.marks}
+    groups: dict[tuple[str, ...], tuple[list[Deletes], list[int]]] = {}
+    for place, file in inside:
+        new = [
+            delete_file
+            for delete_file in file.deletes
+            if delete_file.equality is not None and delete_file.name not in marks
+        ]
+        groups.setdefault(tuple(delete_file.name for delete_file in new), (new, []))[1].append(place)
+    parts: dict[int, list[Numbers]] = defaultdict(list)
+    for new, places in groups.values():
+        for columns, values in scan.deleted_values(table, new):
+            for rows in _match_rows(segment, columns, values):
+                ordinals = segment.ordinals[rows].astype(np.int64)
+                files = np.searchsorted(segment.file_starts, ordinals, "right") - 1
+                for place in np.intersect1d(files, places).tolist():
+                    parts[place].append(ordinals[files == place] - segment.file_starts[place])
+    urls = {place: file.url for place, file in inside}
+    return {urls[place]: np.unique(np.concatenate(arrays)) for place, arrays in parts.items()}
+
+
+def _match_rows(segment: Segment, columns: EqualityColumns, values: DeletedValues) -> Iterator[Numbers]:
+    """The numbers of the rows of a segment that have one of the deleted values."""
+    names = columns.schema.names
+    if set(names) == set(segment.keys) and not any(column.null_count for column in values.rows.columns):
+        keys = Keys([one_array(values.rows.column(name)) for name in segment.keys])
+        rows = segment.probe(keys, keys.hashes(segment.seed)).rows
+        candidates = segment.take(names, rows)  # keys are compared as Spark does
+        yield rows[values.mark(candidates)]
+        return
+    for start in range(0, segment.rows, BATCH_ROWS):
+        stop = min(start + BATCH_ROWS, segment.rows)
+        yield start + np.flatnonzero(values.mark(segment.slice(names, start, stop)))
+
+
+# --- loads ----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes of files done, and of all

@@ -12,8 +12,7 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.formats.file_names import detect_format
 from pyspark_lookup.sources.files.listing import data_files, job_directories, refuse_tables
-from pyspark_lookup.sources.files.sink_log import select_committed
-from pyspark_lookup.sources.files.spark_jobs import WritingJobs
+from pyspark_lookup.sources.files.spark_jobs import WritingJobs, select_committed
 from pyspark_lookup.storage.glob import is_glob
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.versions.model import Kind, Table, TableVersion

@@ -23,8 +23,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.sources.iceberg.catalog import Catalog
-from pyspark_lookup.sources.iceberg.catalog_store import CatalogStore
+from pyspark_lookup.sources.iceberg.catalog import Catalog, CatalogStore
 from pyspark_lookup.sources.iceberg.deletes import EqualityDeletes, PositionDeletes
 from pyspark_lookup.sources.iceberg.entries import Entry, Manifest
 from pyspark_lookup.sources.iceberg.files import IcebergFiles

@@ -22,8 +22,10 @@ from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.errors import (
     CommitUnknownError,
     DamagedFileError,
+    NotATableError,
     OptionError,
     SchemaError,
+    TableFormatError,
     UfsError,
     UfsNotFoundError,
     WriteConflictError,
@@ -50,12 +52,38 @@ from pyspark_lookup.sources.managed.log import (
     WriteMode,
 )
 from pyspark_lookup.sources.managed.log.properties import parse_properties
-from pyspark_lookup.sources.managed.places import check_place
 from pyspark_lookup.sources.managed.sizes import WriteSizes
 from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.enclosing import EnclosingTables
 from pyspark_lookup.versions.model import Table
+
+
+def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
+    """Raise NotATableError for a place with other files, TableFormatError for one inside another table."""
+    url_text = redact("path", url)
+    try:
+        status = ufs.get_status(url)
+    except UfsNotFoundError:
+        status = None
+    if isinstance(status, Listing) and (label := enclosing.label_of(status)) is not None:
+        raise NotATableError(
+            f"{url_text} is {label}: lookupcache reads it, and writes managed tables only; write it by its own means"
+        )
+    if status is not None and (isinstance(status, FileVersion) or status.files or status.directories):
+        raise NotATableError(
+            f"{url_text} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
+            "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
+        )
+    # A drop, vacuum or copy of the enclosing table would hit this table's files.
+    above = enclosing.find(url)
+    if above is not None:
+        directory, kind = above
+        raise TableFormatError(f"{url_text} lies inside {redact('path', directory)}, {kind}: write to another place")
+
+
+# --- writes ---------------------------------------------------------------------------------------
 
 _log = logging.getLogger("pyspark_lookup.writing")
 _OF_ROWS = (

@@ -1,18 +1,257 @@
-"""`ProvidedTables`: the providers' tables of one process, each made once."""
+"""`ProvidedTables`: the providers' tables of one process, each made once, in the form of tables of files."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import dataclasses
 import functools
+from collections.abc import Callable, Iterator, Sequence
 
+import pyarrow as pa
+
+from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.columnar.types import cast_column, text_of_schema
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import ForkSafeLock
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError
+from pyspark_lookup.options.cache_options import FULL
+from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
+from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.sources.opening import Opening
-from pyspark_lookup.sources.providers.as_files import ProvidedScan, ProvidedStore, ProviderSource
-from pyspark_lookup.sources.providers.effective_options import with_provider
 from pyspark_lookup.sources.providers.provider import ProvidedTable
 from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import Count, FileVersion, Listing
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
+from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, VersionSource
+
+
+def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> LookupOptions:
+    """The options, completed by the provider: a provider that brings a cache decides its kind. Raises OptionError if they contradict it."""
+    explicit_cache = options.cache if "lookup.cache" in options.explicit else None
+    brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if provided_table.scans else None
+    if brings is not None and explicit_cache not in (None, brings):
+        raise OptionError(
+            f"option lookup.cache = {options.cache.value!r}: provider {provided_table.name} brings a cache of the kind {brings.value!r}"
+        )
+    cache = brings or options.cache
+    if cache is CacheMode.FULL and not provided_table.scans:
+        raise OptionError(
+            f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function; return a FullCachingLookupProvider"
+        )
+    idle = [key for key in options.explicit if key == "lookup.async.capacity" and not provided_table.asynchronous]
+    idle += [key for key in options.explicit if key.startswith("lookup.retry.") and provided_table.scans]
+    if idle:
+        kind = "is read as a whole" if provided_table.scans else "is synchronous: its calls come one after the other"
+        raise OptionError(f"option {min(idle)} has no meaning: provider {provided_table.name} {kind}; remove it")
+    if not options.keys:
+        raise OptionError(
+            f"option lookup.keys is missing: name the columns by which provider {provided_table.name} is asked, of {', '.join(provided_table.schema.names)}"
+        )
+    if cache is CacheMode.PARTIAL:
+        _check_partial(options, provided_table)
+    source = options.metadata_source
+    if cache is CacheMode.FULL:
+        _check_full(options, provided_table)
+    elif source is MetadataSource.CACHE and options.sync_interval_s is None:
+        raise OptionError("option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval")
+    if cache is CacheMode.FULL and not provided_table.versioned:
+        if "lookup.metadata.source" in options.explicit and source is MetadataSource.UFS:
+            raise OptionError(
+                f"option lookup.metadata.source = 'UFS': provider {provided_table.name} has no version() to ask at every query; set CACHE"
+            )
+        if provided_table.trigger is None and not options.reloads:
+            raise OptionError(
+                f"provider {provided_table.name} has neither a reload trigger nor a version(): set lookup.full-cache.reload-strategy"
+            )
+        source = MetadataSource.CACHE
+    return dataclasses.replace(options, cache=cache, metadata_source=source)
+
+
+def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
+    prefixes = tuple(FULL + name for name in ("reload-strategy", "periodic-reload.", "timed-reload."))
+    reload_options = [key for key in options.explicit if key.startswith(prefixes)]
+    if provided_table.trigger is not None and reload_options:
+        raise OptionError(
+            f"option {min(reload_options)}: provider {provided_table.name} brings a reload trigger of its own"
+        )
+    if options.metadata_source is MetadataSource.CACHE and provided_table.trigger is None and not options.reloads:
+        raise OptionError(
+            f"Missing '{FULL}periodic-reload.interval': provider {provided_table.name} brings no reload trigger"
+        )
+
+
+def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> None:
+    cache = provided_table.cache
+    cache_options = [key for key in options.explicit if key.startswith("lookup.partial-cache.")]
+    if cache is not None and cache_options:
+        raise OptionError(f"option {min(cache_options)}: provider {provided_table.name} brings a cache of its own")
+    expires = options.partial_expire_after_write_s is not None
+    if isinstance(cache, DefaultLookupCache):
+        expires = cache.config["expire_after_write_s"] is not None
+    if not provided_table.versioned and not expires and (cache is None or isinstance(cache, DefaultLookupCache)):
+        raise OptionError(
+            f"provider {provided_table.name} has no version(), so nothing tells when a row has changed: set "
+            "lookup.partial-cache.expire-after-write to how old an answer may be"
+        )
+    if cache is None and not options.bounded:
+        raise OptionError(
+            "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set lookup.partial-cache.max-rows"
+        )
+
+
+# --- a provider's table, in the form of a table of files ------------------------------------------
+
+_SIZE = 1  # unknown; any will do, because a change of the one file is a change of the whole table
+
+
+class ProvidedStore:
+    """The store of a provider's table. `now_s`: the time that names a load of a provider without versions."""
+
+    pins = True
+    lists_after = False
+
+    def __init__(self, provided_table: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
+        made_with = (options.path, options.provider_options)
+        self.scope = f"provider:{provided_table.name}"
+        self._url = f"{self.scope}/{key_of(*made_with)}"
+        self._provided_table = provided_table
+        # Each copy of the whole table is a new version. Rows by key have one version and expire one by one.
+        self._each_time = options.cache is CacheMode.FULL
+        self._now_s = now_s
+
+    def url_of(self, path: str) -> str:
+        return self._url
+
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        count("head")
+        version = self._provided_table.version()
+        if version is None:
+            version = repr(self._now_s()) if self._each_time else "unversioned"
+        return FileVersion(self._url, _SIZE, version)
+
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        return self.get_meta(path, count)
+
+    def list_status(self, path: str, count: Count) -> Listing:
+        raise UfsNotFoundError(f"{self._url} is no directory")
+
+    def pin(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
+        raise UfsNotFoundError(f"{self._url} has no bytes")
+
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        return ()
+
+    def has_directory(self, path: str, count: Count) -> bool:
+        return False
+
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        return ()
+
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        return None, self._now_s()
+
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
+        raise NotSupportedError(f"{self._url}: a provider's table is not written here")
+
+    def delete(self, path: str, count: Count) -> None:
+        raise NotSupportedError(f"{self._url}: a provider's table is not written here")
+
+    def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None:
+        raise NotSupportedError(f"{self._url}: a provider's table is not written here")
+
+
+class ProviderSource(VersionSource):
+    """The table of one provider, as one file whose identity is the provider's version."""
+
+    kinds = ("PROVIDER",)
+    pins = ()
+    retained = False
+    one_asks = False  # version() is foreign code, which may hang: each process asks for itself
+
+    def __init__(self, provided_table: ProvidedTable, parts: SourceParts) -> None:
+        super().__init__(parts)
+        self._provided_table = provided_table
+
+    @classmethod
+    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
+        return cls.kinds[0]
+
+    def check_options(self, options: LookupOptions, kind: str) -> None:
+        self._refuse_pin(options, kind)  # other options without a meaning here are refused where they are declared
+
+    def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
+        return None
+
+    def current(self, question: Question) -> Answer:
+        table, status = question.table, question.status
+        file = status if isinstance(status, FileVersion) else self._parts.ufs.get_meta(table.url)
+        digest = key_of(table.id, file.url, file.size, file.identity)
+        schema = text_of_schema(self._provided_table.schema)
+        metadata = VersionMetadata(self._provided_table.name, None, "", digest, (), schema)
+        return Answer(TableVersion(table.id, (file,), metadata), question.started_s)
+
+
+class ProvidedScan(TableScan):
+    """Reads of the table of one provider."""
+
+    def __init__(self, provided_table: ProvidedTable, metrics: CacheMetricGroup) -> None:
+        self._provided_table = provided_table
+        self._metrics = metrics
+
+    @property
+    def reads_all_rows(self) -> bool:
+        return self._provided_table.scans
+
+    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
+        return self._provided_table.lookup(keys, columns, self._metrics)
+
+    def close(self) -> None:
+        self._provided_table.close()
+
+    def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
+        return self._provided_table.schema, pa.schema([])
+
+    def prepare(
+        self,
+        table: Table,
+        pieces: Sequence[Slice],
+        projection: Projection,
+        columns_of_version: Callable[[], pa.Schema] | None = None,
+    ) -> PreparedScan:
+        return _Prepared(self._provided_table, pieces, projection, self._metrics)
+
+
+class _Prepared:
+    def __init__(
+        self, provided_table: ProvidedTable, pieces: Sequence[Slice], projection: Projection, metrics: CacheMetricGroup
+    ) -> None:
+        self._provided_table = provided_table
+        self._pieces = pieces
+        self._projection = projection
+        self._metrics = metrics
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        projection = self._projection
+        matches = (matching_rows(batch, projection.predicate) for batch in self._plan(projection.needed_columns))
+        rows = (batch.select(projection.columns.names) for batch in matches if batch is not None)
+        return coalesce(rows, projection.columns, self._metrics)
+
+    def units(self) -> Iterator[PreparedUnit]:
+        for piece in self._pieces:
+            yield PreparedUnit(piece.file, 0, piece.file.size, None, self._plan(self._projection.columns.names))
+
+    def _plan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        fields = [self._projection.data.field(name) for name in names]
+        for batch in self._provided_table.scan(pa.schema([self._provided_table.schema.field(name) for name in names])):
+            columns = [cast_column(batch.column(f.name), f.type, f.name, self._provided_table.name) for f in fields]
+            yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+# --- the tables of one process --------------------------------------------------------------------
 
 
 class ProvidedTables:

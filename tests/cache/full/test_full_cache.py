@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 from unittest import mock
@@ -19,7 +19,6 @@ from pyarrow import orc
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.cache.full import loader
-from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.core import progress
 from pyspark_lookup.errors import (
@@ -30,46 +29,20 @@ from pyspark_lookup.errors import (
     UfsUnavailableError,
 )
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.lookup import get_many
-from pyspark_lookup.lookup.plan import ReadPlan, ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.versions.executions import Execution
-from tests.sources.managed.test_writer import Site, site
-from tests.support.fakes import FakeClock, Host, Later, make_host, wait_until_settled
+from tests.support.fakes import FakeClock, make_host, wait_until_settled
+from tests.support.full_cache import CACHE, EACH, FULL, TIMED, WAIT, Table, publish
+from tests.support.managed_tables import Site, site
 
 __all__ = ["site"]
 
-EACH = 500
-FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}
-# What runs beside a query runs when the test says: no use to wait for it.
-WAIT = "lookup.full-cache.build-wait"
-HOST = {**FULL, "lookup.metadata.source": "CACHE", WAIT: "0 s"}
-CACHE = {**HOST, "lookup.full-cache.periodic-reload.interval": "1 min"}
-TIMED = {**HOST, "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15Z"}
 DAY_S, HOUR_S = 86400.0, 3600.0
 STRATEGY = "lookup.full-cache.reload-strategy"
 TIMED_RELOAD = "lookup.full-cache.timed-reload."
-
-
-def publish(
-    path: Path, number: int, version: int, rows: int = EACH, columns: Mapping[str, object] | None = None
-) -> Path:
-    """File `number` of a table in place by rename: ids from number * EACH, every row says its version."""
-    path.mkdir(parents=True, exist_ok=True)
-    first = number * EACH
-    made = {
-        "id": range(first, first + rows),
-        "version": pa.array([version] * rows, pa.int32()),
-        "text": [f"{version}-{'x' * (i % 7)}" for i in range(rows)],
-    }
-    table = pa.table({**made, **(columns or {})})
-    temporary = path / f".{number}.new"
-    pq.write_table(table, temporary, row_group_size=100)
-    os.replace(temporary, path / f"{number}.parquet")
-    return path
 
 
 @pytest.fixture
@@ -78,101 +51,6 @@ def directory(tmp_path: Path) -> Path:
     for number in range(10):
         publish(tmp_path / "dim", number, 1)
     return tmp_path / "dim"
-
-
-class Table:
-    """One reference to a table on a host of its own, whose loads run when the test says."""
-
-    def __init__(
-        self,
-        path: Path,
-        cache_dir: Path | None,
-        options: Mapping[str, str],
-        clock: FakeClock | None = None,
-        **more: object,
-    ) -> None:
-        self.later = Later()
-        self.host: Host = make_host(str(path), cache_dir, clock, start=self.later, **more)  # type: ignore[arg-type]
-        self.options = LookupOptions.parse({"path": str(path), **options})
-        self.table, _ = self.host.resolver.discover(self.options)
-
-    @property
-    def full(self) -> FullCache:
-        found = self.host.reader.fulls.get_cache(self.table, self.options)
-        assert found is not None
-        return found
-
-    def _planned(self) -> tuple[ReadPlan, pa.Schema]:
-        found = planner.find(self.host.reader, self.options, self.table)
-        shown = planner.table_columns(found, self.options)
-        return planner.plan_read(found, self.options, shown, self.host.clock.host()), shown
-
-    def get(self, *ids: int | None, execution: Execution | None = None) -> list[dict[str, object]]:
-        """The rows of these keys, through the reader as a worker does it."""
-        plan, _ = self._planned()
-        keys = pa.table({"id": pa.array(ids, pa.int64())})
-        rows: list[dict[str, object]] = get_many(self.host.reader, plan, keys, ["id"], execution).to_pylist()
-        return rows
-
-    def versions(self, *ids: int) -> list[object]:
-        return [row["version"] for row in self.get(*ids)]
-
-    def scan(self, execution: Execution | None = None) -> pa.Table:
-        plan, shown = self._planned()
-        batches = list(self.host.reader.read(plan, ReadTask(0, 1), execution))
-        return pa.Table.from_batches(batches, shown).sort_by("id").combine_chunks()
-
-    def warm(self) -> None:
-        self.full.reload()
-        self.later.loads()
-
-    def calls(self, run: Callable[[], object]) -> list[str]:
-        """The store calls that `run` makes."""
-        before = len(self.host.store.calls)
-        run()
-        return self.host.store.kinds()[before:]
-
-    def end(self) -> None:
-        """What the end of a worker is to the others: its schedule is free."""
-        self.full.close()
-        for name, run in self.later.waiting:
-            if "-schedule-" in name:
-                run()
-        self.later.waiting.clear()
-
-    def fetched(self) -> set[str]:
-        """Names of the files of which data was read so far; forgotten by asking."""
-        names = {str(s[0]).rsplit("/", 1)[-1] for kind, s in self.host.store.calls if kind == "get"}  # type: ignore[index]
-        self.host.store.calls.clear()
-        return names
-
-    def segments(self) -> list[str]:
-        assert self.host.disk is not None
-        return self.host.disk.segments(self.full.key)
-
-    def metric(self, name: str) -> int:
-        return self.host.metrics.snapshot()[name]
-
-    def metrics(self, *names: str) -> list[int]:
-        return [self.metric(name) for name in names]
-
-    def down(self, what: str = "") -> None:
-        """From now on the store does not answer, or not for files of this name."""
-
-        def fail(kind: str, subject: object) -> None:
-            if what in str(subject):
-                raise UfsUnavailableError("no answer")
-
-        self.host.store.before = fail
-
-    def up(self) -> None:
-        self.host.store.before = lambda kind, subject: None
-
-    def due_after(self, seconds: float = 61) -> int:
-        """Let time pass and what is due then happen; how many loads that were."""
-        self.host.clock.tick(seconds)
-        self.full.schedule.run_due()
-        return self.later.loads()
 
 
 # --- UFS ----------------------------------------------------------------------------------------------

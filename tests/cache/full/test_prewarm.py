@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.cache.full.test_full_cache import CACHE, FULL, Table
-from tests.sources.managed.test_source import Dim, rows
+from tests.support.full_cache import CACHE, FULL, Table
+from tests.support.managed_hosts import Dim, rows
 
 IDS = (5, 6, 200)
 Answers = dict[int, object]

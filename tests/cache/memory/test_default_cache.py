@@ -21,9 +21,9 @@ from pyspark_lookup.cache.memory import KEY_INDEX, default_cache, growing
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.core.metrics import UNSET
 from pyspark_lookup.errors import SchemaError
-from tests.columnar.test_buffers import kinds, pieces_of
-from tests.columnar.test_keys import examples
+from tests.support.column_values import kinds, pieces_of
 from tests.support.fakes import FakeClock
+from tests.support.fuzzing import fuzzed
 from tests.support.memory_cache import UNBOUNDED, Row, cache_of, counts, found_in, held, keys_of, opened, rows_of, small
 
 
@@ -323,7 +323,7 @@ def test_one_key_at_a_time() -> None:
         assert cache.get_if_present({"name": "two"}) == [{"w": 5}]
 
 
-@examples(100)
+@fuzzed(100)
 @given(data=st.data())
 def test_rows_of_every_type(data: st.DataObject) -> None:
     """Rows of all types, put in pieces, come back equal and in their type, while others are replaced and forgotten."""

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows
 from pyspark_lookup.columnar.keys import Keys, Seed
-from tests.columnar.test_keys import KINDS, examples, plain, values_of
 from tests.support.fakes import FakeClock
+from tests.support.fuzzing import fuzzed
+from tests.support.key_values import KINDS, plain, values_of
 from tests.support.memory_cache import ROWS, UNBOUNDED, Dictionary, Row, cache_of, counts, opened, row_of, small
 
 WEAK = Seed(1, 1)  # leaves small numbers where they are: all at the first slot
@@ -271,7 +272,7 @@ KEY_KINDS: list[tuple[pa.DataType, ...]] = [*((kind,) for kind in KINDS), *COMPO
 
 
 @pytest.mark.parametrize("kinds", KEY_KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
-@examples(12)
+@fuzzed(12)
 @given(data=st.data())
 def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
     """Whatever is put, read and forgotten, with hashes that collide or do not: rows, order, size, bytes and counts are the model's."""
@@ -289,7 +290,7 @@ def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: 
 
 
 @pytest.mark.parametrize("kinds", KEY_KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
-@examples(3)
+@fuzzed(3)
 @given(data=st.data())
 def test_a_cache_of_one_key_at_a_time(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
     """What takes one key at a time answers tables of keys as the cache in memory does: keys of every type, absences, nulls."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_lookup.cache.partial import host_cache
-from tests.storage.test_disk import Opened
+from tests.support.disks import Opened
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import Process, Source
 

@@ -31,10 +31,9 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.model import TableVersion
-from tests.columnar.test_keys import examples
-from tests.storage.disk.test_segments import files_at_most
-from tests.storage.test_disk import Opened
+from tests.support.disks import Opened, files_at_most
 from tests.support.fakes import FakeClock, make_host
+from tests.support.fuzzing import fuzzed
 from tests.support.partial_cache import COUNTERS, GROUP_ROWS, SPACE, Dim, is_nan, may_hold, new_directory, stats
 
 CLOCK, RNG = FakeClock().host(), random.Random(7)
@@ -155,7 +154,7 @@ def test_joined_bounds_that_are_nan(nan: ColumnStats) -> None:
         assert join_stats(parts) == ColumnStats(None, None, None, 20)
 
 
-@examples(40)
+@fuzzed(40)
 @given(wanted=st.sets(st.integers(-20, 20), min_size=1), low=st.integers(-20, 20), high=st.integers(-20, 20))
 def test_among_is_exact_for_whole_numbers(wanted: set[int], low: int, high: int) -> None:
     """Bounds match if and only if one of the values lies between them."""
@@ -287,7 +286,7 @@ def rows_by_key(files: Mapping[str, Sequence[Any]], numbers: Mapping[str, int]) 
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=str)
-@examples(6)
+@fuzzed(6)
 @given(data=st.data())
 def test_what_cannot_differ_does_not(kind: pa.DataType, data: st.DataObject) -> None:
     """A key that cannot differ has the rows in one version that it has in the other; one can differ if a file that only one of them

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from pyspark_lookup.storage.disk import Disk
-from tests.storage.disk.test_segments import files_at_most
-from tests.storage.test_disk import Opened, handles_below
+from tests.support.disks import Opened, files_at_most, handles_below
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import NONE, SPACE, Process
 

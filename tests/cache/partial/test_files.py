@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cache.full.test_full_cache import EACH, publish
 from tests.support.fakes import FakeClock
+from tests.support.full_cache import EACH, publish
 from tests.support.partial_cache import BOUND_S, COUNTERS, Dim, run_waiting
 
 INT32 = pa.array([1, 2], pa.int32())

@@ -19,8 +19,8 @@ from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
 from pyspark_lookup.cache.partial.host_segment import Bounds
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.storage.disk import Disk
-from tests.columnar.test_keys import examples
 from tests.support.fakes import FakeClock
+from tests.support.fuzzing import fuzzed
 from tests.support.partial_cache import BOUNDED, NONE, Differ, Process, new_directory
 
 IDS = st.integers(0, 9)
@@ -136,7 +136,7 @@ BOTH = dataclasses.replace(NONE, expire_after_access_s=4.5, expire_after_write_s
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("bounds", [*BOUNDED, BOTH], ids=["none", "rows", "bytes", "access", "write", "some", "both"])
-@examples(40)
+@fuzzed(40)
 @given(steps=st.lists(st.one_of(*STEPS), min_size=8, max_size=40))
 def test_nothing_is_lost_before_its_time(bounds: Bounds, steps: list[tuple[Any, ...]]) -> None:
     """An answer is what the table has, or a miss; that only where a key has changed or expired, to the moment, or room is bounded."""

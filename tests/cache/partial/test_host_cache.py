@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial import host_cache
-from tests.columnar.test_buffers import kinds
-from tests.columnar.test_keys import KINDS, examples, plain, values_of
+from tests.support.column_values import kinds
 from tests.support.fakes import FakeClock
+from tests.support.fuzzing import fuzzed
+from tests.support.key_values import KINDS, plain, values_of
 from tests.support.partial_cache import NONE, ROWS, Process, differing, loads, new_directory
 
 
@@ -43,7 +44,7 @@ def same(one: pa.Array, other: pa.Array) -> bool:
     return bool(one.equals(other))
 
 
-@examples(60)
+@fuzzed(60)
 @given(load=loads(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3), kinds(2)), data=st.data())
 def test_keys_and_columns_of_all_types(load: Any, data: st.DataObject) -> None:
     """Any keys of a load have its rows, of every type, and no others are there, here and in another process, merged or not."""

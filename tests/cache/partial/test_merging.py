@@ -16,7 +16,7 @@ from pyspark_lookup.cache.partial import host_cache
 from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
 from pyspark_lookup.columnar.keys import Seed
 from pyspark_lookup.storage.disk import Disk
-from tests.storage.test_disk import handles_below
+from tests.support.disks import handles_below
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import EXPIRING, NONE, ROWS, SPACE, Held, Process, differing, rows_of, using
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.cache.partial import host_cache
 from pyspark_lookup.errors import UfsUnavailableError
-from tests.columnar.test_keys import examples
 from tests.support.fakes import FakeClock
+from tests.support.fuzzing import fuzzed
 from tests.support.partial_cache import GROUP_ROWS, Dim, may_hold, new_directory, run_waiting
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,7 @@ class History:
 
 @pytest.mark.parametrize("names", [("id",), ("id", "part")], ids=",".join)
 @pytest.mark.parametrize("bounds", BOUNDS)
-@examples(5)
+@fuzzed(5)
 @given(steps=st.lists(STEPS, min_size=10, max_size=40))
 def test_any_history_of_files(names: tuple[str, ...], bounds: str, steps: list[Any]) -> None:
     """Of files that come, change and go, by processes that die, over a store that fails: rows are the files', counted rightly."""

@@ -21,13 +21,31 @@ from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.errors import UfsUnavailableError
-from tests.storage.disk.test_claims import run_all
-from tests.storage.test_disk import Opened
+from tests.support.disks import Opened
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import BOUND_S, NONE, ROWS, SEED, SPACE, Source, Worker, differing
 
 HERE = pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
 SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alone"])
+
+
+def run_all(*functions: Callable[[], object]) -> None:
+    """Run functions at the same time; none may fail or hang."""
+    failed: list[BaseException] = []
+
+    def run(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert not any(thread.is_alive() for thread in threads), "deadlock"
+    assert failed == []
 
 
 def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> None:

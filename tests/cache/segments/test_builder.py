@@ -35,10 +35,9 @@ from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.core.parallel import run_in_order
 from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter, space
 from pyspark_lookup.storage.disk.directory import is_unlocked
-from tests.columnar.test_keys import KINDS, SEED, examples, plain, values_of
-from tests.storage.disk.test_segments import files_at_most
-from tests.storage.test_disk import Opened, handles_below
-from tests.support.fuzzing import by_day
+from tests.support.disks import Opened, files_at_most, handles_below
+from tests.support.fuzzing import by_day, fuzzed
+from tests.support.key_values import KINDS, SEED, plain, values_of
 
 PLENTY = 2**40
 BOUND_S = 20.0  # nothing takes this long unless it hangs
@@ -227,7 +226,7 @@ def cut_files(draw: st.DrawFn) -> tuple[list[pa.RecordBatch], list[str], list[Cu
 SIZES = st.sampled_from([ALWAYS, 10, 300, 1000, PLENTY])
 
 
-@examples(40)
+@fuzzed(40)
 @given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES, threads=st.sampled_from([0, 1, 3]))
 def test_a_segment_holds_the_rows_it_was_given(
     workshop: Workshop, drawn: Any, deal: int, partition: int, memory: int, threads: int
@@ -624,7 +623,7 @@ def version_of(
     return Version(stocks, Snapshot(made_layers), pool, kind)
 
 
-@examples(50)
+@fuzzed(50)
 @given(drawn=stocked(), data=st.data())
 def test_layers_answer_as_one_table(workshop: Workshop, drawn: Any, data: st.DataObject) -> None:
     """Any number of layers give the rows of the files that are in the version: by key, by scan, and each with its place."""

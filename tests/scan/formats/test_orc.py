@@ -18,10 +18,9 @@ from pyarrow import orc
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.scan.formats import RangesFile
-from pyspark_lookup.scan.formats.lzo import decompress_lzo
 from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.scan.formats.orc_numbers import unsigned_numbers
-from pyspark_lookup.scan.formats.orc_tail import read_tail
+from pyspark_lookup.scan.formats.orc_tail import decompress_lzo, read_tail
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable
-from tests.sources.delta.test_histories import files_of
-from tests.support.delta_tables import MODES, append_commit, vector_of, vectors_of
+from tests.support.delta_tables import append_commit, files_of, vector_of, vectors_of
+from tests.support.lake_tables import MODES, counting
 from tests.support.s3server import S3Server
-
-COUNTS = ("ufsHeadCount", "ufsListCount", "ufsGetCount")
 
 
 class Remote:
@@ -57,15 +54,6 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
     DeltaTable(str(made.local)).create_checkpoint()
     made.write({"id": [100], "name": ["last"]})
     return made
-
-
-def counting(table: LookupTable, act: Callable[[], Any]) -> tuple[int, int, int, int]:
-    """(heads, lists, gets, bytes) of what is done."""
-    before = table.metrics()
-    act()
-    after = table.metrics()
-    heads, lists, gets = (after[name] - before[name] for name in COUNTS)
-    return heads, lists, gets, after["ufsGetBytes"] - before["ufsGetBytes"]
 
 
 def unchanged(remote: Remote) -> tuple[int, int, int]:

@@ -10,8 +10,8 @@ import pytest
 from deltalake import write_deltalake
 
 from pyspark_lookup import NotSupportedError
-from tests.sources.delta.test_histories import files_of
-from tests.support.delta_tables import MODES, append_commit, opened, vector_of
+from tests.support.delta_tables import append_commit, files_of, opened, vector_of
+from tests.support.lake_tables import MODES
 
 
 @pytest.mark.parametrize("mode", MODES)

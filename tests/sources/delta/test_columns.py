@@ -16,7 +16,8 @@ import pytest
 from deltalake import write_deltalake
 
 from pyspark_lookup import SchemaError
-from tests.support.delta_tables import MODES, append_commit, opened
+from tests.support.delta_tables import append_commit, opened
+from tests.support.lake_tables import MODES
 
 MAPPED = {"minReaderVersion": 2, "minWriterVersion": 5}
 

@@ -22,8 +22,8 @@ from pyspark_lookup import (
     UfsNotFoundError,
     VersionGoneError,
 )
-from tests.sources.delta.test_histories import files_of
-from tests.support.delta_tables import MODES, append_commit, opened, vector_of
+from tests.support.delta_tables import append_commit, files_of, opened, vector_of
+from tests.support.lake_tables import MODES
 
 
 @pytest.fixture

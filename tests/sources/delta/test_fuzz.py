@@ -28,9 +28,10 @@ from pyspark_lookup.sources.delta.vectors import DeletionVector
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from tests.support.delta_evaluation import State, commits_of, decoded_z85, evaluated, shown, vector_values
 from tests.support.delta_judging import LAST, NAME, Reader, commit, copied, in_bounds, judge, world
-from tests.support.delta_tables import by_deltalake, encode_z85, roaring
+from tests.support.delta_tables import by_deltalake, encode_z85
 from tests.support.delta_worlds import CHECKPOINT, SHAPES, copy_world, sealed
 from tests.support.fuzzing import altered, damaged, fuzzed, misspelled
+from tests.support.lake_tables import roaring
 
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
 Hurt = Callable[[st.DataObject, Path], int]

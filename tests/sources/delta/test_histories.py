@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 
-from tests.support.delta_tables import MODES, Rows, append_commit, by_deltalake, opened, rows_of, vector_of
+from tests.support.delta_tables import append_commit, by_deltalake, files_of, opened, vector_of
 from tests.support.fuzzing import seeds
+from tests.support.lake_tables import MODES, Rows, rows_of
 
 KEYS = 30
 
@@ -87,23 +87,6 @@ class History:
         vector = vector_of(self.path, self.rng.sample(range(rows), self.rng.randint(1, rows)), self.rng.choice("iup"))
         removed = {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}
         append_commit(self.path, [{"remove": removed}, {"add": {**add, "dataChange": True, "deletionVector": vector}}])
-
-
-def files_of(path: Path, version: int) -> dict[tuple[str, str], dict[str, Any]]:
-    """The files of a version, by what a remove names, from all commits."""
-    files: dict[tuple[str, str], dict[str, Any]] = {}
-    for number in range(version + 1):
-        actions = [json.loads(line) for line in (path / "_delta_log" / f"{number:020}.json").read_text().splitlines()]
-        for remove in (action["remove"] for action in actions if "remove" in action):
-            files.pop((remove["path"], _vector(remove)), None)
-        for add in (action["add"] for action in actions if "add" in action):
-            files[add["path"], _vector(add)] = add
-    return files
-
-
-def _vector(action: dict[str, Any]) -> str:
-    found = action.get("deletionVector")
-    return f"{found['pathOrInlineDv']}@{found.get('offset') or 0}" if found else ""
 
 
 @pytest.mark.parametrize("seed", seeds(2))

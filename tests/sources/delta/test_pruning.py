@@ -14,8 +14,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup.errors import VersionGoneError
-from tests.sources.delta.test_calls import counting
-from tests.support.delta_tables import MODES, opened
+from tests.support.delta_tables import opened
+from tests.support.lake_tables import MODES, counting
 
 DAYS = [datetime.date(2026, 3, day) for day in range(1, 5)]
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import PysparkLookupError
-from tests.support.delta_tables import MODES, Rows, by_deltalake, opened, rows_of
+from tests.support.delta_tables import by_deltalake, opened
 from tests.support.fuzzing import share
+from tests.support.lake_tables import MODES, Rows, rows_of
 from tests.support.tables_of_others import unpack
 
 REFUSED = {

@@ -15,8 +15,8 @@ from deltalake import write_deltalake
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import VersionGoneError
-from tests.sources.managed.test_writer import Site, ids_of, rows, site
 from tests.support.delta_tables import append_commit, opened
+from tests.support.managed_tables import Site, ids_of, rows, site
 
 __all__ = ["site"]
 

@@ -15,8 +15,8 @@ import pytest
 from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.stores import open_store
-from tests.sources.managed.test_writer import Site, site
 from tests.support.fakes import CACHES, FakeClock, make_host
+from tests.support.managed_tables import Site, site
 from tests.support.s3server import S3Server
 
 __all__ = ["site"]

@@ -15,14 +15,14 @@ from sqlalchemy import Engine, delete, event, insert
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.storage.stores import local
-from tests.sources.delta.test_calls import counting
 from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import by_day
 from tests.support.iceberg_definition import Publish
 from tests.support.iceberg_manifests import Entry, File
 from tests.support.iceberg_oracle import DATA, load
-from tests.support.iceberg_tables import MODES, opened, sql_catalog
+from tests.support.iceberg_tables import opened, sql_catalog
 from tests.support.iceberg_writing import IcebergTable
+from tests.support.lake_tables import MODES, counting
 from tests.support.rest_catalog import RestCatalog
 from tests.support.s3server import S3Server
 

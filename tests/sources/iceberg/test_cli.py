@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.test_main import KEYED, Run, run
+from tests.support.command_line import KEYED, Run, run
 from tests.support.iceberg_definition import in_catalog
 from tests.support.iceberg_tables import sql_catalog
 from tests.support.iceberg_writing import IcebergTable

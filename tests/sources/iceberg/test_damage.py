@@ -31,8 +31,9 @@ from tests.support.fuzzing import altered, damaged, fuzzed
 from tests.support.iceberg_definition import Definition, in_catalog
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_oracle import DATA, EQUALITY, POSITION, is_vector
-from tests.support.iceberg_tables import MODES, opened, sql_catalog
+from tests.support.iceberg_tables import opened, sql_catalog
 from tests.support.iceberg_writing import IcebergTable
+from tests.support.lake_tables import MODES
 from tests.support.rest_catalog import RestCatalog
 
 COLUMNS = {"id": "int", "name": "string"}

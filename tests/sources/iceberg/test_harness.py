@@ -20,8 +20,9 @@ from tests.support.fuzzing import seeds
 from tests.support.iceberg_definition import in_catalog
 from tests.support.iceberg_history import VALUES, History
 from tests.support.iceberg_oracle import read
-from tests.support.iceberg_tables import Rows, rows_of, sql_catalog
+from tests.support.iceberg_tables import sql_catalog
 from tests.support.iceberg_values import raw, to_bytes, transformed
+from tests.support.lake_tables import Rows, rows_of
 
 TRANSFORMS = {
     "bucket[7]": ["int", "long", "decimal(9, 2)", "date", "timestamp", "timestamptz", "string", "uuid", "fixed[4]"],

@@ -17,7 +17,8 @@ from tests.support.fuzzing import seeds
 from tests.support.iceberg_definition import in_catalog
 from tests.support.iceberg_history import KEYS, History
 from tests.support.iceberg_oracle import read
-from tests.support.iceberg_tables import MODES, opened, rows_of, sql_catalog
+from tests.support.iceberg_tables import opened, sql_catalog
+from tests.support.lake_tables import MODES, rows_of
 from tests.support.rest_catalog import RestCatalog
 
 CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.sources.delta.test_calls import counting
 from tests.support.iceberg_manifests import File
-from tests.support.iceberg_tables import MODES, opened
+from tests.support.iceberg_tables import opened
 from tests.support.iceberg_values import to_bytes
 from tests.support.iceberg_writing import IcebergTable
+from tests.support.lake_tables import MODES, counting
 
 UTC = datetime.timezone.utc
 COLUMNS = {

@@ -11,7 +11,8 @@ import pytest
 from pyspark_lookup import PysparkLookupError
 from tests.support import iceberg_oracle as oracle
 from tests.support.fuzzing import share
-from tests.support.iceberg_tables import MODES, opened, rows_of
+from tests.support.iceberg_tables import opened
+from tests.support.lake_tables import MODES, rows_of
 from tests.support.tables_of_others import unpack
 
 REFUSED = {

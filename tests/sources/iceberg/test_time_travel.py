@@ -12,8 +12,9 @@ import pytest
 
 from pyspark_lookup import OptionError, VersionGoneError
 from tests.support.iceberg_definition import in_catalog
-from tests.support.iceberg_tables import MODES, opened, sql_catalog
+from tests.support.iceberg_tables import opened, sql_catalog
 from tests.support.iceberg_writing import IcebergTable
+from tests.support.lake_tables import MODES
 
 DAY_MS = 86_400_000
 BEGIN = datetime.datetime(2026, 3, 1, tzinfo=datetime.timezone.utc)

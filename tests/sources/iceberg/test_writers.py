@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import NotSupportedError
-from tests.support.iceberg_tables import MODES, opened
+from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
+from tests.support.lake_tables import MODES
 
 COLUMNS = {"id": "int", "name": "string"}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable
+import random
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,76 +14,100 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
-from pyspark_lookup.lookup.runtime import Engine
-from pyspark_lookup.lookup.transaction import WritingMode
+from pyspark_lookup.lookup.lookup_table import WritingMode
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.managed import WriteSizes
 from pyspark_lookup.sources.managed.change_feed import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
     LOG_POSITION,
     change_columns,
-    changes_between,
     cost,
-    plan_snapshot,
-    read_changes,
 )
-from pyspark_lookup.sources.managed.log import Change, TableState, WriteMode
-from pyspark_lookup.sources.managed.source import MANAGED
-from tests.sources.managed.test_compaction import OFF
-from tests.sources.managed.test_rows_by_key import SCHEMA, Model, steps
-from tests.sources.managed.test_writer import Site, rows, site
+from pyspark_lookup.sources.managed.log import WriteMode
+from tests.models.histories import Step
+from tests.models.managed import Managed
+from tests.support.change_feed import Feed, changes_of, feed_of, told
 from tests.support.fuzzing import fuzzed
+from tests.support.keyed_tables import SCHEMA, Key, keys, rows_of, writes
+from tests.support.managed_tables import OFF, Site, rows, site
 
 __all__ = ["site"]
 
 Row = tuple[Any, ...]
+ALL_KEYS = [(id_, part) for id_ in range(7) for part in ("a", "b")]
+_RNG = random.Random(0)
+_where = st.tuples(st.just("delete_where"), st.lists(keys, min_size=1, max_size=1))
+_steps = st.sampled_from(["write", "write", "begin", "commit", "compact", "compact"])
+steps = st.lists(
+    st.tuples(_steps, st.one_of(writes, writes, writes, _where), st.booleans()),
+    min_size=4,
+    max_size=14,
+)
 
 
-class Feed:
-    """The changes of a table, as a reader with its options reads them."""
+class Model(Managed):
+    """A table and the rows that it should hold, whose keys are said by a test.
 
-    def __init__(self, engine: Engine, options: LookupOptions) -> None:
-        self._files = engine.reader.versions.files
-        self._table = engine.reader.resolver.to_table(options, MANAGED)
-        state = engine.managed.read_log(options)
-        assert state is not None
-        self.state, self._log = state, engine.managed.log(self._table.url)
-        self.last = state.changes[-1].position
+    Its sizes are such that a write may have several files, a file several row groups, and that a fold of writes of less than
+    `small` bytes leaves the first one outside.
+    """
 
-    def changes(self) -> Iterable[tuple[TableState, Change]]:
-        """All that the log tells of, each with a state that holds its write."""
-        return self._log.pages.changes(self.state, self._log.pages.begin(self.state), self.state.position)
+    def __init__(self, home: Path, mode: dict[str, str], small: int) -> None:
+        super().__init__(home / "t", home, ("id", "part"), ["part"], itertools.count().__next__)
+        self.path, self.own = str(home / "t"), {"lookup.cache.dir": str(home / "cache")}
+        self.reader = LookupTable(self.path, {**self.own, **mode})
+        self.engine = runtime().engine(LookupOptions.parse({**self.own, "path": self.path}))
+        self.engine.managed.sizes = WriteSizes(
+            file_bytes=4000,
+            row_group_rows=(2, 4),
+            row_group_bytes=1,
+            small_file_bytes=2000,
+            merge_bytes=3000,
+            compact_bytes=small,
+            unasked_compact_bytes=0,
+            log_page=7,
+        )
+        self._asked: list[Key] = []
+        self._number = 0
+        # Some rows that nobody touches, so that the first write is much larger than the others.
+        filler = random.Random(0)
+        self.take("write", ("append", [*ALL_KEYS, *((100 + n, f"{filler.getrandbits(2048):x}") for n in range(40))]))
 
-    def _rows(self, tasks: Iterable[Any], where: str | None = None) -> list[dict[str, Any]]:
-        columns = change_columns(self.state.definition.schema)
-        wanted = None if where is None else parse_where(where, columns)
-        batches = read_changes(self._files, list(tasks), columns, wanted)
-        return [row for batch in batches for row in batch.to_pylist()]
+    def drawn_rows(self, op: str, count: int, rng: random.Random) -> list[dict[str, Any]]:
+        self._number += 1
+        asked = dict.fromkeys(self._asked) if op in ("upsert", "delete") else self._asked
+        empty = dict.fromkeys(self.schema.names)
+        return [{**empty, "id": id_, "part": part, "v": self._number} for id_, part in asked]
 
-    def between(self, after: int, until: int, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
-        """The changes after a position, up to another. `only`: they are to be rows that are added."""
-        return self._rows(changes_between(self._table, self._log, self.state, after, until, only), where)
+    def take(  # type: ignore[override]
+        self, what: str, write: tuple[str, list[Key]], beside: bool = False
+    ) -> None:
+        """One step; `beside`: of a compaction, the write is committed while it is under way."""
+        op, self._asked = write
+        begun = Step("begin", ("cache", 1, op))
+        if what == "compact" and beside:
+            super().take(begun, _RNG)
+            self._opened.insert(0, self._opened.pop())
+        steps = {"write": Step(op, ("cache", 1)), "begin": begun, "commit": Step("commit", ("cache", -int(beside)))}
+        super().take(steps.get(what, Step(what, ("cache", 1))), _RNG)
 
-    def snapshot(self, position: int) -> list[dict[str, Any]]:
-        return self._rows(plan_snapshot(self._table, self._log, self.state, position))
+    @property
+    def expected(self) -> list[Row]:
+        return sorted(((row["id"], row["part"], row["v"]) for row in self.rows), key=repr)
 
+    def check(self) -> None:
+        """What is read now is what should be there."""
+        assert rows_of(self.reader.scan()) == self.expected
+        for key in ALL_KEYS:
+            found = sorted((tuple(row[name] for name in SCHEMA.names) for row in self.reader.get(key)), key=repr)
+            assert found == [row for row in self.expected if row[:2] == key]
 
-def feed_of(site: Site) -> Feed:
-    options = LookupOptions.parse(site.options("stream", {}))
-    return Feed(site.runtime.engine(options), options)
-
-
-def changes_of(site: Site, after: int = 1, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
-    feed = feed_of(site)
-    return feed.between(after, feed.state.position, only, where)
-
-
-def told(found: list[dict[str, Any]]) -> str:
-    """What became of each row: inserted (+), deleted (-), updated from (<) or to (>)."""
-    marks = {"insert": "+", "delete": "-", "update_preimage": "<", "update_postimage": ">"}
-    return " ".join(sorted(f"{row['id']}{row['name']}{marks[row[CHANGE_TYPE]]}" for row in found))
+    def close(self) -> None:
+        self.reader.close()
 
 
 def values(row: dict[str, Any]) -> Row:

@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -29,23 +28,23 @@ from pyspark_lookup.sources.managed import data_files as files_module
 from pyspark_lookup.sources.managed.log import TableState, WriteMode
 from pyspark_lookup.sources.managed.log.checkpoints import state_from_json, state_to_json
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
-from tests.sources.managed.test_rows_by_key import MODES
-from tests.sources.managed.test_writer import SCHEMA, Site, ids_of, put, rows, site
+from tests.support.managed_tables import (
+    DAY_S,
+    MODES,
+    OFF,
+    SCHEMA,
+    Site,
+    aged,
+    beside,
+    ids_of,
+    of_ids,
+    put,
+    rows,
+    site,
+    wide,
+)
 
 __all__ = ["site"]
-
-OFF = {"lookup.write.compact-after": "0"}
-DAY_S = 86400.0
-
-
-def of_ids(low: int, high: int, name: str = "a") -> pa.Table:
-    return pa.table({"id": range(low, high), "name": [name] * (high - low)}, SCHEMA)
-
-
-def wide(low: int, high: int) -> pa.Table:
-    """Rows that take many bytes in a file."""
-    draw = random.Random(low)
-    return pa.table({"id": range(low, high), "name": [f"{draw.getrandbits(1024):x}" for _ in range(low, high)]}, SCHEMA)
 
 
 def appended(site: Site, count: int) -> LookupTable:
@@ -58,14 +57,6 @@ def appended(site: Site, count: int) -> LookupTable:
 
 def folds(state: TableState) -> list[int]:
     return [write.id for write in state.writes.values() if write.mode is WriteMode.COMPACT and write.committed]
-
-
-def aged(site: Site, days: float, but: int = 0) -> None:
-    """Let all that lies in the table have been put so long ago, but for the events of the log after position `but` (0: none)."""
-    for path in site.path.rglob("*"):
-        if path.is_file() and not (but and path.parent.name == "log" and int(path.stem) > but):
-            at = path.stat().st_mtime - days * DAY_S
-            os.utime(path, (at, at))
 
 
 # --- compaction ---------------------------------------------------------------------------------------
@@ -207,19 +198,6 @@ def test_rows_are_folded_in_parts(site: Site, keys: dict[str, list[Any]], size: 
         found = [pq.read_table(site.path / file).column("id").drop_null().to_pylist() for file in site.committed()]
         assert all(ids == sorted(ids) for ids in found)
         assert all(one[-1] <= other[0] for one, other in itertools.pairwise(sorted(ids for ids in found if ids)))
-
-
-def beside(site: Site, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any], times: int = 1) -> None:
-    """Let `action` run while a compaction is under way: it has read and written, and not committed."""
-    count, left = KeyedRows.count, [action] * times
-
-    def counted(self: KeyedRows, files: Any) -> int:
-        found = count(self, files)
-        if left:
-            left.pop()()
-        return found
-
-    monkeypatch.setattr(KeyedRows, "count", counted)
 
 
 def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

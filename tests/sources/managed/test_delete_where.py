@@ -19,10 +19,8 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.sources.managed.log import WriteMode
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
-from tests.sources.managed.test_change_feed import changes_of, told
-from tests.sources.managed.test_compaction import OFF, wide
-from tests.sources.managed.test_rows_by_key import MODES
-from tests.sources.managed.test_writer import SCHEMA, Site, put, rows, site
+from tests.support.change_feed import changes_of, told
+from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, put, rows, site, wide
 
 __all__ = ["site"]
 

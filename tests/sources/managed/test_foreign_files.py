@@ -18,8 +18,7 @@ import pytest
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import UfsError
 from pyspark_lookup.sources.managed.log import WriteMode
-from tests.sources.managed.test_compaction import OFF, aged
-from tests.sources.managed.test_writer import SCHEMA, Site, ids_of, put, rows, site
+from tests.support.managed_tables import OFF, SCHEMA, Site, aged, ids_of, put, rows, site
 from tests.support.s3server import S3Server
 
 __all__ = ["site"]

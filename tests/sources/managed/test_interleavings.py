@@ -14,8 +14,7 @@ from pyspark_lookup.sources.managed import Job, TableWriter
 from pyspark_lookup.sources.managed import data_files as files_module
 from pyspark_lookup.sources.managed.log import WriteMode
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
-from tests.sources.managed.test_compaction import OFF, beside, of_ids
-from tests.sources.managed.test_writer import SCHEMA, Site, ids_of, put, rows, site
+from tests.support.managed_tables import OFF, SCHEMA, Site, beside, ids_of, of_ids, put, rows, site
 
 __all__ = ["site"]
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import NonUniqueKeyError, SchemaError, WriteConflictError
 from pyspark_lookup.sources.managed.log import NotificationLog
-from tests.sources.managed.test_writer import Site, site
 from tests.support.fuzzing import fuzzed
+from tests.support.managed_tables import Site, site
 
 __all__ = ["site"]
 

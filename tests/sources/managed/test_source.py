@@ -18,37 +18,15 @@ from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, V
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import FileVersion
-from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
-from tests.lookup.test_version_token import Process
-from tests.sources.managed.test_writer import CACHES, Site, site
-from tests.support.fakes import Host, make_host
+from pyspark_lookup.versions.model import TableVersion
+from tests.support.fakes import CACHES, make_host
+from tests.support.managed_hosts import Dim, rows
+from tests.support.managed_tables import Site, site
+from tests.support.version_tokens import Process
 
 __all__ = ["site"]
 
 PARTIAL, FULL = CACHES["PARTIAL"], CACHES["FULL"]
-
-
-def rows(ids: range | list[int], version: int = 1) -> pa.Table:
-    return pa.table({"id": pa.array(ids, pa.int64()), "version": pa.array([version] * len(ids), pa.int64())})
-
-
-class Dim:
-    """A managed table and a host that writes it."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "dim"
-        self._cache = tmp_path / "cache"
-        self.writer = self.table("writer", {"lookup.keys": "id"})
-
-    def table(self, host: str, options: dict[str, str] | None = None) -> LookupTable:
-        return LookupTable(str(self.path), {"lookup.cache.dir": str(self._cache / host), **(options or {})})
-
-    def known(self) -> tuple[Host, Table, TableVersion, VersionMetadata]:
-        """A host that has read the table's log, and what it knows."""
-        host = make_host(str(self.path), self._cache / "host")
-        table, version = host.resolver.discover(LookupOptions.parse({"path": str(self.path)}))
-        assert version.metadata is not None
-        return host, table, version, version.metadata
 
 
 @pytest.fixture

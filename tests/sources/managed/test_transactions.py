@@ -20,9 +20,9 @@ from pyspark_lookup.errors import (
     UfsUnavailableError,
     WriteConflictError,
 )
-from tests.sources.managed.test_rows_by_key import Row, rows_of, table_of, writes
-from tests.sources.managed.test_writer import Site, ids_of, rows, site
 from tests.support.fuzzing import fuzzed
+from tests.support.keyed_tables import Row, rows_of, table_of, writes
+from tests.support.managed_tables import Site, ids_of, rows, site
 
 __all__ = ["site"]
 

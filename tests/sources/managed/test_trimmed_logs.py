@@ -12,10 +12,9 @@ from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.log import WriteMode, properties
 from pyspark_lookup.spark import change_stream
-from tests.sources.managed.test_change_feed import feed_of, told
-from tests.sources.managed.test_compaction import DAY_S, OFF, aged
-from tests.sources.managed.test_writer import SCHEMA, Site, ids_of, rows, site
+from tests.support.change_feed import feed_of, told
 from tests.support.fakes import CACHES
+from tests.support.managed_tables import DAY_S, OFF, SCHEMA, Site, aged, ids_of, rows, site
 
 __all__ = ["site"]
 

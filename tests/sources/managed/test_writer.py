@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,113 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import errors
-from pyspark_lookup.lookup import lookup_table as api
-from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.sources.managed import Job, TableWriter
-from pyspark_lookup.sources.managed.log import Batch, DataFile, TableState, WriteMode
-from pyspark_lookup.storage.stores import FileVersion, open_store
+from pyspark_lookup.sources.managed.log import Batch, WriteMode
+from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
-from tests.support.fakes import CACHES, FakeClock, FaultyStore
+from tests.support.fakes import CACHES
+from tests.support.managed_tables import SCHEMA, Site, ids_of, put, rows, site
+
+__all__ = ["site"]
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
-SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 ORDER = [("id", "ascending"), ("name", "ascending")]
 INTERVAL = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 min"}
 TRIGGER = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 min"}
-
-
-def rows(*ids: int | None, name: str = "a") -> pa.Table:
-    return pa.table({"id": ids, "name": [name] * len(ids)}, SCHEMA)
-
-
-def ids_of(table: pa.Table) -> list[int | None]:
-    found: list[int | None] = table.column("id").to_pylist()
-    return sorted(found, key=lambda id_: (id_ is not None, id_))
-
-
-class Site:
-    """A table's place and the hosts that use it, which differ in their cache directories."""
-
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.path = tmp_path / "table"
-        self.clock = FakeClock(time.time() + 60)
-        self.stores: list[FaultyStore] = []
-        self._cache = tmp_path / "cache"
-
-        def opened(*args: Any) -> FaultyStore:
-            self.stores.append(FaultyStore(open_store(*args)))
-            return self.stores[-1]
-
-        monkeypatch.setattr(runtime_module, "open_store", opened)
-        self.runtime = Runtime(self.clock.host(), random.Random())
-        monkeypatch.setattr(api, "runtime", lambda: self.runtime)
-
-    def resize(self, **sizes: Any) -> None:
-        """Have all that is opened here, now and later, write and compact by these `WriteSizes`."""
-        self.runtime._sizes = dataclasses.replace(self.runtime._sizes, **sizes)
-        for engine in self.runtime._engines.values():
-            engine.managed.sizes = self.runtime._sizes
-
-    def options(self, host: str, more: dict[str, str]) -> dict[str, str]:
-        own = {"path": str(self.path), "lookup.cache.dir": str(self._cache / host), "lookup.max-retries": "0"}
-        return {**own, **more}
-
-    def table(self, more: dict[str, str] | None = None, host: str = "a") -> LookupTable:
-        return LookupTable(None, self.options(host, more or {}))
-
-    def created(self, more: dict[str, str] | None = None) -> LookupTable:
-        """The table, just created without rows, with the key `id`."""
-        self.table({"lookup.keys": "id"}).write(rows())
-        return self.table(more)
-
-    def restart(self) -> None:
-        """Have what is opened from now on be of another process."""
-        self.runtime = Runtime(self.clock.host(), random.Random())
-
-    def writer(self, more: dict[str, str] | None = None, host: str = "a", boot: str = "boot-1") -> TableWriter:
-        options = LookupOptions.parse(self.options(host, more or {}))
-        runtime = self.runtime if boot == "boot-1" else Runtime(self.clock.host(boot), random.Random())
-        return runtime.engine(options).managed.writer(options)
-
-    def interrupt(
-        self, before: Callable[[str, object], None] = lambda *_: None, after: Callable[[], None] = lambda: None
-    ) -> None:
-        """Run something before each call to a store that was opened here, and after each put; by default nothing."""
-        for store in self.stores:
-            store.before, store.after = before, after
-
-    def calls(self) -> list[tuple[str, object]]:
-        """The calls to stores since this was asked last."""
-        found = [call for store in self.stores for call in store.calls]
-        for store in self.stores:
-            store.calls.clear()
-        return found
-
-    def state(self) -> TableState:
-        engine = self.runtime.engine(LookupOptions.parse(self.options("look", {})))
-        state = engine.managed.log(str(self.path)).latest()
-        assert state is not None
-        return state
-
-    def files(self) -> list[str]:
-        """The data files that lie there."""
-        return sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*.parquet"))
-
-    def committed(self) -> list[str]:
-        state = self.state()
-        return sorted(found[0].path for found in state.files(state.valid_write_ids()))
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    return Site(tmp_path, monkeypatch)
-
-
-def put(writer: TableWriter, job: Job, *ids: int | None) -> list[DataFile]:
-    return writer.write(job, rows(*ids).to_batches(), "part")
 
 
 def test_the_first_write_creates_the_table(site: Site) -> None:

@@ -7,8 +7,6 @@ import fcntl
 import gc
 import os
 import random
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +18,7 @@ from pyspark_lookup.columnar.keys import Numbers, Seed
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.storage.context import HostContext
-from tests.storage.disk.test_segments import files_at_most
-from tests.storage.test_disk import Opened, handles_below
+from tests.support.disks import Opened, files_at_most, handles_below
 from tests.support.fakes import FakeClock
 
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
@@ -177,22 +174,3 @@ def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeyp
         assert other.to_load.all()
     lock.release()
     assert files_of(opened) == []
-
-
-def run_all(*functions: Callable[[], object]) -> None:
-    """Run functions at the same time; none may fail or hang."""
-    failed: list[BaseException] = []
-
-    def run(function: Callable[[], object]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(BOUND_S)
-    assert not any(thread.is_alive() for thread in threads), "deadlock"
-    assert failed == []

@@ -20,7 +20,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup
 from pyspark_lookup.storage.disk import CounterFile, Counts, Disk
 from pyspark_lookup.storage.host_metrics import Publisher, read_table_counts
-from tests.storage.test_disk import Opened
+from tests.support.disks import Opened
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import fuzzed
 

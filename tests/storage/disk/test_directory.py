@@ -24,9 +24,9 @@ from pyspark_lookup.errors import OptionError
 from pyspark_lookup.lookup import lookup_table
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.storage.disk.ownership import INNER, MARKER
-from tests.sources.managed.test_writer import Site, rows, site
-from tests.storage.test_disk import Opened, data_of, key
+from tests.support.disks import Opened, data_of, key
 from tests.support.fakes import CACHES
+from tests.support.managed_tables import Site, rows, site
 
 __all__ = ["site"]
 

@@ -14,7 +14,7 @@ import shutil
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,47 +26,30 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.storage.disk import OpenSegment, SegmentWriter, directory, on_disk
 from pyspark_lookup.storage.disk.space import Usage
-from tests.processes.test_fill import in_fresh_process, must_end
-from tests.storage import test_disk as blocks
-from tests.storage.test_disk import Opened, data_of, files_at_most, flipped, handles_below, opened
+from tests.support.disks import (
+    BLOCK_DAMAGE,
+    META,
+    REGIONS,
+    Opened,
+    data_of,
+    files_at_most,
+    flipped,
+    handles_below,
+    key,
+    opened,
+    path_of,
+    published,
+    writing,
+)
 from tests.support.fuzzing import fuzzed, memory_at_most
+from tests.support.workers import in_fresh_process, must_end
 
-__all__ = ["files_at_most", "opened"]
+__all__ = ["opened"]
 
 TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
 MAGIC = b"LKUPSEG1"
 BOUND_BYTES = 16  # which name it was made for
-REGIONS = {"one": data_of(1, 1000), "none": b"", "two": data_of(2, 77), "three": data_of(3, 64)}
-META = {"rows": 7, "nested": {"a": [1, None, "ü"]}}
 HOUR_S = 3600.0
-
-
-@contextlib.contextmanager
-def writing(
-    opened: Opened, sizes: Mapping[str, int], name: str = "s", table: str = "t", meta: Any = META
-) -> Iterator[SegmentWriter]:
-    """A writer of regions of these sizes, which is published at the end of the block."""
-    writer = opened.disk.create_segment(sizes)
-    try:
-        yield writer
-        writer.finish(meta)
-        opened.disk.publish_segment(table, name, writer)
-    finally:
-        writer.close()
-
-
-def published(
-    opened: Opened, name: str = "s", table: str = "t", regions: Mapping[str, bytes] = REGIONS, meta: Any = META
-) -> Path:
-    """A segment of these regions; its path."""
-    with writing(opened, {key: len(data) for key, data in regions.items()}, name, table, meta) as writer:
-        for key, data in regions.items():
-            writer.append(key, data)
-    return path_of(opened, name, table)
-
-
-def path_of(opened: Opened, name: str = "s", table: str = "t") -> Path:
-    return opened.root / "snapshots" / table / name
 
 
 def record_of(opened: Opened, name: str = "s", table: str = "t") -> Path:
@@ -293,7 +276,7 @@ def test_upkeep_shortens_no_file_in_place(opened: Opened, damaged: bool) -> None
     for name, act in UPKEEP.items():
         segment = published(opened)
         opened.disk.open_numbers("t", "s", 7, create=True)
-        opened.disk.put_blocks({blocks.key(1, 5000): bytes(5000)})
+        opened.disk.put_blocks({key(1, 5000): bytes(5000)})
         mapped = opened.disk.open_segment("t", "s")
         assert mapped is not None
         if damaged:
@@ -332,7 +315,7 @@ def in_region(blob: bytes) -> bytes:
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    **blocks.DAMAGE,
+    **BLOCK_DAMAGE,
     "noise": lambda blob: data_of(9, len(blob)),
     "footer flipped": in_footer,
     "footer's checksum flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 8) * 8),

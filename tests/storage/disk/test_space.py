@@ -40,10 +40,9 @@ from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.storage.disk.space import ReservedFile
 from pyspark_lookup.storage.host_metrics import read_reloads
 from pyspark_lookup.storage.stores import IMMUTABLE, FileVersion
-from tests.cache.full.test_full_cache import CACHE, EACH, FULL, Table, publish
-from tests.soak.watch import bytes_below
-from tests.storage.test_disk import data_of, handles_below, key
+from tests.support.disks import bytes_below, data_of, handles_below, key
 from tests.support.fakes import CACHES, FakeClock, Later, wait_until_settled
+from tests.support.full_cache import CACHE, EACH, FULL, Table, publish
 from tests.support.fuzzing import by_day, seeds
 from tests.support.partial_cache import run_waiting
 from tests.support.workers import in_fresh_process, run_processes

@@ -1,0 +1,521 @@
+"""Reads of a table's version.
+
+`ReadPlan` and `ReadTask` are values that travel from the planning process to the reading ones; `TableReader` carries them out. A
+task that resolves its version while reading returns its first batch after all its bytes are secured, so it can restart with a newer
+version without mixing two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.cache.full.loader import Layout
+from pyspark_lookup.cache.full.registry import FullTables
+from pyspark_lookup.cache.full.snapshot import Snapshot
+from pyspark_lookup.cache.full.snapshot_scan import snapshot_batches
+from pyspark_lookup.cache.memory import LookupCache
+from pyspark_lookup.cache.partial import PartialTables
+from pyspark_lookup.columnar.keys import check_key_types
+from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, referenced_columns
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import resolve_names, unreadable
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.decoding import as_text
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import MetadataSource
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.scan.contract import PreparedScan, TableScan, all_columns, collect_table, cut_share, to_slices
+from pyspark_lookup.scan.open_file import Projection, Slice
+from pyspark_lookup.scan.schema_cache import HostSchemas
+from pyspark_lookup.scan.table_scan import Scan
+from pyspark_lookup.storage.block_cache import BlockCache
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import SETTLED_AFTER_S, FileVersion
+from pyspark_lookup.versions.executions import Execution, Resolution
+from pyspark_lookup.versions.model import Table, TableVersion
+from pyspark_lookup.versions.partitions import select_partitions
+from pyspark_lookup.versions.resolver import Resolver
+from pyspark_lookup.versions.restarts import read_with_restarts
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadPlan:
+    """What a query reads of a table. `id` tells plans apart. `planned_s`: when it was made, on the steady clock of `boot`. `number`: the number of the
+    planned version.
+    """
+
+    id: str
+    options: LookupOptions
+    table: Table
+    projection: Projection
+    planned_s: float
+    boot: str
+    number: int | None = None
+
+    @property
+    def needed_columns(self) -> list[str]:
+        """The columns of the answer, and those that the predicate tests."""
+        return self.projection.needed_columns
+
+    def age_s(self, clock: HostClock) -> float | None:
+        """How long ago it was made, in seconds; None on another host, whose clock may differ."""
+        return clock.steady_s() - self.planned_s if clock.boot == self.boot else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadTask:
+    """One task of a plan: share `number` of `count` of the version.
+
+    `pieces` of the version `digest` are fixed at planning; None: the version is resolved when the task reads.
+    """
+
+    number: int
+    count: int
+    pieces: tuple[Slice, ...] | None = None
+    digest: str | None = None
+
+
+# --- one version ----------------------------------------------------------------------------------
+
+_SECURED_AT_MOST = 15
+
+
+class VersionReader:
+    """Reads a given version of one table reference on this host. Which version a query reads is decided elsewhere.
+
+    `scan`: reads rows for queries. `load_scan`: reads rows for a snapshot.
+    """
+
+    def __init__(self, scan: TableScan, load_scan: TableScan, context: HostContext) -> None:
+        self._scan, self._load_scan = scan, load_scan
+        self._schemas = HostSchemas(scan, context)
+        self._secured: set[str] = set()  # versions that this process has brought here last
+
+    def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
+        """(columns in the files, columns in the directories) of a version."""
+        return self._schemas.get_columns(table, version)
+
+    def data_schema(self, table: Table, version: TableVersion) -> pa.Schema:
+        """The columns in the files of a version."""
+        return self.schema(table, version)[0]
+
+    def splittable(self, table: Table) -> bool:
+        """Whether one file's rows may go to several tasks."""
+        return self._scan.splittable(table)
+
+    def rows(self, table: Table, options: LookupOptions, version: TableVersion) -> int | None:
+        """The number of rows of a version (of `lookup.partition` if that is set); None if only reading them would tell."""
+        return self._scan.rows(table, select_partitions(table, version, options))
+
+    @property
+    def reads_all_rows(self) -> bool:
+        """Whether the table can be read as a whole; False: only by key."""
+        return self._scan.reads_all_rows
+
+    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
+        """The rows of keys, from a table that is read by key; None for a table of files. See `TableScan.rows_by_key`."""
+        return self._scan.rows_by_key(keys, columns)
+
+    def layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
+        """The columns of a version's rows that a cache stores, in a snapshot or by key."""
+        data, partitions = self.schema(table, version)
+        everything = all_columns((data, partitions))
+        keys = resolve_names(options.keys or (), everything, "lookup.keys")
+        check_key_types([everything.field(name) for name in keys])
+        names = {field.name for field in everything if unreadable(field.type) is None}
+        if options.columns is not None:
+            names = {*keys, *resolve_names(options.columns, everything, "lookup.columns")}
+            names |= referenced_columns(parse_where(options.where, everything)) if options.where else set()
+        columns = pa.schema([field for field in everything if field.name in names])
+        return Layout(columns, tuple(keys), data, partitions, table.declared is not None)
+
+    def rows_where(
+        self,
+        plan: ReadPlan,
+        layout: Layout,
+        version: TableVersion,
+        files: Sequence[FileVersion],
+        predicate: Predicate | None,
+    ) -> pa.Table:
+        """The rows of some `files` of a version where `predicate` is true, with all columns of `layout`.
+
+        Raises SourceChangedError if a file is no longer in its version.
+        """
+        projection = dataclasses.replace(layout.projection, predicate=predicate)
+        prepared = self.prepare(plan.table, version, to_slices(files), projection)
+        return collect_table(prepared.batches(), layout.columns, plan.table.url)
+
+    def files(self, keep: bool = True) -> TableScan:
+        """A scan of files. `keep`: the bytes that it reads stay in this host's cache."""
+        return self._scan if keep else self._load_scan
+
+    def secure(self, table: Table, options: LookupOptions, version: TableVersion) -> None:
+        """Copy a version's bytes to this host's cache, where changes of its files do not reach them.
+
+        Raises SourceChangedError if a file is no longer in its version.
+        """
+        place = key_of(version.digest, options.columns, options.where, options.partition)
+        if place in self._secured:
+            return
+        layout = self.layout(table, options, version)
+        files = select_partitions(table, version, options)
+        self.prepare(table, version, to_slices(files), layout.projection)
+        if all(file.cacheable for file in files):  # else nothing was cached
+            self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
+
+    def key_bounds(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
+        """The bounds of each key column in each file, for each file in order."""
+        return self._scan.bounds(table, files, layout.partitions, layout.keys)
+
+    def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:
+        """All rows of exactly this version from the files themselves. Raises SourceChangedError if one is no longer in it."""
+        pieces = to_slices(select_partitions(plan.table, version, plan.options))
+        return self.prepare(plan.table, version, pieces, plan.projection).batches()
+
+    def prepare(
+        self, table: Table, version: TableVersion, pieces: Sequence[Slice], projection: Projection
+    ) -> PreparedScan:
+        """Parts of a version's files, ready to be decoded. Raises SourceChangedError if one is no longer in it."""
+        return self._scan.prepare(table, pieces, projection, functools.partial(self.data_schema, table, version))
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+class SnapshotReader:
+    """The full caches of one table reference on this host, and what queries read from them."""
+
+    def __init__(
+        self, resolver: Resolver, versions: VersionReader, fulls: FullTables, metrics: CacheMetricGroup
+    ) -> None:
+        self._resolver = resolver
+        self._versions = versions
+        self._fulls = fulls
+        self._metrics = metrics
+
+    def resolve(
+        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None, exact: bool = False
+    ) -> tuple[Resolution, Snapshot | None]:
+        """The version that `execution` reads, and its snapshot if there is one to read it from.
+
+        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own). `exact`: the caller
+        reads only parts of its files.
+        """
+        resolution, snapshot = self._resolve(plan, execution, version, exact)
+        if version is None and resolution.decided_here:
+            self._resolver.count_asked(resolution.version)
+        return resolution, snapshot
+
+    def _resolve(
+        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None, exact: bool
+    ) -> tuple[Resolution, Snapshot | None]:
+        table, options = plan.table, plan.options
+        full = self._fulls.get_cache(table, options)
+        if full is not None and options.metadata_source is MetadataSource.CACHE:
+            latest = self.current(table, options)
+            if latest is not None:
+                served_version, snapshot = latest
+                resolution = self._resolver.resolve(table, options, execution, lambda: served_version)
+                if resolution.version.digest == served_version.digest:
+                    return resolution, self.covering(plan, snapshot)
+                return resolution, self.find(plan, resolution.version, exact)
+            # What this host knows of the table may be as old as its last reload, or older.
+            current: Callable[[], TableVersion] | None = functools.partial(self._resolver.refresh, table)
+        else:
+            current = None
+        if version is not None:
+            resolution = Resolution(version, True)
+        else:
+            resolution = self._resolver.resolve(table, options, execution, current)
+        return resolution, self.find(plan, resolution.version, exact)
+
+    def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
+        """The version and snapshot from which a full cache answers in CACHE mode; waits for the first load.
+
+        None without a full cache. Also None while the snapshot lacks a commit of this host: the store answers then, and a reload starts.
+        """
+        full = self._fulls.get_cache(table, options)
+        latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
+        if full is None or latest is None or self._resolver.host.includes_own_writes(table, options, latest[0]):
+            return latest
+        full.ask_reload()
+        return None
+
+    def unchanged(
+        self, full: FullCache, table: Table, options: LookupOptions, version: TableVersion
+    ) -> Snapshot | None:
+        """The snapshot of a version, if a full cache in CACHE mode still answers from it and needs no reload."""
+        snapshot = full.unchanged(version)
+        if snapshot is None or not self._resolver.host.includes_own_writes(table, options, version):
+            return None
+        self._metrics.inc("metadataCacheCount")
+        return snapshot
+
+    def get(
+        self,
+        table: Table,
+        options: LookupOptions,
+        version: TableVersion,
+        wait_s: float | None = None,
+        exact: bool = False,
+    ) -> Snapshot | None:
+        """The snapshot of a version, built now if the query may wait for it; else None.
+
+        `wait_s`: how long it may wait (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
+        """
+        full = self._fulls.get_cache(table, options)
+        if full is None:
+            return None
+        if options.metadata_source is MetadataSource.CACHE:
+            return full.find(version)
+        return full.build(version, options.build_wait_s if wait_s is None else wait_s, exact)
+
+    def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
+        """The snapshot of a version if it has all that the plan needs."""
+        if self._fulls.get_cache(plan.table, plan.options) is None:
+            return None
+        return self.covering(plan, self.get(plan.table, plan.options, version, exact=exact))
+
+    def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
+        """The snapshot if it has all columns that the plan needs; else None."""
+        selects_columns = plan.options.columns is not None
+        if selects_columns and snapshot is not None and not set(plan.needed_columns) <= set(snapshot.schema.names):
+            snapshot = None
+        if snapshot is None:
+            self._metrics.inc("snapshotReadThroughCount")
+        return snapshot
+
+    def batches(
+        self, plan: ReadPlan, snapshot: Snapshot, version: TableVersion, pieces: Sequence[Slice] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The planned rows of a snapshot; with `pieces`, those of such parts of the version's files only."""
+        ranges = None if pieces is None else [(p.file.url, p.start, p.end) for p in pieces]
+        read_schema = functools.partial(self._versions.data_schema, plan.table, version)
+        return snapshot_batches(
+            snapshot, plan.projection, ranges, read_schema, redact("path", plan.table.url), self._metrics
+        )
+
+
+# --- a table --------------------------------------------------------------------------------------
+
+_log = logging.getLogger("pyspark_lookup.reader")
+_BLOCK_BYTES = 4 * 1024 * 1024
+_STARTS = 5  # attempts in a row before a changing table is an error
+
+
+class TableReader:
+    """Reads of one table reference in this process, on this host.
+
+    `scans`: the scan for queries and the scan for snapshots (None: scans of files). `cache`, `trigger`: replace the partial
+    cache and the reload strategy that the options describe. `block_size`: of formats without natural blocks (CSV, JSON, ORC).
+    """
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        blocks: BlockCache,
+        context: HostContext,
+        scans: tuple[TableScan, TableScan] | None = None,
+        cache: LookupCache | None = None,
+        trigger: CacheReloadTrigger | None = None,
+        block_size: int = _BLOCK_BYTES,
+    ) -> None:
+        self.resolver = resolver
+        self.metrics = context.metrics
+        self._context = context
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()
+        # Loads and compactions read each file once, and a snapshot has the decoded rows: their bytes need not be cached.
+        self._scan, load_scan = scans or (
+            Scan(blocks, context.metrics, block_size),
+            Scan(blocks.read_only(), context.metrics, block_size, rereads=False),
+        )
+        self.versions = VersionReader(self._scan, load_scan, context)
+        self.partials = PartialTables(context, cache)
+        self.fulls = FullTables(load_scan, resolver, self.versions.layout, context, trigger)
+        self.snapshots = SnapshotReader(resolver, self.versions, self.fulls, context.metrics)
+
+    def replace(
+        self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
+    ) -> TableVersion:
+        """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
+        if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
+            raise self._version_gone(plan, change, resolution.version.number) from change
+        return self.resolver.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
+
+    def read(
+        self, plan: ReadPlan, task: ReadTask, execution: Execution | None, version: TableVersion | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a task as batches of the plan's columns, all from one version.
+
+        `version`: the current one, if the caller has just resolved it. Raises VersionGoneError where
+        `lookup.on-version-gone` says so, SchemaError if the table no longer has the planned columns,
+        UfsError or NotATableError if it cannot be read.
+        """
+        if task.pieces is not None:
+            self._tell_age(plan, execution)
+            planned_version = self.resolver.find_recorded(plan.table, task.digest) if task.digest is not None else None
+            if planned_version is not None:
+                if task.number == 0:
+                    self.resolver.count_asked(planned_version)
+                snapshot = self.snapshots.find(plan, planned_version, exact=task.count > 1)
+                if snapshot is not None:
+                    return self.snapshots.batches(
+                        plan, snapshot, planned_version, task.pieces if task.count > 1 else None
+                    )
+            return self._prepare_planned(plan, task, task.pieces, execution).batches()
+        resolution, snapshot = self.snapshots.resolve(plan, execution, version, exact=task.count > 1)
+        files = select_partitions(plan.table, resolution.version, plan.options)
+        pieces = cut_share(files, task.number, task.count, self.versions.splittable(plan.table))
+        if snapshot is not None:
+            return self.snapshots.batches(plan, snapshot, resolution.version, pieces if task.count > 1 else None)
+        return self._from_files(plan, task, execution, resolution, pieces)
+
+    def _from_files(
+        self,
+        plan: ReadPlan,
+        task: ReadTask,
+        execution: Execution | None,
+        resolution: Resolution,
+        pieces: tuple[Slice, ...],
+    ) -> Iterator[pa.RecordBatch]:
+        try:
+            prepared = self.versions.prepare(plan.table, resolution.version, pieces, plan.projection)
+        except SourceChangedError as change:
+            if task.count > 1:
+                prepared = self._newer_files(plan, pieces, resolution.version, execution, change)
+            elif not resolution.decided_here and plan.table.fails_when_gone(plan.options):
+                # Other tasks of this execution may have answered from the lost version.
+                raise self._version_gone(plan, change, resolution.version.number) from change
+            else:
+                prepared = self._restart(plan, resolution.version, execution)
+        return prepared.batches()
+
+    def _prepare_planned(
+        self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
+    ) -> PreparedScan:
+        """A task whose version was fixed at planning."""
+        age_s = plan.age_s(self._context.clock)
+        if age_s is not None and age_s > SETTLED_AFTER_S:
+            # At planning the file was too new to be cached; by now its identity is reliable.
+            pieces = tuple(dataclasses.replace(p, file=dataclasses.replace(p.file, settled=True)) for p in pieces)
+        try:
+            return self._scan.prepare(plan.table, pieces, plan.projection)
+        except SourceChangedError as change:
+            planned_version = TableVersion(plan.table.id, tuple(piece.file for piece in pieces))
+            if task.count > 1:
+                return self._newer_files(plan, pieces, planned_version, execution, change)
+            if plan.table.fails_when_gone(plan.options):
+                raise self._version_gone(plan, change, plan.number) from change
+            return self._restart(plan, planned_version, execution)
+
+    def _restart(self, plan: ReadPlan, lost_version: TableVersion, execution: Execution | None) -> PreparedScan:
+        """The only task of a read, started over with the version that replaced `lost_version`. It has returned no rows yet."""
+
+        def read(version: TableVersion) -> PreparedScan:
+            pieces = to_slices(select_partitions(plan.table, version, plan.options))
+            return self.versions.prepare(plan.table, version, pieces, plan.projection)
+
+        def resolve_again(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
+            return self.resolver.resolve_again(plan.table, plan.options, execution, version.digest)
+
+        return read_with_restarts(plan.table, resolve_again(lost_version), read, resolve_again)[0]
+
+    def _newer_files(
+        self,
+        plan: ReadPlan,
+        pieces: tuple[Slice, ...],
+        lost_version: TableVersion,
+        execution: Execution | None,
+        change: SourceChangedError,
+    ) -> PreparedScan:
+        """One of several tasks, after a change of files: a file that was replaced is read again, as a whole.
+
+        A file that other tasks read parts of would be mixed, and the rows of one that vanished may be
+        anywhere: both are errors even where a newer version is welcome.
+        """
+        if plan.table.fails_when_gone(plan.options):
+            raise self._version_gone(plan, change, plan.number) from change
+        for _ in range(_STARTS):
+            try:
+                version = self.resolver.resolve_again(plan.table, plan.options, execution, lost_version.digest)
+            except UfsNotFoundError as missing:
+                raise self._version_gone(plan, change, plan.number) from missing
+            current = {file.url: file for file in version.files}
+            new_pieces = []
+            for piece in pieces:
+                file = current.get(piece.file.url)
+                if file == piece.file:
+                    new_pieces.append(piece)
+                elif file is not None and piece.whole:
+                    new_pieces.append(Slice(file, 0, file.size))
+                else:
+                    raise self._version_gone(plan, change, plan.number) from change
+            try:
+                return self._scan.prepare(plan.table, new_pieces, plan.projection)
+            except SourceChangedError as another_change:
+                change, lost_version = another_change, version
+        raise self._version_gone(plan, change, plan.number) from change
+
+    def _version_gone(self, plan: ReadPlan, change: SourceChangedError, number: int | None) -> VersionGoneError:
+        self.metrics.inc("versionGoneCount")
+        return VersionGoneError(
+            f"the version{'' if number is None else f' {number}'} of {redact('path', plan.table.url)} this query resolved is gone: "
+            f"{change}. Run the query again (with a new load() if its DataFrame was planned before); to change a table under "
+            "running queries, write new file names and keep the old files a while"
+        )
+
+    def hold(self, table: Table, options: LookupOptions, user: object) -> None:
+        """Keep the full cache's schedule and the provider's connection open until `user` lets go of them, or is collected."""
+        self._users.add(user)
+        self.fulls.hold(table, options, user)
+
+    def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
+        """Close what only `user` still uses; files on disk stay."""
+        self._users.discard(user)
+        if not self._users:
+            self._scan.close()
+            self.partials.close()
+        self.fulls.let_go(table, options, user)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has users."""
+        return bool(self._users)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can be dropped: it has no users, and everything it knows is on disk."""
+        unrecorded = self.resolver.host.has_unwritten or self.partials.has_unrecorded
+        return not self._users and not unrecorded
+
+    def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
+        """Warn if a later execution reads the version of an older plan; once per plan, from one process of the host."""
+        if execution is None or self._context.disk is None:
+            return
+        try:
+            first = self._context.disk.create_record("plan", plan.id, execution.id, as_text)
+            if first == execution.id or self._context.disk.has_record("plan", f"{plan.id}-warned"):
+                return
+            nonce = os.urandom(8).hex()
+            if self._context.disk.create_record("plan", f"{plan.id}-warned", nonce) != nonce:
+                return
+        except OSError:
+            return
+        _log.warning(
+            "reading %s as it was %s ago, when this DataFrame was first planned; plan again with a new load(), or set "
+            "lookup.version-at=READ",
+            redact("path", plan.table.url),
+            "some time" if (age_s := plan.age_s(self._context.clock)) is None else f"{age_s:.0f} s",
+        )

@@ -1,0 +1,12 @@
+"""A script that makes imports fail in a fresh interpreter."""
+
+from __future__ import annotations
+
+BLOCKER = """
+import importlib.abc, sys
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if {{name.split(".")[0], name}} & {{*{blocked!r}}}:
+            raise {error}("broken on purpose")
+sys.meta_path.insert(0, Blocker())
+"""
