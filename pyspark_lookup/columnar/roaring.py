@@ -36,6 +36,8 @@ def read_roaring(data: bytes, count: int) -> Numbers:
         raise ValueError("it has more rows than are announced")
     if len(bitmap) < count:
         raise ValueError(f"{len(bitmap)} rows, where {count} are announced")
+    if len(bitmap.serialize()) != len(data) - 4:  # what is read passes over bytes that belong to no part
+        raise ValueError("its parts do not fill it")
     if count and bitmap.max() >= 2**63:
         raise ValueError("its parts are out of order")
     return np.frombuffer(bitmap.to_array(), np.int64) if count else np.zeros(0, np.int64)

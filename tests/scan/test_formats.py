@@ -30,10 +30,11 @@ from pyspark_lookup.core.printable import printable
 from pyspark_lookup.errors import DamagedFileError, OptionError, SchemaError
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
+from pyspark_lookup.scan.formats.arrow_schema import Table
 from pyspark_lookup.scan.formats.file_names import detect_format
 from pyspark_lookup.scan.formats.parquet import spark_fields
 from pyspark_lookup.storage.stores import FileVersion, Range
-from tests.support.fuzzing import fuzzed
+from tests.support.fuzzing import fuzzed, memory_at_most
 
 BLOCK = 4096
 SMALL = 256 * 1024  # up to here a file comes in one range
@@ -578,6 +579,17 @@ def test_a_footer_of_another_length(name: str, length: int) -> None:
     good, said = GOOD[name], struct.pack("<i", length)
     at = len(good) - (8 if name == "d.parquet" else 10)
     assert said == good[at : at + 4] or read_or_damaged(name, patched(good, at, said))
+
+
+def test_an_arrow_footer_that_announces_more_than_there_is() -> None:
+    """Its lists of blocks are not believed: no room is made for four billion of them."""
+    good = GOOD["d.arrow"]
+    start = len(good) - 10 - struct.unpack("<i", good[-10:-6])[0]
+    for field in (2, 3):
+        at = Table.root(bytearray(good[start:]))._target(field)
+        assert at is not None
+        with memory_at_most(2**28):
+            assert read_or_damaged("d.arrow", patched(good, start + at, b"\xff" * 4))
 
 
 @fuzzed(300)

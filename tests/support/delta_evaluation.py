@@ -279,6 +279,7 @@ def _bitmap_values(source: _Bytes) -> Iterator[int]:
         (count,) = source.read("<I")
         assert count <= 2**16
     runs = [bool(flags) and bool(flags[number // 8] >> number % 8 & 1) for number in range(count)]
+    assert bool(flags) == any(runs)
     heads = [source.read("<HH") for _ in range(count)]
     if not any(runs) or count >= 4:
         source.take(4 * count)

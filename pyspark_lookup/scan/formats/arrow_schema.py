@@ -48,9 +48,14 @@ class Table:
         return "" if at is None else self.data[at + 4 : at + 4 + self.number("<I", at)].decode(errors="replace")
 
     def elements(self, field: int, size: int) -> list[int]:
-        """The positions of a vector's elements, each of `size` bytes."""
+        """The positions of a vector's elements, each of `size` bytes. Raises ValueError if they are not in the data."""
         at = self._target(field)
-        return [] if at is None else [at + 4 + size * place for place in range(self.number("<I", at))]
+        count = 0 if at is None else self.number("<I", at)
+        if at is None or not count:
+            return []
+        if count * size > len(self.data) - at - 4:  # before there is room for their positions
+            raise ValueError(f"a vector of {count} elements, which are not in the file")
+        return [at + 4 + size * place for place in range(count)]
 
     def tables(self, field: int) -> list[Table]:
         return [Table(self.data, at + self.number("<I", at)) for at in self.elements(field, 4)]

@@ -553,7 +553,9 @@ def test_bytes_that_are_others(tmp_path_factory: pytest.TempPathFactory, which: 
         if which == "metadata" and data.draw(st.booleans()):
             found = json.dumps(data.draw(altered(json.loads(whole)))).encode()
         else:
-            found = data.draw(damaged(whole))
+            # Not the footer of Parquet: pyarrow ends the process at some.
+            body = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little") if whole[:4] == b"PAR1" else len(whole)
+            found = data.draw(damaged(whole[:body])) + whole[body:]
         path.write_bytes(found)
         try:
             judge(table, home / f"cache-{which}-{next(count)}", path, found)
