@@ -113,10 +113,10 @@ def advice(
     estimated: bool = False,
     refused: int = 0,
 ) -> Advice:
-    """What to set for a table whose rows take so much, decoded, on a host with this disk and memory (-1: unknown).
+    """The recommended settings for a table of `decoded_bytes` on a host with this disk and memory (-1: unknown).
 
-    `estimated`: that is a guess from the files' size. `trace`: the key columns of lookups, in their order. `refused`: how often there
-    was no room for its snapshot here.
+    `estimated`: `decoded_bytes` is estimated from the files' size. `trace`: the key columns of lookups, in their order.
+    `refused`: how often this host had no room for its snapshot.
     """
     sizes: tuple[Replayed, ...] = ()
     distinct = None
@@ -174,7 +174,7 @@ def _sizes(distinct: int) -> list[int]:
 
 
 def replay(trace: pa.Table, max_rows: int) -> Replayed:
-    """What a partial cache of that size would have answered. `trace`: key columns, a request per row; those with a null count for nothing."""
+    """The hits of a partial cache of `max_rows` rows. `trace`: key columns, one request per row; rows with a null are ignored."""
     cache = DefaultLookupCache(max_rows=max_rows)
     empty = pa.table({KEY_INDEX: pa.array([], pa.int64())})
     requests = hits = 0

@@ -112,7 +112,7 @@ def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str
 def report_command(target: Path, cache_dir: str | None) -> None:
     """Write one page about this host's caches: hit rates, latency, bytes saved, reloads, what to tune next."""
     if target.exists() and not target.read_bytes()[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        raise OptionError(f"{target} is there and is no HTML page: OUT.HTML is the file to write, give a new one")
+        raise OptionError(f"{target} exists and is no HTML page: OUT.HTML is the file to write, give a new one")
     target.write_text(report(open_disk(cache_dir), CLOCK), encoding="utf-8")
     click.echo(f"wrote {target}")
 

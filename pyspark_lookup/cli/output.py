@@ -62,7 +62,7 @@ def open_disk(cache_dir: str | None) -> Disk:
     """This host's cache directory, opened without creating anything. Raises click.UsageError if there is none, CacheDirectoryError if it is not ours."""
     directory, max_bytes = _cache_directory(cache_dir)
     if not directory.exists():
-        raise click.UsageError(f"there is no cache directory {directory}: name it by --cache-dir")
+        raise click.UsageError(f"there is no cache directory {directory}: name it with --cache-dir")
     return Disk(directory, max_bytes, CacheMetricGroup(), CLOCK.wall_s, random.Random(), creates=False)
 
 

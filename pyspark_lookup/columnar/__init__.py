@@ -1,1 +1,1 @@
-"""Columns of rows: keys, their index, types and predicates. The hot path."""
+"""Work on Arrow columns: keys and their index, types, predicates. The hot path."""

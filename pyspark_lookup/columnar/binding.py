@@ -44,8 +44,8 @@ def refuse_collated(field: pa.Field) -> None:
     """Raise PredicateError for a column with a collation: Spark does not compare its texts by their bytes."""
     if collated_field(field) is not None:
         raise PredicateError(
-            f"column {field.name!r} has a collation, by whose rules Spark compares its texts, and lookup.where compares bytes: filter it "
-            "by Spark's WHERE, or declare it as STRING in lookup.schema"
+            f"column {field.name!r} has a collation, by which Spark compares texts, but lookup.where compares bytes: filter it "
+            "with Spark's WHERE, or declare it as STRING in lookup.schema"
         )
 
 
@@ -115,7 +115,7 @@ def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) ->
         if whole + fraction > 38:
             raise PredicateError(
                 f"option lookup.where: Spark would round column {field.name!r} of type {kind} or {value:f}, which has too "
-                "many digits to compare both exactly"
+                "many digits for an exact comparison"
             )
 
 

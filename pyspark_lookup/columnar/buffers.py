@@ -181,7 +181,7 @@ def check_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, 
         rows = _last_offset(streams[f"{name}.offsets"], np.int32)
     elif not pa.types.is_struct(kind):
         if kind.num_fields or isinstance(kind, (pa.DictionaryType, pa.BaseExtensionType)):
-            raise ValueError(f"there are no columns of type {kind}")
+            raise ValueError(f"a snapshot cannot have columns of type {kind}")
         _check_size(name, "values", streams, rows * (kind.bit_width // 8))
     for number, child in enumerate(child_types(kind)):
         check_column(f"{name}.{number}", child, rows, streams)
@@ -195,7 +195,7 @@ def _check_size(name: str, stream: str, streams: Mapping[str, memoryview], size:
 def _last_offset(offsets: memoryview, width: type[np.signedinteger[Any]]) -> int:
     last = int(np.frombuffer(offsets, width)[-1])
     if last < 0:
-        raise ValueError("there are no fewer values than none")
+        raise ValueError("the number of values is negative")
     return last
 
 

@@ -130,7 +130,7 @@ class ZoneHistory:
         return local - self._offsets[np.searchsorted(self._starts, local, side="right")]
 
     def local_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
-        """The local times of such instants, in the Gregorian calendar."""
+        """The local times, in the Gregorian calendar, of instants as `gregorian_seconds` takes them."""
         local = seconds + self._standard
         if hybrid:
             days = local // _DAY
@@ -151,7 +151,7 @@ def fixed_offset(name: str) -> int | None:
 
 def unknown_zone(name: str) -> SchemaError:
     return SchemaError(
-        f"a file has times of the time zone {name!r}, which this machine does not know: install tzdata, of the system and of Python"
+        f"a file has times of the time zone {name!r}, which this machine does not know: install tzdata, the system's and Python's"
     )
 
 

@@ -49,9 +49,9 @@ def parse_columns(text: str) -> pa.Schema:
     fields: dict[str, pa.Field] = {}
     for column in schema.expressions:
         if not isinstance(column, exp.ColumnDef) or not isinstance(column.kind, exp.DataType):
-            raise ValueError(f"{_EXPECTED}; this is none: {show(column.sql(dialect='spark'))}")
+            raise ValueError(f"{_EXPECTED}; not {show(column.sql(dialect='spark'))}")
         if column.constraints:
-            raise ValueError(f"a name and a type of each column; {show(column.sql(dialect='spark'))} says more")
+            raise ValueError(f"only a name and a type for each column; {show(column.sql(dialect='spark'))} says more")
         if column.name.lower() in fields:
             raise ValueError(f"each column once; {show(column.name)} is named twice")
         kind = _to_arrow_type(column.kind)
@@ -81,7 +81,7 @@ def _to_arrow_type(kind: exp.DataType) -> pa.DataType:
         return pa.struct([pa.field(name, _to_arrow_type(part)) for name, part in parts])
     arrow_type = _TYPES.get(_SPELLED.get(name, name))
     if arrow_type is None:
-        raise ValueError(f"types of Spark; {show(kind.sql(dialect='spark'))} is none that can be read")
+        raise ValueError(f"Spark types; {show(kind.sql(dialect='spark'))} is not one that can be read")
     return arrow_type
 
 

@@ -111,9 +111,9 @@ def _regroup(keys: Keys, rows: Numbers, same_key: Numbers, start: int, stop: int
 class IndexBuilder:
     """Collects the orders of consecutive ranges of the hash space into one index.
 
-    `keyed_rows`: rows with a key there will be at most. `bounds`: smallest and largest value of a key
+    `keyed_rows`: the maximum number of rows with a key. `bounds`: the smallest and largest value of a key
     that is one whole number, date, timestamp or boolean. `wide`: the key is not one column of fixed width, so hashes are kept.
-    `zeros` makes the arrays, of a number of values and a type.
+    `zeros` allocates an array of a number of values of a type.
     """
 
     def __init__(
@@ -200,18 +200,18 @@ def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> No
     """
     slots, starts, hashes, first = map(arrays.get, ("slots", "starts", "hashes", "first"))
     if keyed_rows > rows or (slots is None) == (starts is None):
-        raise ValueError("an index has slots or buckets, over some of the rows")
+        raise ValueError("an index lacks slots or buckets, has both, or has too many rows")
     keys = keyed_rows
     if first is not None:
         keys = len(first) - 1
         if keys < 0 or first[0] != 0 or first[-1] != keyed_rows:
-            raise ValueError("all rows with a key have one of the keys")
+            raise ValueError("the first rows of the keys do not span all rows with a key")
     if hashes is not None and len(hashes) != keys:
-        raise ValueError("every key has one hash")
+        raise ValueError("the number of hashes is not that of keys")
     if starts is not None:
         buckets = len(starts) - 1
         if buckets < 2 or buckets & (buckets - 1) or starts[0] != 0 or starts[-1] != keys:
-            raise ValueError("all keys are in buckets, of which there are 2, 4, 8, …")
+            raise ValueError("the number of buckets is no power of 2, or they do not span all keys")
 
 
 class KeyIndex:

@@ -189,7 +189,7 @@ def check_key_types(fields: Sequence[pa.Field]) -> None:
     for field in fields:
         if pa.types.is_nested(field.type):
             raise SchemaError(
-                f"option lookup.keys: column {field.name!r} is {field.type}, which cannot be a key: take columns of numbers, "
+                f"option lookup.keys: column {field.name!r} is {field.type}, which cannot be a key: use columns of numbers, "
                 "text, binary, dates, timestamps, decimals or booleans"
             )
 
@@ -210,7 +210,7 @@ def widen_keys(field: pa.Field, keys: pa.Array) -> pa.Array:
         return keys
     if not accepts(field.type, keys.type):
         raise SchemaError(
-            f"keys for column {field.name!r} of the table are {keys.type}, the column is {field.type}: no type has the values of both. A cast "
+            f"keys for column {field.name!r} of the table are {keys.type}, the column is {field.type}: no type holds the values of both. A cast "
             "may change values: 2.7 becomes 2, and finds the row of 2. Cast the DataFrame's column only if it has no such values, or "
             "declare the table's with lookup.schema in a type that fits both"
         )

@@ -35,9 +35,9 @@ def read_roaring(data: bytes, count: int) -> Numbers:
     if len(bitmap) > count:  # before there is room for them: a few bytes may stand for 65,536 values
         raise ValueError("it has more rows than are announced")
     if len(bitmap) < count:
-        raise ValueError(f"{len(bitmap)} rows, where {count} are announced")
+        raise ValueError(f"{len(bitmap)} rows instead of the announced {count}")
     if len(bitmap.serialize()) != len(data) - 4:  # what is read passes over bytes that belong to no part
-        raise ValueError("its parts do not fill it")
+        raise ValueError("it has bytes outside its containers")
     if count and bitmap.max() >= 2**63:
-        raise ValueError("its parts are out of order")
+        raise ValueError("its containers are out of order")
     return np.frombuffer(bitmap.to_array(), np.int64) if count else np.zeros(0, np.int64)

@@ -86,7 +86,7 @@ def get_many_from_version(
     It is a newer one if a file was gone and `lookup.on-version-gone` allows that.
     """
     if KEY_INDEX in plan.projection.columns.names:
-        raise SchemaError(f"the table has a column {KEY_INDEX!r}, as the answer does: leave it out by lookup.columns")
+        raise SchemaError(f"the table and the answer both have a column {KEY_INDEX!r}: leave it out by lookup.columns")
     if plan.table.fails_when_gone(plan.options):  # other tasks may read this version
         resolution = dataclasses.replace(resolution, decided_here=False)
     fields = _key_fields(plan, names)
@@ -523,7 +523,7 @@ def forget_keys(
     """Drop the rows of those keys from this host's partial caches. Raises as `LookupTable.invalidate` does."""
     if options.cache is CacheMode.FULL:
         raise OptionError(
-            "option lookup.cache = 'FULL': a snapshot has all keys of one version, of which none can be forgotten alone: use reload()"
+            "option lookup.cache = 'FULL': a snapshot has all keys of one version and cannot forget single keys: use reload()"
         )
     everything = all_columns((resolved_table.data, resolved_table.partitions))
     names = resolve_names(key_names(options), everything, "lookup.keys")

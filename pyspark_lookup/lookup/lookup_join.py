@@ -80,8 +80,8 @@ def cast_times(field: pa.Field, times: pa.Array) -> pa.Array:
         times_type = pa.timestamp(times_type.unit, kind.tz)  # instants come in the session's time zone
     if not widens(times_type, kind):
         raise SchemaError(
-            f"times of the argument as_of are {times.type}, the table's {field.name!r} is {kind}: give a time, date or number of one type, "
-            "cast with df.withColumn"
+            f"times of the argument as_of are {times.type}, the table's {field.name!r} is {kind}: both must be of one type: "
+            "cast the time, date or number with df.withColumn"
         )
     return times.cast(kind)
 
@@ -120,7 +120,7 @@ def _overlap(keys: pa.Table, times: pa.Array, row: int, most: int, validity: Val
     key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in keys.column_names)
     return OverlapError(
         f"several rows (up to {most}) of one key are valid at once, by {' and '.join(validity.columns)}: here {key} at "
-        f"{times[row].as_py()}; mend the table, or set lookup.overlap = NEWEST for the one with the latest {validity.start}"
+        f"{times[row].as_py()}; correct the table, or set lookup.overlap = NEWEST for the one with the latest {validity.start}"
     )
 
 

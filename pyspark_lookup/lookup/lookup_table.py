@@ -466,8 +466,8 @@ class LookupTable:
         check_argument("where", where, str, "a predicate, such as \"state = 'NY'\"")
         if self._options.where is not None:
             raise OptionError(
-                f"option lookup.where = {self._options.where!r} is for reads, and no limit to what delete(where=…) deletes: "
-                "delete by a table without it"
+                f"option lookup.where = {self._options.where!r} is for reads and does not limit what delete(where=…) deletes: "
+                "call it on a LookupTable without this option"
             )
         with naming("where"), engine.committing(self._options) as writer:
             return writer.delete_where(where)

@@ -196,8 +196,10 @@ _METRICS_TASKS = 64  # several for each executor, as Spark decides where they ru
 
 @dataclasses.dataclass(frozen=True)
 class ViewTask:
-    """A task of a view. A view has one task, except `metrics`, which has several to reach several hosts (`nonce`: that of their
-    plan), and changes, which have one per share, with `columns`."""
+    """A task of a view. Most views have one task.
+
+    `metrics` has several, to reach several hosts (`nonce`: of their plan), and `changes` has one per share, with `columns`.
+    """
 
     view: View
     number: int = 0

@@ -142,7 +142,7 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
     everything = resolved_table.columns
     options = with_table_keys(options, resolved_table)
     if options.cache is CacheMode.PARTIAL and not options.keys:
-        raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
+        raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are looked up by")
     if options.keys:
         keys = resolve_names(options.keys, everything, "lookup.keys")
         fields = [everything.field(name) for name in keys]
@@ -150,8 +150,8 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
         collated_names = [field.name for field in fields if collated_field(field) is not None]
         if collated_names:
             raise SchemaError(
-                f"option lookup.keys: column {collated_names[0]!r} has a collation, by whose rules Spark compares its texts, and keys are compared "
-                f"by their bytes: declare it as plain text by lookup.schema, e.g. '{collated_names[0]} STRING, …'"
+                f"option lookup.keys: column {collated_names[0]!r} has a collation, by which Spark compares texts, but keys are compared "
+                f"by their bytes: declare it as plain text with lookup.schema, e.g. '{collated_names[0]} STRING, …'"
             )
     if options.cache is CacheMode.FULL and options.provider is None:
         make_trigger(options)  # a custom trigger is imported, which may fail

@@ -69,7 +69,7 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
         table = as_arrow_rows(keys, lambda: None)
         return _check_key_columns(table.read_all() if isinstance(table, pa.RecordBatchReader) else table, names)
     if isinstance(keys, (str, bytes, Mapping)):
-        raise TypeError(f"{type(keys).__name__}: {_KEYS}; of one key the rows are given by get()")
+        raise TypeError(f"{type(keys).__name__}: {_KEYS}; for the rows of one key use get()")
     if isinstance(keys, Sequence) and keys and all(isinstance(key, Mapping) for key in keys):
         return _check_key_columns(_table_from_dictionaries(keys, None, True), names)
     if isinstance(keys, Sequence) and len(names) > 1:
@@ -145,7 +145,7 @@ def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None
             )
         if complete and not all(name in row for row in rows):
             raise SchemaError(
-                f"some of the dictionaries have no {name!r}: give it to all, None for null, or write those without it apart"
+                f"some of the dictionaries have no {name!r}: give it to all (None for null), or write the others separately"
             )
         try:
             columns[name] = _column([row.get(name) for row in rows], types.get(name.lower()))

@@ -62,7 +62,7 @@ def check_apart(url: str, cache: Path) -> None:
     if _is_descendant(cache, table) and (not glob or glob_reaches(f"{os.path.realpath(cache)}/{LAYOUT}", pattern)):
         raise OptionError(
             f"option lookup.cache.dir = {str(cache)!r} lies in the table {redact('path', url)}, which would be read with the cache's "
-            "files: set lookup.cache.dir to a place outside"
+            "files in it: set lookup.cache.dir to a place outside"
         )
 
 

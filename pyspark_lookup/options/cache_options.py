@@ -38,20 +38,20 @@ class PartialCacheOptions:
     # fmt: off
     partial_expire_after_access_s: float | None = option(
         "lookup.partial-cache.expire-after-access", DURATION, None,
-        doc="With PARTIAL: forget a key that was not asked for so long. At least one of the four bounds is needed.",
+        doc="With PARTIAL: forget a key that was not looked up for this long. At least one of the four bounds is needed.",
     )
     partial_expire_after_write_s: float | None = option(
         "lookup.partial-cache.expire-after-write", DURATION, None,
-        doc="With PARTIAL: forget a key so long after it was loaded. Needed for a provider without versions.",
+        doc="With PARTIAL: forget a key this long after it was loaded. Needed for a provider without versions.",
     )
     partial_max_rows: int | None = option(
         "lookup.partial-cache.max-rows", LONG, None,
-        doc="With PARTIAL: rows to hold at most, in each process and in what the processes of a host share; a key "
+        doc="With PARTIAL: the maximum number of rows, in each process and in the cache that a host's processes share; a key "
             "without rows counts as one.",
     )
     partial_max_bytes: int | None = option(
         "lookup.partial-cache.max-bytes", size(0, MOST), None,
-        doc="With PARTIAL: bytes to hold at most, in each process and in what the processes of a host share.",
+        doc="With PARTIAL: the maximum number of bytes, in each process and in the cache that a host's processes share.",
     )
     partial_cache_missing_key: bool = option(
         "lookup.partial-cache.cache-missing-key", BOOLEAN, True,
@@ -77,7 +77,7 @@ def check_partial_cache(options: LookupOptions) -> None:
     if options.cache is not CacheMode.PARTIAL:
         if explicit_keys:
             raise OptionError(
-                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'PARTIAL' for it to have a meaning"
+                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'PARTIAL', else it has no effect"
             )
         return
     bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
@@ -93,7 +93,7 @@ class FullCacheOptions:
     # fmt: off
     reload_strategy: ReloadStrategy | str = option(
         "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
-        doc="With FULL: what reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions`"
+        doc="With FULL: what triggers reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions`"
             " and returns a `CacheReloadTrigger`.",
     )
     reload_interval_s: float | None = option(
@@ -102,7 +102,7 @@ class FullCacheOptions:
     )
     reload_schedule_mode: ScheduleMode = option(
         "lookup.full-cache.periodic-reload.schedule-mode", choice(ScheduleMode), ScheduleMode.FIXED_DELAY,
-        doc="PERIODIC: counted from the end of the last reload, or on a grid.",
+        doc="PERIODIC: the interval starts when the last reload ends (FIXED_DELAY), or on a fixed grid (FIXED_RATE).",
     )
     reload_iso_time: datetime.time | None = option(
         "lookup.full-cache.timed-reload.iso-time", Kind("ISO time", parse_iso_time), None,
@@ -114,19 +114,19 @@ class FullCacheOptions:
     )
     blackout: Blackout | None = option(
         "lookup.full-cache.blackout", Kind("times of day", parse_blackout), None,
-        doc="With a reload strategy: no reload begins in these, e.g. `22:00-06:00, 12:00-13:00`; one that comes due "
-            "waits for the end.",
+        doc="With a reload strategy: times in which no reload starts, e.g. `22:00-06:00, 12:00-13:00`; one that comes due "
+            "waits for their end.",
     )
     build_wait_s: float = option(
         "lookup.full-cache.build-wait", DURATION, 30.0, default_text="30 s",
-        doc="How long a query waits for a snapshot. With UFS: for that of a new version; after it, the query reads the files "
-            "themselves. With CACHE: for a reload that is overdue; after it, the query uses the old snapshot, or fails if "
-            "`on-reload-failure` or `max-staleness` say so. For the first load, which another process makes: then it reads "
+        doc="How long a query waits for a snapshot. With UFS: for the snapshot of a new version; then the query reads the files "
+            "themselves. With CACHE: for an overdue reload; then the query uses the old snapshot, or fails if "
+            "`on-reload-failure` or `max-staleness` demands it. For a first load by another process: then the query reads "
             "the files.",
     )
     build_memory_bytes: int | None = option(
         "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, default_text="an eighth of what is free, at most 2 GiB",
-        doc="How much memory building a snapshot may take; more rows wait in temporary files in the cache directory.",
+        doc="How much memory building a snapshot may take; further rows go to temporary files in the cache directory.",
     )
     retain_s: float | None = option(
         "lookup.full-cache.retain", DURATION, None, default_text="10 min, or two intervals if that is longer",
@@ -175,7 +175,7 @@ def check_full_cache(options: LookupOptions) -> None:
     if options.cache is not CacheMode.FULL:
         if explicit_keys:
             raise OptionError(
-                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'FULL' for it to have a meaning"
+                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'FULL', else it has no effect"
             )
         return
     strategy = options.reload_strategy
@@ -194,9 +194,9 @@ def check_full_cache(options: LookupOptions) -> None:
     wants |= any("reload-strategy" in key or "periodic-reload" in key for key in explicit_keys)
     if strategy_name == "PERIODIC" and options.reload_interval_s is None and wants:
         why = (
-            "because lookup.cache = 'FULL' reloads by a schedule with lookup.metadata.source = 'CACHE', a"
+            "lookup.cache = 'FULL' reloads on a schedule with lookup.metadata.source = 'CACHE'; set a"
             if cached
-            else "a"
+            else "set a"
         )
         raise OptionError(f"Missing '{FULL}periodic-reload.interval': {why} duration such as '5 min'")
     if options.blackout is not None and not options.reloads and FULL + "blackout" in explicit_keys:

@@ -92,7 +92,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
     ):
         raise OptionError(
             f"table {name} was created for {redact('path', stored['path'])}, and ALTER TABLE … SET LOCATION says "
-            f"{redact('path', place)}: Spark tells neither reads nor writes of that, which stay where they were. DROP TABLE {name} "
+            f"{redact('path', place)}: Spark does not pass that on, so reads and writes stay at the old path. DROP TABLE {name} "
             f"(its files stay), then CREATE TABLE {name} USING lookupcache OPTIONS (path '…')"
         )
     return stored, None if added_columns(schema) else schema

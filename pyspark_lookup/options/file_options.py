@@ -30,8 +30,8 @@ class FileOptions:
     # fmt: off
     path: str = option(
         "path", Kind("string", parse_path), "",
-        doc="File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`. Where an object and "
-            "a directory have one name, `s3://bucket/name/` is the directory.",
+        doc="File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`. If an object and "
+            "a directory share a name, `s3://bucket/name/` is the directory.",
     )
     keys: tuple[str, ...] | None = option(
         "lookup.keys", NAMES, None,
@@ -53,19 +53,19 @@ class FileOptions:
     )
     csv_sep: str = option(
         "lookup.csv.sep", Kind("character", parse_character), ",",
-        doc="Of CSV files: what separates values; `\\t` is a tab.",
+        doc="Of CSV files: the separator between values; `\\t` is a tab.",
     )
     csv_quote: str = option(
         "lookup.csv.quote", Kind("character or nothing", parse_quote), '"',
-        doc="Of CSV files: what surrounds text that may hold anything.",
+        doc="Of CSV files: the quote character; quoted text may contain anything. Nothing: no text is quoted.",
     )
     csv_escape: str | None = option(
         "lookup.csv.escape", Kind("character", parse_character), None, default_text="the quote itself",
-        doc="Of CSV files: what stands before a quote inside of quoted text: `\\` in files that Spark wrote.",
+        doc="Of CSV files: the character that escapes a quote inside quoted text: `\\` in files that Spark wrote.",
     )
     csv_null_value: str = option(
         "lookup.csv.null-value", Kind("text", str), "",
-        doc="Of CSV files: text that is null, as an empty value without quotes always is.",
+        doc="Of CSV files: text that is read as null, as an unquoted empty value always is.",
     )
     csv_encoding: str = option(
         "lookup.csv.encoding", Kind("name", parse_encoding), "utf-8",
@@ -73,7 +73,7 @@ class FileOptions:
     )
     csv_infer_schema: bool = option(
         "lookup.csv.infer-schema", BOOLEAN, True,
-        doc="Of CSV files: find out types from all values; false: every column is text.",
+        doc="Of CSV files: infer column types from all values; false: every column is text.",
     )
     partition: str | None = option(
         "lookup.partition", Kind("`max_pt()` or `k=v,…`", parse_text), None, default_text="all",
@@ -93,12 +93,12 @@ class FileOptions:
     )
     busy_wait_s: float = option(
         "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
-        doc="How long a query waits for such a job where this host knows no version, or lacks bytes of it that the "
+        doc="How long a query waits for such a job if this host knows no version, or does not have bytes of it that the "
             "job has removed.",
     )
     busy_timeout_s: float = option(
         "lookup.busy-timeout", DURATION, 600.0, default_text="10 min",
-        doc="A job in whose directory nothing has changed for so long is dead: its directory is ignored, and a "
+        doc="A job whose directory has not changed for this long counts as dead: its directory is ignored, and a "
             "warning names it.",
     )
     # fmt: on

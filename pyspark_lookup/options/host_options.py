@@ -17,8 +17,8 @@ class HostOptions:
     # fmt: off
     cache: CacheMode = option(
         "lookup.cache", choice(CacheMode), CacheMode.NONE,
-        doc="What a host keeps (FLIP-221): NONE the blocks of the files; PARTIAL the rows of the keys that were asked"
-            " for, on top; FULL all rows, decoded and indexed, on local disk.",
+        doc="What a host keeps (FLIP-221). NONE: blocks of the files. PARTIAL: also the rows of the keys that were"
+            " looked up. FULL: all rows, decoded and indexed, on local disk.",
     )
     cache_dir: str | None = option(
         "lookup.cache.dir", Kind("path", parse_text), None, default_text="`lookupcache-<uid>` in the system's temporary directory",
@@ -26,7 +26,7 @@ class HostOptions:
     )
     cache_max_bytes: int | None = option(
         "lookup.cache.max-bytes", size(MIB, MOST), None, default_text="a quarter of its disk, or half of what is free there if that is less",
-        doc="Budget of the cache directory for all that lies in it: blocks, snapshots, rows by key, records.",
+        doc="Budget for everything in the cache directory: blocks, snapshots, rows by key, records.",
     )
     max_retries: int = option(
         "lookup.max-retries", COUNT, 3,

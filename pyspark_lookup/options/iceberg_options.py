@@ -61,7 +61,7 @@ def check_catalog(options: LookupOptions) -> None:
             raise OptionError(f"option {key} is a property of an Iceberg catalog: set lookup.catalog, or remove it")
         return
     if options.provider is not None:
-        raise OptionError("options lookup.catalog and lookup.provider say each where the table is: give one")
+        raise OptionError("options lookup.catalog and lookup.provider both say where the table is: give one")
     if "." not in options.path.strip("."):
         raise OptionError(
             f"option path = {options.path!r}: with lookup.catalog = {options.catalog!r} it is the table's name, namespace.table"

@@ -134,11 +134,9 @@ def parse_path(text: str) -> str:
     """A path or URL; its scheme may be in capitals. Raises ValueError for paths that only other programs understand."""
     path = parse_text(text)
     if "\0" in path or not _is_encodable(path):
-        raise ValueError(
-            "a path of characters that the name of a file can have, which NUL and half of a UTF-16 pair are not"
-        )
+        raise ValueError("a path of characters that a file name can have, which NUL and half of a UTF-16 pair are not")
     if (of_format := _OF_FORMAT.fullmatch(path)) is not None:
-        raise ValueError(f"the path alone, {of_format[2]!r}: what is there says that it is {of_format[1]}")
+        raise ValueError(f"the path alone, {of_format[2]!r}: the format ({of_format[1]}) is detected")
     if (variable := _VARIABLE.match(path.removeprefix("file://"))) is not None:
         raise ValueError(f"a path written out in full: the variable {variable[0]} is not expanded here")
     if _DRIVE.match(path) is not None:
@@ -155,7 +153,7 @@ def parse_path(text: str) -> str:
     if scheme in ("file", "local") and slashes == "//" and location and not location.startswith("/"):
         host, _, below = location.partition("/")
         raise ValueError(
-            f"a path of this machine, '{scheme}:///{below if host == 'localhost' else '…'}': what follows two slashes is the name of a host"
+            f"a path of this machine, '{scheme}:///{below if host == 'localhost' else '…'}': after two slashes comes the name of a host"
         )
     return f"{scheme}:{slashes}{location}" if scheme in (*_REMOTE, "file", "local") or slashes == "//" else path
 

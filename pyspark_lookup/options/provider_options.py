@@ -30,15 +30,15 @@ class ProviderOptions:
     )
     async_capacity: int = option(
         "lookup.async.capacity", POSITIVE_COUNT, 100,
-        doc="Of an asynchronous provider: calls that run at once.",
+        doc="Of an asynchronous provider: the maximum number of concurrent calls.",
     )
     async_timeout_s: float = option(
         "lookup.async.timeout", POSITIVE_DURATION, 180.0, default_text="3 min",
-        doc="Of a provider: how long a call may take, with what is tried again; of its scan(), each batch; and its factory.",
+        doc="Of a provider: how long a call may take, retries included; also each batch of its scan(), and its factory.",
     )
     retry_predicate: RetryPredicate | None = option(
         "lookup.retry.predicate", choice(RetryPredicate), None,
-        doc="Of a provider: ask again for keys that have no rows, before that is remembered (FLIP-234). Needs the two"
+        doc="Of a provider: look up keys without rows again before they are cached as missing (FLIP-234). Needs the two"
             " options below.",
     )
     retry_fixed_delay_s: float | None = option(
@@ -47,7 +47,7 @@ class ProviderOptions:
     )
     retry_max_attempts: int | None = option(
         "lookup.retry.max-attempts", POSITIVE_COUNT, None,
-        doc="... so many times at most.",
+        doc="... at most this many times.",
     )
     # fmt: on
 

@@ -59,28 +59,28 @@ class ReadOptions:
     )
     valid_from: str | None = option(
         "lookup.valid-from", NAME, None,
-        doc="The column that says from when a row is valid, for `lookup_join(…, as_of=…)`; null: always was.",
+        doc="The column with the time from which a row is valid, for `lookup_join(…, as_of=…)`; null: it always was.",
     )
     valid_to: str | None = option(
         "lookup.valid-to", NAME, None,
-        doc="... and before when; null: still is. Without it a row is valid until the next one of its key.",
+        doc="... and the one with the time before which it is valid; null: it still is. Default: until the key's next row.",
     )
     overlap: enums.Overlap = option(
         "lookup.overlap", choice(enums.Overlap), enums.Overlap.ERROR,
-        doc="Where two rows of a key are valid at once: fail, or take the one that is valid since later.",
+        doc="If two rows of a key are valid at the same time: fail, or take the row whose validity started last.",
     )
     view: enums.View = option(
         "lookup.view", choice(enums.View), enums.View.DATA,
         doc="What a read returns: the rows; the files of the current version; the versions this host knows; its "
-            "counters; one row about the current version; the version as a SQL function takes it; or, of a managed "
-            "table, what its commits have changed (`readStream`, or `lookup.changes-from`).",
+            "counters; one row about the current version; the version as a SQL function takes it; or the "
+            "changes that a managed table's commits made (`readStream`, or `lookup.changes-from`).",
     )
     metadata_source: enums.MetadataSource = option(
         "lookup.metadata.source", choice(enums.MetadataSource), enums.MetadataSource.UFS,
         doc="Who says which version is current: the store, once per query, or this host.",
     )
     sync_interval_s: float | None = option(
-        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="required with CACHE, but for FULL",
+        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="required with CACHE, unless FULL",
         doc="With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).",
     )
     version: int | None = option(
@@ -89,32 +89,32 @@ class ReadOptions:
     )
     timestamp: datetime.datetime | None = option(
         "lookup.timestamp", Kind("ISO 8601 time", parse_instant), None,
-        doc="... the version that was the current one at this time, such as `2026-03-01T12:00:00+01:00`; of UTC without a zone.",
+        doc="... the version that was current at this time, such as `2026-03-01T12:00:00+01:00`; without a zone, in UTC.",
     )
     changes_from: int | None = option(
         "lookup.changes-from", Kind("version number", _CHANGES), None,
-        doc="Of a managed table: read what the commits from this one on have changed, it included, as `lookup.view=changes`.",
+        doc="Of a managed table: read the changes of the commits from this one on (inclusive), as `lookup.view=changes`.",
     )
     changes_to: int | None = option(
         "lookup.changes-to", Kind("version number", _CHANGES), None, default_text="the current version",
-        doc="... up to this commit, it included.",
+        doc="... up to this commit (inclusive).",
     )
     valid_write_ids: str | None = option(
         "lookup.valid-write-ids", Kind("`table:5:2:2:4`", parse_write_ids), None,
-        doc="Of a managed table: read what this list lets through, in Hive's form: table id, high watermark, least "
+        doc="Of a managed table: read only the writes that this list admits, in Hive's format: table id, high watermark, least "
             "open id, open ids, aborted ids.",
     )
     floor: str | None = option(
         "lookup.floor", Kind("`table id:log position`", parse_commit), None,
-        doc="Of a managed table, with CACHE: what is read includes this commit (`LookupTable.floor` of its writer). "
-            "Commits of the own host are included without it.",
+        doc="Of a managed table, with CACHE: the read includes at least this commit (`LookupTable.floor` of its writer). "
+            "Commits of the same host are always included.",
     )
     version_at: enums.VersionAt = option(
         "lookup.version-at", choice(enums.VersionAt), enums.VersionAt.AUTO,
         doc="When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.",
     )
     on_version_gone: enums.OnVersionGone | None = option(
-        "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; of a table that keeps its versions FAIL",
+        "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; FAIL for tables that keep versions",
         doc="When a file was replaced after the version was resolved: read the newer one, or fail.",
     )
     on_error: enums.OnError = option(
@@ -124,24 +124,24 @@ class ReadOptions:
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
-        doc="A scan above this many file bytes is split into several tasks.",
+        doc="A scan of more file bytes than this is split into several tasks.",
     )
     stream_start: enums.StreamStart | int = option(
         "lookup.stream.start", Kind("SNAPSHOT, LATEST or log position", parse_stream_start), enums.StreamStart.SNAPSHOT,
-        doc="Of a stream of changes: begin with the rows there are; with what is committed from now on; or with what "
-            "was after this position.",
+        doc="Of a stream of changes: start with all current rows (SNAPSHOT), with the commits from now on (LATEST), or "
+            "with the commits after this position.",
     )
     stream_max_rows: int | None = option(
         "lookup.stream.max-rows-per-trigger", POSITIVE_COUNT, None,
-        doc="Of a stream of changes: a micro-batch takes commits of about so many rows, or one.",
+        doc="Of a stream of changes: a micro-batch takes commits of about this many rows in total, but at least one commit.",
     )
     stream_max_files: int | None = option(
         "lookup.stream.max-files-per-trigger", POSITIVE_COUNT, None,
-        doc="... of so many files.",
+        doc="... of about this many files.",
     )
     stream_max_bytes: int | None = option(
         "lookup.stream.max-bytes-per-trigger", size(1, MOST), None,
-        doc="... of so many bytes.",
+        doc="... of about this many bytes.",
     )
     # fmt: on
 
@@ -171,11 +171,11 @@ class WriteOptions:
     )
     write_mode: enums.KeyedWrite | None = option(
         "lookup.write.mode", choice(enums.KeyedWrite), None,
-        doc="Of writes in Spark's append mode: upsert, in place of the rows that have the same keys.",
+        doc="Of writes in Spark's append mode: upsert, which replaces the rows that have the same keys.",
     )
     write_unique_keys: bool = option(
         "lookup.write.unique-keys", BOOLEAN, False,
-        doc="Of writes: fail before the commit if two rows would have one key.",
+        doc="Of writes: fail before the commit if two rows would have the same key.",
     )
     write_merge_schema: bool = option(
         "lookup.write.merge-schema", BOOLEAN, False,
@@ -183,22 +183,22 @@ class WriteOptions:
     )
     write_missing_columns: enums.MissingColumns | None = option(
         "lookup.write.missing-columns", choice(enums.MissingColumns), None, default_text="such an upsert is refused",
-        doc="Of upserts whose rows lack columns: a row that is there keeps its values (KEEP), or they become null "
+        doc="Of upserts whose rows lack columns: an existing row keeps its values there (KEEP), or they become null "
             "(NULL).",
     )
     write_batch: tuple[str, int] | None = option(
         "lookup.write.batch", Kind("`name:number`", parse_batch), None,
-        doc="Of batch writes, as in `foreachBatch`: write nothing if this batch of that name, or a later one, is "
-            "committed.",
+        doc="Of batch writes, as in `foreachBatch`: write nothing if this batch, or a later one of the same name, has "
+            "already been committed.",
     )
     write_compact_after: int = option(
         "lookup.write.compact-after", COUNT, 20,
-        doc="Of writes: a commit compacts small writes once there are so many; 0: only you do "
-            "(`LookupTable.compact`).",
+        doc="Of writes: a commit compacts small writes once there are this many; 0: commits never do "
+            "(call `LookupTable.compact`).",
     )
     write_timeout_s: float = option(
         "lookup.write.timeout", POSITIVE_DURATION, 86400.0, default_text="24 h",
-        doc="Of writes: others may abort a write that has shown no sign of life for so long.",
+        doc="Of writes: others may abort a write that has shown no sign of life for this long.",
     )
     # fmt: on
 
@@ -221,12 +221,12 @@ def refuse_in_reads(
     """
     for key in sorted(key.lower() for key in explicit):
         if key.startswith("lookup.write."):
-            raise OptionError(f"option {key} is for writes: a read takes none, remove it")
+            raise OptionError(f"option {key} is for writes: remove it from the read")
         if key.startswith("lookup.stream.") and not stream:
             raise OptionError(f"option {key} is for streams of changes (readStream): remove it")
         if key in OF_AS_OF and not as_of:
-            raise OptionError(f"option {key} is for lookup_join with as_of, of which there is none: remove it")
+            raise OptionError(f"option {key} is for lookup_join with as_of only: remove it")
         if key == "lookup.on-error" and view is not enums.View.TOKEN:
             raise OptionError(
-                f"option {key} is for lookup_join and register_lookup: a scan or a get() fails, remove it"
+                f"option {key} is for lookup_join and register_lookup: a scan or a get() always fails on an error, remove it"
             )

@@ -313,7 +313,7 @@ def _days_around(at_s: float, zone: datetime.tzinfo | None) -> list[datetime.dat
 
 
 def _measure(windows: Iterable[tuple[datetime.time, datetime.time]]) -> datetime.timedelta:
-    """How much of a day lies inside windows that all are local, or all have offsets."""
+    """How much of a day the windows cover. Either all are local, or all have offsets."""
     at = covered = _ZERO
     pieces: list[tuple[datetime.timedelta, datetime.timedelta]] = []
     for window in windows:
@@ -358,7 +358,7 @@ def parse_blackout(text: str, zone: datetime.tzinfo | None = None) -> Blackout:
         match = _WINDOW.fullmatch(part.strip())
         if match is None:
             raise ValueError(
-                "times of day such as '22:00-06:00, 12:00-13:00', each with 'Z' or an offset at its end unless local, such as "
+                "times of day such as '22:00-06:00, 12:00-13:00'; one that is not local ends with 'Z' or an offset, such as "
                 "'22:00-06:00+02:00'; midnight is 00:00"
             )
         start, end, offset = match.groups()

@@ -286,7 +286,10 @@ def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.R
 
 
 def to_read(part: Range, file: OpenFile) -> Range:
-    """The range to read for a missing one: the range that the index was read from, if it includes this one, is more likely to be cached."""
+    """The range to read in order to get a missing one.
+
+    That is the range that the index was read from, if it includes the missing one: it is more likely to be cached.
+    """
     offset, length = part
     around = (r for r in file.read_from if r[0] <= offset and offset + length <= r[0] + r[1])
     return next(around, part)

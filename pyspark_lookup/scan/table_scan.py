@@ -74,7 +74,7 @@ class Scan(TableScan):
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]:
-        """See `TableScan`. Reads each file's statistics through the cache."""
+        """The bounds of these columns in each file, as in `TableScan`. Reads each file's statistics through the cache."""
         described = {file.url: _described_bounds(table, file, partitions, names) for file in files}
         unknown = [file for file in files if described[file.url] is None]
         read = zip(unknown, self._open(table, to_slices(unknown), None), strict=True)

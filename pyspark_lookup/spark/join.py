@@ -155,11 +155,11 @@ def lookup_join(
     if kind in ("left_semi", "left_anti"):
         if columns:
             raise OptionError(
-                f"argument columns = {columns!r}: a {kind} join gives no columns of the table; leave them out"
+                f"argument columns = {columns!r}: a {kind} join returns no columns of the table; leave them out"
             )
         columns = ()
     if strategy not in ("auto", "cache", "broadcast"):
-        raise OptionError(f"argument strategy = {strategy!r}: 'auto', 'cache' or 'broadcast'")
+        raise OptionError(f"argument strategy = {strategy!r}: give 'auto', 'cache' or 'broadcast'")
     key_columns = None if pairs is None else [table_column for _, table_column in pairs]
     dim_table = look_up(df.sparkSession, table, key_columns, columns, options or {}, as_of is not None)
     pairs = [(name, name) for name in dim_table.keys] if pairs is None else pairs
@@ -305,7 +305,7 @@ def _parse_join_keys(on: Any) -> list[tuple[str, str]]:
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
         raise OptionError(
             f"argument on = {on!r}: give a column, a list of columns, or a dict {{column of df: column of table}}; compute "
-            "an expression with df.withColumn before"
+            "an expression with df.withColumn first"
         )
     right = [name.lower() for _, name in pairs]
     if len(set(right)) != len(right):
@@ -368,7 +368,7 @@ def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str
     if isinstance(field.dataType, CharType):
         raise SchemaError(
             f"key {df_column!r} is {field.dataType.simpleString()}, whose texts are padded with blanks to that length, and the table's are not: look "
-            f"up what they are without blanks, e.g. df.withColumn({df_column!r}, expr('CAST(rtrim({df_column}) AS STRING)'))"
+            f"them up without the blanks, e.g. df.withColumn({df_column!r}, expr('CAST(rtrim({df_column}) AS STRING)'))"
         )
     if isinstance(field.dataType, VarcharType):  # text, with a limit
         _check_key(df_column, StringType(), table_column, table_type)
@@ -405,7 +405,7 @@ def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str,
     if not any(test(table_arrow) for test in ordered) or not widens(df_arrow, table_arrow):
         raise SchemaError(
             f"argument as_of: {as_of!r} is {field.dataType.simpleString()}, the table's {validity[0]!r} is "
-            f"{table_type.simpleString()}: give a time, date or number of one type, cast with df.withColumn"
+            f"{table_type.simpleString()}: both must be times, dates or numbers of one type: cast it with df.withColumn"
         )
     return _widen(path, table_type)
 
@@ -414,7 +414,7 @@ def _check_key(df_column: str, df_type: DataType, table_column: str, table_type:
     """Raise SchemaError unless keys of the type `df_type` can be looked up among those of `table_type`."""
     if isinstance(df_type, StringType) and df_type.collation not in (None, "UTF8_BINARY"):
         raise SchemaError(
-            f"key {df_column!r} is {df_type.simpleString()}, whose texts are equal by rules of that collation; the table compares bytes: "
+            f"key {df_column!r} is {df_type.simpleString()}, which compares by collation; the table compares bytes: "
             f"cast it, e.g. df.withColumn({df_column!r}, expr('CAST({df_column} AS STRING)'))"
         )
     try:
@@ -457,12 +457,12 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) ->
     by_null = table.parsed.on_error is OnError.NULL
     if strategy == "broadcast":
         if as_of:
-            raise OptionError("argument as_of needs strategy='cache': a broadcast would give every row that is valid")
+            raise OptionError("argument as_of needs strategy='cache': a broadcast would return every valid row")
         if by_null:
             raise OptionError("option lookup.on-error = 'NULL' needs strategy='cache': a broadcast fails as a whole")
         if in_flow_function(df.sparkSession):
             raise OptionError(
-                "argument strategy = 'broadcast': in the function of a pipeline's flow Spark does not tell what the DataFrame is; take "
+                "argument strategy = 'broadcast': in the function of a pipeline's flow Spark does not tell what the DataFrame is; use "
                 "'cache', or join spark.read.format('lookupcache').load(…) with Spark's own broadcast()"
             )
         return _Choice(True, table, "asked for")

@@ -97,7 +97,7 @@ def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
     for key in sorted(options.keys() - catalog_options.keys()):
         if key.startswith("lookup."):
             raise OptionError(
-                f"option {key} is among the table's properties, of which a read learns nothing: put it into OPTIONS (…)"
+                f"option {key} is among the table's properties, which Spark does not pass to reads: put it into OPTIONS (…)"
             )
     if "lookup.provider" in catalog_options:
         return catalog_options
@@ -168,7 +168,7 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
         if catalog_options and not is_catalog_table and _differ(catalog_options.get("path", ""), write_options["path"]):
             raise OptionError(
                 f"option path = {redact('path', write_options['path'])!r}: the rows carry the options of the catalog table at "
-                f"{redact('path', catalog_options.get('path', ''))}, which a catalog table that is made of them would take for its own. Read "
+                f"{redact('path', catalog_options.get('path', ''))}, which a catalog table created from them would take for its own. Read "
                 "them with spark.read.format('lookupcache').load(path), or select their columns by expressions"
             )
         same_path = bool(catalog_options) and not _differ(catalog_options.get("path", ""), write_options["path"])
@@ -184,15 +184,19 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
     else:
         raise OptionError(
             "which table is written cannot be told: Spark does not pass a catalog table's options to its writer, and "
-            + ("what came with the rows may be another table's. " if carrier else "nothing came in their place. ")
+            + (
+                "the options that came with the rows may be another table's. "
+                if carrier
+                else "the rows bring none either. "
+            )
             + "Use INSERT INTO dim WITH (path 's3://bucket/dim') SELECT …, or df.write.format('lookupcache').mode('append')"
             ".save('s3://bucket/dim'). In place of CREATE TABLE dim … AS SELECT: CREATE TABLE dim USING lookupcache OPTIONS "
             f"(path '…', 'lookup.schema' 'id INT, …', '{_CREATE}' 'true'), then INSERT INTO dim SELECT …"
         )
     if is_catalog_table and any(key.lower() == "lookup.write.missing-columns" for key in options):
         raise OptionError(
-            "option lookup.write.missing-columns says nothing about rows that are inserted into a catalog table: Spark fills the "
-            "columns that an INSERT does not name, with null. Select the values that are to stay, or write the rows with "
+            "option lookup.write.missing-columns has no effect on an INSERT into a catalog table: Spark fills the "
+            "columns that the INSERT does not name with null. Select the values that should stay, or write the rows with "
             "df.write.format('lookupcache').save('s3://bucket/dim')"
         )
     return options
@@ -274,7 +278,7 @@ class Planning:
             if isinstance(field.dataType, (VarcharType, CharType)):
                 raise OptionError(
                     f"spark.sql.preserveCharVarcharTypeInfo = 'true': column {field.name!r} is {field.dataType.simpleString()}, which Spark "
-                    "hands to no source in Python: set it to 'false', and the column is STRING"
+                    "does not pass to sources in Python: set it to 'false', and the column is STRING"
                 )
         columns = arrow_schema(schema)
         if (

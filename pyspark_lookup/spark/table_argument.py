@@ -136,7 +136,7 @@ def look_up(
     argument_options = {key: option_text(value) for key, value in options.items()}
     explicit = {key.lower() for key in argument_options}
     for key in sorted(_OF_READS & explicit):
-        raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
+        raise OptionError(f"option {key} is for reads: name a lookup's columns in the argument columns")
     refuse_in_reads(explicit - {"lookup.on-error"}, as_of=as_of)
     stored, schema = _table(spark, table, argument_options)
     merged_options = resolve_path(merge_options(stored, argument_options))
@@ -147,8 +147,8 @@ def look_up(
         keys = _stored_keys(spark, merged_options)
     elif keys_option is not None and {key.lower() for key in parse_names(keys_option)} != {key.lower() for key in keys}:
         raise OptionError(
-            f"option lookup.keys = {keys_option!r} is not what the argument `on` (or `key`) says, {', '.join(keys)}: a lookup is by all of "
-            "its keys; leave one of the two out"
+            f"option lookup.keys = {keys_option!r} is not the argument `on` (or `key`), {', '.join(keys)}: a lookup uses "
+            "all of the table's keys; leave one of the two out"
         )
     merged_options["lookup.keys"] = ",".join(map(quote, keys))
     columns_option = merged_options.get("lookup.columns")
@@ -165,13 +165,13 @@ def look_up(
     names = _resolve(columns, schema, "columns")
     if KEY_INDEX in names:
         raise SchemaError(
-            f"column {KEY_INDEX!r} of the table has the name by which answers say whose a row is: leave it out by columns=[…], or rename it"
+            f"column {KEY_INDEX!r} of the table is also one of the lookup's answer: leave it out with columns=[…], or rename it"
         )
     for name in (*key_names, *names):
         if is_collated(schema[name].dataType):
             raise SchemaError(
                 f"column {name!r} of the table is {schema[name].dataType.simpleString()}, and a lookup compares and returns plain text: leave it "
-                f"out by columns=[…], or declare it by options={{'lookup.schema': '{name} STRING, …'}}"
+                f"out with columns=[…], or declare it with options={{'lookup.schema': '{name} STRING, …'}}"
             )
     returned_fields = tuple(StructField(name, schema[name].dataType) for name in names)
     final_options = LookupOptions.parse(merged_options, conf=conf_file_options())

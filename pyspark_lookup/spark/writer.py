@@ -49,7 +49,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     if "path" not in {key.lower() for key in options}:
         raise OptionError(
             "option path is missing: a stream is written by df.writeStream.format('lookupcache').start(path); "
-            "toTable cannot say which place a table has"
+            "toTable does not pass on where a table lies"
         )
     # What Spark keeps for itself of the options of a stream.
     parsed = _parse({key: text for key, text in options.items() if key.lower() != "checkpointlocation"}, schema)
@@ -71,7 +71,7 @@ def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
     read_options += ["lookup.view"] if parsed.view is not View.DATA else []
     read_options += parsed.pins
     if read_options:
-        raise OptionError(f"option {read_options[0]} is for reads: a write takes none, remove it")
+        raise OptionError(f"option {read_options[0]} is for reads: remove it from the write")
     return parsed
 
 

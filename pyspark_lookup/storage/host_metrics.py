@@ -106,7 +106,7 @@ class Publisher:
     def by_worker(self) -> dict[str, dict[str, int]]:
         """The counters of each process of this host that has published, by `<host>-<process>`; this one included.
 
-        Those of processes long gone are together, as `ended`.
+        The counters of processes that ended long ago are merged into one entry, `ended`.
         """
         self.publish()
         counts_by_worker: dict[str, list[Counts]] = {}

@@ -186,7 +186,7 @@ class Ufs:
         self._retry(self._store.delete, path, self._count)
 
     def delete_many(self, directory: str, names: Sequence[str]) -> None:
-        """Remove files of a directory, if they are there, in no order (S3: one call for each thousand). Raises as `delete`."""
+        """Remove the named files of a directory that exist, in any order (S3: a call per thousand). Raises like `delete`."""
         for name in names:
             _check_own(f"{directory}/{name}")
         self._retry(self._store.delete_many, directory, names, self._count)
@@ -205,7 +205,7 @@ class Ufs:
         another UfsError if the file was not put.
         """
         if not data:
-            raise ValueError("an empty file says nothing of who put it there")
+            raise ValueError("an empty file does not tell who wrote it")
         unanswered = False
 
         def attempt() -> FileVersion | None:
@@ -222,7 +222,7 @@ class Ufs:
                 return self._find_written(path, data)
             except UfsNotFoundError:
                 url = redact("path", path)
-                raise UfsUnavailableError(f"{url}: the store says that it is there, and that it is not") from None
+                raise UfsUnavailableError(f"{url}: the store says both that it exists and that it does not") from None
 
         try:
             return self._retry(attempt)
@@ -231,7 +231,9 @@ class Ufs:
             with contextlib.suppress(UfsError):
                 return self._find_written(path, data)
             if unanswered:
-                raise_ours(PutUnknownError(f"whether {redact('path', path)} was put is unknown: {problem}"), problem)
+                raise_ours(
+                    PutUnknownError(f"it is unknown whether {redact('path', path)} was written: {problem}"), problem
+                )
             raise
 
     def _find_written(self, path: str, data: bytes) -> FileVersion | None:
@@ -263,4 +265,4 @@ class Ufs:
 def _check_own(path: str) -> None:
     """Raise ValueError unless the name is one that lookupcache gives to a managed table's files."""
     if not is_own(path) and not is_own(whole_name(path)):
-        raise ValueError(f"{redact('path', path)} is not removed: its name is none that lookupcache gives")
+        raise ValueError(f"{redact('path', path)} is not removed: lookupcache gives no file such a name")

@@ -103,13 +103,13 @@ def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
         if table.num_rows != row_count:  # a footer whose list of row groups is cut short is a footer all the same
             raise ValueError(f"{row_count} rows were expected, not {table.num_rows}")
         if table.schema.types != [field.type for field in place_fields()] or any(c.null_count for c in table.columns):
-            raise ValueError("a path and a place were expected of each row")
+            raise ValueError("a path and a position were expected for each row")
         paths, rows = table.column(PATH).to_numpy(), table.column(ROW).to_numpy()
         starts = np.flatnonzero(np.concatenate([[len(rows) > 0], paths[1:] != paths[:-1]]))
         parts = np.split(rows, starts[1:]) if len(starts) else []
         places = {str(paths[start]): part for start, part in zip(starts, parts, strict=True)}
         if len(places) < len(parts) or any(part[0] < 0 or (np.diff(part) < 0).any() for part in parts):
-            raise ValueError("the places of each file were expected together, in their order")
+            raise ValueError("the positions of each file were expected together, in ascending order")
         places = {path: np.unique(part) for path, part in places.items()}
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         redacted_path = redact("path", url)

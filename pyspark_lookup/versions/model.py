@@ -72,7 +72,7 @@ def statistics_from_text(text: Any, count: int) -> list[FileStatistics | None]:
     except (OSError, pa.ArrowException) as problem:
         raise ValueError(str(problem)) from None
     if table.num_rows != count:
-        raise ValueError(f"statistics of {table.num_rows} files, of {count}")
+        raise ValueError(f"statistics of {table.num_rows} files instead of {count}")
     has_statistics, rows = table.column("").to_pylist(), table.column("rows").to_pylist()
     return [
         FileStatistics(rows[place], _Bounds(table, place)) if has_statistics[place] else None for place in range(count)
@@ -227,7 +227,7 @@ class VersionMetadata:
             (as_texts(file_names), as_texts(replaced_names)) for file_names, replaced_names in rewrites
         )
         if not set(as_texts(partitions)) <= set(schema_of_text(as_text(schema)).names):
-            raise ValueError("partition columns are among the columns")
+            raise ValueError("a partition column is not among the columns")
         return cls(
             as_text(table_id),
             None if position is None else as_count(position),

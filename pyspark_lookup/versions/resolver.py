@@ -140,7 +140,7 @@ class Resolver:
         """
         if kind not in self._by_kind:
             raise OptionError(
-                f"{redact('path', options.path)}: no source of versions here knows tables of kind {kind!r}"
+                f"{redact('path', options.path)}: this process has no version source for tables of kind {kind!r}"
             )
         self._by_kind[kind].check_options(options, kind)
         return self._table(options, kind, version)
@@ -153,7 +153,7 @@ class Resolver:
         csv_options = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
         if csv_options and form not in (None, FileFormatName.CSV) and not source.described:
             raise OptionError(
-                f"option {csv_options[0]} is for CSV files: {redact('path', options.path)} has {form.value}: remove it"
+                f"option {csv_options[0]} is for CSV files: {redact('path', options.path)} holds {form.value} files: remove it"
             )
         url = self._ufs.url_of(options.path)
         busy = Busy(options.on_busy is OnBusy.KEEP, options.busy_wait_s, options.busy_timeout_s)
@@ -315,7 +315,7 @@ class Resolver:
         return self._read_cached(table, options) or self._ask(table, self._context.clock.steady_s())
 
     def count_asked(self, version: TableVersion) -> None:
-        """Count the bytes of a version that a query asks for, which without a cache it would read. Called once for each query."""
+        """Count the bytes of a query's version: what the query would read without a cache. Called once per query."""
         self._context.metrics.inc("resolvedBytes", version.bytes)
 
     # --- CACHE mode -------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ def read_with_restarts(
                     )
                 raise_ours(
                     VersionGoneError(
-                        f"{redacted_path}: {change}, and it is still a file of the current version{place}: somebody has removed it "
-                        "otherwise than by the table's own means; restore it"
+                        f"{redacted_path}: {change}, and it is still a file of the current version{place}: it was not "
+                        "removed by the table's own tools; restore it"
                     ),
                     change,
                 )

@@ -97,8 +97,8 @@ class TimeTravel:
         if not count:
             first = (_EPOCH + times[0] * _MILLISECOND).isoformat()
             raise VersionGoneError(
-                f"{redact('path', url)} has no version of {at.isoformat()} (lookup.timestamp): the oldest one that its log "
-                f"tells of, {versions[0]}, is of {first}"
+                f"{redact('path', url)} has no version of {at.isoformat()} (lookup.timestamp): the oldest one in its "
+                f"log, {versions[0]}, is of {first}"
             )
         if count < len(times):
             self._versions_by_time = {

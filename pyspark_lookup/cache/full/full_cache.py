@@ -314,7 +314,7 @@ class FullCache:
         elif is_late and self.options.on_reload_failure is OnReloadFailure.FAIL:
             self.schedule.ensure()
             raise ReloadFailedError(
-                f"the reload of {self._url} that is due has not ended after lookup.full-cache.build-wait = "
+                f"the overdue reload of {self._url} has not ended after lookup.full-cache.build-wait = "
                 f"{self.options.build_wait_s:g} s"
             )
         elif state.failures or is_late:

@@ -157,7 +157,7 @@ def _parse_refusal(row: Any) -> Refused:
 def _parse_version(row: Any) -> StoredVersion:
     layers = tuple(map(_parse_layer, row["layers"]))
     if not layers:
-        raise ValueError("a version has layers")
+        raise ValueError("a stored version has no layers")
     return StoredVersion(
         as_name(row["digest"]),
         layers,
@@ -342,7 +342,7 @@ class StoredSnapshots:
         snapshot = open_layers(self.disk, self.key, layers)
         if snapshot is None:
             url = redact("path", self.table.url)
-            raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory whole?")
+            raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory intact?")
         self.disk.replace_record("snapshot", self._beside(version.digest), version.to_json(statistics=False))
         self.disk.use_table(self.key)
         stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes)

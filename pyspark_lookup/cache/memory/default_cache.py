@@ -438,7 +438,7 @@ def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[
     if not rows.num_rows:
         return [pa.array([], field.type) for field in fields], np.zeros(keys, np.int64)
     if KEY_INDEX not in rows.column_names:
-        raise SchemaError(f"rows have no column {KEY_INDEX}, which says whose each is")
+        raise SchemaError(f"rows have no column {KEY_INDEX}, the number of each row's key")
     missing_columns = [field.name for field in fields if field.name not in rows.column_names]
     if missing_columns or len(fields) + 1 != rows.num_columns:
         names = [name for name in rows.column_names if name != KEY_INDEX]
@@ -448,7 +448,7 @@ def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[
     indices = one_array(rows.column(KEY_INDEX)).cast(pa.int64())
     numbers = np.frombuffer(indices.buffers()[1], np.int64, indices.offset + len(indices))[indices.offset :]
     if indices.null_count or int(numbers.min()) < 0 or int(numbers.max()) >= keys:
-        raise ValueError(f"rows without a key: {KEY_INDEX} has to be a place among the {keys} keys")
+        raise ValueError(f"rows without a key: {KEY_INDEX} must be the number of one of the {keys} keys, from 0")
     for field in fields:
         if not widens(spark_type(rows.schema.field(field.name).type, pa.null()), field.type):
             row_type = rows.schema.field(field.name).type

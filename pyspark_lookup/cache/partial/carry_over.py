@@ -133,7 +133,7 @@ class Changes:
         except (OSError, pa.ArrowException) as problem:
             raise ValueError(str(problem)) from None
         if table.schema != self._schema():
-            raise ValueError("these are bounds of other keys")
+            raise ValueError("the bounds are of other keys")
         _parse_rewrites(table)
         return table
 

@@ -187,9 +187,7 @@ class SharedCache:
                 segment.schema.field(_HAS_ROW).type != pa.bool_()
                 or segment.schema.field(_LOADED_S).type != pa.float64()
             ):
-                raise ValueError(
-                    "a segment of the host has the columns that say whether a key has a row, and when it was loaded"
-                )
+                raise ValueError("the host's segment lacks a column: whether a key has a row, or when it was loaded")
             has_row, loaded_s = segment.take([_HAS_ROW, _LOADED_S], np.arange(segment.rows))
             return HostSegment(
                 name,

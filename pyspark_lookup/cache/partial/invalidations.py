@@ -142,7 +142,7 @@ class Invalidations:
             after = _add_call(dataclasses.replace(before, row=row), at_s, keys)
             if disk.succeed_record("invalidated", self._place, before.number, _to_json(after)):
                 return
-        raise OSError("the keys to be forgotten cannot be put on record: is the cache directory whole?")
+        raise OSError("the keys to be forgotten cannot be recorded: is the cache directory intact?")
 
 
 def castable_keys(keys: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
@@ -236,7 +236,7 @@ def _parse_call_log(record: Any) -> _CallLog:
     except (OSError, pa.ArrowException) as problem:
         raise ValueError(str(problem)) from None
     if recent.schema.field(_CALL).type != pa.int64() or recent.schema.field(_AT).type != pa.float64():
-        raise ValueError("a key has the number and the time of its latest call")
+        raise ValueError("the number or the time of a key's latest call has another type")
     until_s = record["until_s"]
     return _CallLog(
         0,

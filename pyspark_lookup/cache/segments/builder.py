@@ -298,7 +298,7 @@ class SegmentBuilder:
 
 @dataclasses.dataclass(frozen=True)
 class _Arranged:
-    """A partition as it will lie in the file; `keyed`: its order, and the keys of its rows before they were brought into it."""
+    """A partition as it will lie in the file. `keyed`: the sort order, and the keys of the rows before sorting."""
 
     columns: list[pa.Array]
     ordinals: Numbers

@@ -58,7 +58,7 @@ class Segment:
         self.ordinals = _numbers(opened.regions["ordinals"], self.rows)
         self.file_starts = np.cumsum([0, *(file.rows for file in self.files)])
         if self.file_starts[-1] < self.rows:
-            raise ValueError("rows are in files")
+            raise ValueError("the files have fewer rows than the segment")
         self._index: KeyIndex | None = None
         if self.keys:
             keyed = as_count(meta["keyed_rows"])
@@ -76,7 +76,7 @@ class Segment:
     def _check_columns(self, regions: Mapping[str, memoryview]) -> None:
         """Raise ValueError or KeyError unless every column is there. The contents are not checked: they have a checksum."""
         if len(set(self.schema.names)) < len(self.schema) or not set(self.keys) <= set(self.schema.names):
-            raise ValueError("columns have names of their own, and keys are among them")
+            raise ValueError("column names are not unique, or a key is not among them")
         for number, field in enumerate(self.schema):
             entries = self._dictionaries.get(str(number))
             check_column(f"c{number}", field.type if entries is None else CODES, self.rows, regions)
@@ -87,7 +87,7 @@ class Segment:
         """Raise ValueError unless a probe finds the first row by its key: else the seed or the index is wrong."""
         rows = self.probe(key, key.hashes(self.seed)).rows
         if not len(rows) or rows[0] != 0:
-            raise ValueError("rows are found by their keys")
+            raise ValueError("rows are not found by their keys")
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
         """All rows of all keys; `hashes` under this segment's seed."""
@@ -165,7 +165,7 @@ def _value(column: pa.Array, texts: pa.Array | None, row: int) -> Any:
 def _numbers(region: memoryview, rows: int) -> Numbers:
     numbers = np.frombuffer(region, np.uint32 if len(region) == 4 * rows else np.uint64)
     if len(numbers) != rows:
-        raise ValueError("every row has a place")
+        raise ValueError("the numbers are not one for each row")
     return numbers
 
 

@@ -84,7 +84,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     except pa.ArrowInvalid as problem:
         if "invalid UTF8" not in str(problem):
             raise
-        raise ValueError(f"it has bytes that are no {options.encoding}: set lookup.csv.encoding") from None
+        raise ValueError(f"it has bytes that are not valid {options.encoding}: set lookup.csv.encoding") from None
     if not options.null_value:
         return table
     nothing = pa.scalar(None, pa.string())
@@ -98,7 +98,7 @@ def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
     # One that is neither doubled nor the end of the text.
     if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
         raise OptionError(
-            f"{url} has \\{options.quote} inside of quoted text, as Spark writes it: set lookup.csv.escape = '\\' (or "
+            f"{url} has \\{options.quote} inside quoted text, as Spark writes it: set lookup.csv.escape = '\\' (or "
             f"'{options.quote}', if a quote in it is doubled)"
         )
 

@@ -153,7 +153,10 @@ class FileFormat(Protocol):
 
 
 class FooterFormat(abc.ABC):
-    """Files that begin with a magic word and end with a footer, its length and the magic word. `frame`: the bytes of all but the footer."""
+    """A format of files that begin with magic bytes and end with a footer, its length and the magic bytes.
+
+    `frame`: the size of all this but the footer.
+    """
 
     splittable = True
     name: str
@@ -218,7 +221,7 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
         error = damaged_file_error(file, kind, problem)
         if isinstance(problem, MemoryError) or "bad_alloc" in str(problem):
             instead = "if the file is not damaged, read fewer columns or write it in smaller parts"
-            error = NoMemoryError(f"{str(error).strip()}: there is no memory for what it holds; {instead}")
+            error = NoMemoryError(f"{str(error).strip()}: there is not enough memory for its contents; {instead}")
         raise_ours(error, problem)
 
 

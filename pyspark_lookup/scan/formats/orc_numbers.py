@@ -38,7 +38,7 @@ def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return _to_signed(value), at
         if shift >= 70:
-            raise ValueError("a number without an end")
+            raise ValueError("a number that does not end")
 
 
 def _to_signed(value: int) -> int:

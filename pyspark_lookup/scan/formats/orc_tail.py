@@ -77,7 +77,7 @@ def _decompress_lzo(data: memoryview, at_most: int) -> bytes:
             distance = (data[at] << 3) + (code >> 2 & 7) + 1
             at, state = at + 1, code & 3
         if distance > len(output) or len(output) + length > at_most:
-            raise ValueError("an LZO block that makes no sense")
+            raise ValueError("an LZO block that is not valid")
         _repeat(output, distance, length)
         literals(state)
 
@@ -140,7 +140,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value, at
-    raise ValueError("a number without an end")
+    raise ValueError("a number that does not end")
 
 
 def _numbers(message: memoryview, number: int) -> list[int]:
@@ -262,7 +262,7 @@ class OrcTail:
                 return fractions
             at += length
         if count:
-            raise ValueError(f"a stripe has no fractions of the times in column {column}")
+            raise ValueError(f"a stripe has no nanoseconds for the timestamps in column {column}")
         return np.zeros(0, np.int64)
 
     def with_seconds(self) -> RangesFile:

@@ -61,7 +61,7 @@ class Vector:
         place = 0 if offset is None else as_count(offset)
         # So much would be asked of the store.
         if max(place, size) > _INT_AT_MOST or size > _VECTOR_BYTES + rows * _ROW_BYTES:
-            raise ValueError(f"a deletion vector of {size} bytes at {place} for {rows} rows")
+            raise ValueError(f"an impossible deletion vector: {size} bytes at {place} for {rows} rows")
         return cls(as_text(descriptor["storageType"]), as_text(descriptor["pathOrInlineDv"]), place, size, rows)
 
 
@@ -211,11 +211,11 @@ class DeltaState:
         """Raise NotSupportedError for a table that needs a later reader, one of `decoding.UNREADABLE` if its metadata makes no sense."""
         least = as_count(self.protocol["minReaderVersion"])
         if least > _FEATURES_VERSION:
-            raise NotSupportedError(f"it asks for readers of protocol version {least}; {_FEATURES_VERSION} is known")
+            raise NotSupportedError(f"it requires reader version {least}; up to {_FEATURES_VERSION} is supported")
         required_features = set(as_texts(self.protocol["readerFeatures"])) if least == _FEATURES_VERSION else set()
         unknown = sorted(required_features - READER_FEATURES - _OF_TYPES)
         if unknown:
-            raise NotSupportedError(f"it asks for the reader feature {', '.join(unknown)}, which is not supported")
+            raise NotSupportedError(f"it requires the reader feature {', '.join(unknown)}, which is not supported")
         _ = self.mapping, self.table_id
         names = {field["name"] for field in self.schema["fields"]}
         for place, name in enumerate(self.partition_columns):
@@ -275,7 +275,7 @@ class Replay:
                 raise ValueError(f"its metadata has no {name}")
         vector_paths = [path for path, vector in self.files if vector]
         if len({*vector_paths}) < len(vector_paths) or any((path, "") in self.files for path in vector_paths):
-            raise ValueError("it has a data file twice, with other deleted rows")
+            raise ValueError("it lists a data file twice, with different deletion vectors")
         return DeltaState(self.version, self.metadata, self.protocol, self.files, self.rewrites)
 
 
@@ -286,7 +286,7 @@ def check_commit(actions: Sequence[Mapping[str, Any]]) -> None:
         info = action.get("commitInfo")
         at_ms = None if info is None else info.get("inCommitTimestamp")
         if at_ms is not None and as_count(at_ms) >= _END_OF_TIME_MS:
-            raise ValueError(f"it was made at {at_ms}")
+            raise ValueError(f"its inCommitTimestamp {at_ms} is out of range")
 
 
 def parse_actions(text: bytes, origin: str) -> list[dict[str, Any]]:
@@ -296,7 +296,7 @@ def parse_actions(text: bytes, origin: str) -> list[dict[str, Any]]:
         if line.strip():
             action = json.loads(line)
             if not isinstance(action, dict):
-                raise ValueError(f"line {number} is {show(action)}")
+                raise ValueError(f"line {number} is no action: {show(action)}")
             actions.append(action)
     if not actions:
         raise ValueError(f"{origin} is empty")

@@ -384,7 +384,7 @@ class DeltaLog:
             with contextlib.suppress(NotSupportedError):
                 state.check()
                 return _CachedLog(state, last_file, base, texts)
-            raise ValueError("of another release, which knows more")
+            raise ValueError("written by another release, which supports more features")
 
         return disk.get_record("log-tail", f"{self._key}-{base.version}", add_tail)
 

@@ -21,7 +21,7 @@ def refuse_tables(table_url: str, kind: str, listing: Listing, sources: Sequence
     if hudi is not None:
         raise TableFormatError(
             f"{listing.url} holds {hudi}, so it is a Hudi table: its files alone are not a version of it. Read it "
-            "through a lookup.provider of yours, with format('hudi'), or export the current version as plain files"
+            "through a lookup.provider of your own, with format('hudi'), or export the current version as plain files"
         )
 
 

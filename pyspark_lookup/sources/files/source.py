@@ -199,7 +199,7 @@ class FilesSource(VersionSource):
                 raise
             # A job that overwrites has removed the files, and put none: that says nothing of what the table is.
             busy = TableBusyError(
-                f"{status.url} holds no data file but {ignored_directories[0]}, of a job that overwrites it or has died: wait for the job, or "
+                f"{status.url} holds no data file, only {ignored_directories[0]} of a job that overwrites it or has died: wait for the job, or "
                 "write the table anew"
             )
             busy.listing = status

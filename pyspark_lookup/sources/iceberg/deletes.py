@@ -73,7 +73,7 @@ class PositionDeletes:
             for number, path in enumerate(codes.dictionary.to_pylist()):
                 part = np.unique(rows[order[starts[number] : starts[number + 1]]])
                 if part[0] < 0:
-                    raise ValueError(f"position {part[0]} of {path}")
+                    raise ValueError(f"impossible position {part[0]} of a deleted row in {path}")
                 key = locations.resolve_url(path).removeprefix(self.table + "/")
                 positions[key] = np.union1d(positions[key], part) if key in positions else part
         except (*UNREADABLE, pa.ArrowException, OSError) as problem:

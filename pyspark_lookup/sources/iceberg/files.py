@@ -114,7 +114,7 @@ class IcebergFiles:
     def parse_format(self, entry: Entry) -> FileFormatName:
         if entry.format not in _FORMATS:
             raise NotSupportedError(
-                f"{redact('path', entry.location)} is a file of format {entry.format}, which is not read"
+                f"{redact('path', entry.location)} is a file of format {entry.format}, which is not supported"
             )
         return _FORMATS[entry.format]
 
@@ -250,14 +250,16 @@ class _DeleteFileIndex:
                 )
                 self._equality[group].append(_SequencedDeletes(entry.sequence - 1, files.equality_deletes(entry)))
             elif entry.content != DATA:
-                raise NotSupportedError(f"{redact('path', entry.location)} is of content {entry.content}")
+                raise NotSupportedError(
+                    f"{redact('path', entry.location)} has the unsupported content type {entry.content}"
+                )
         for sequenced in (*self._positions.values(), *self._equality.values()):
             sequenced.sort(key=lambda item: item.sequence)
 
     def _add_positions(self, entry: Entry) -> None:
         if entry.format == _PUFFIN:
             if entry.referenced is None or entry.offset is None or entry.length is None:
-                raise ValueError(f"{entry.location} has a deletion vector, and it is not said where or of which file")
+                raise ValueError(f"{entry.location} has a deletion vector without its position or its data file")
             path = plain_location(entry.referenced)
             if path in self._vectors:
                 raise ValueError(f"{entry.referenced} has two deletion vectors")

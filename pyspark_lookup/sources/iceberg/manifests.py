@@ -123,7 +123,7 @@ class _AvroFile(AvroFile[Any]):
                 content = reader.read(at_most + 1)
             is_too_large = len(content) > at_most
         if is_too_large:
-            raise ValueError(f"its records are of more than {_BYTES_AT_MOST} bytes")
+            raise ValueError(f"its records take more than {_BYTES_AT_MOST} bytes")
         return content
 
     def __next__(self) -> Any:

@@ -95,7 +95,9 @@ class IcebergMetadata:
         self._place = place
         self.format = as_count(document["format-version"])
         if self.format not in _FORMATS:
-            raise NotSupportedError(f"it is of format version {self.format}; {', '.join(map(str, _FORMATS))} are known")
+            raise NotSupportedError(
+                f"it has format version {self.format}; supported are {', '.join(map(str, _FORMATS))}"
+            )
         if document.get("encryption-keys"):
             raise NotSupportedError("it is encrypted")
         self.location = as_text(document["location"]).rstrip("/")
@@ -201,7 +203,7 @@ class IcebergMetadata:
         if not snapshot_ids:
             since = (_EPOCH + self._log[0][0] * _MILLISECOND).isoformat() if self._log else "never"
             raise VersionGoneError(
-                f"{redacted_path} has no snapshot of {at.isoformat()} (lookup.timestamp): the first that it tells of is of {since}"
+                f"{redacted_path} has no snapshot of {at.isoformat()} (lookup.timestamp): the first one is of {since}"
             )
         return self._snapshot(snapshot_ids[-1], redacted_path)
 

@@ -187,10 +187,9 @@ class IcebergSource(VersionSource):
         return [] if selection is None else [self._version(table, metadata, selection)]
 
     def _with_true_sizes(self, version: TableVersion) -> TableVersion:
-        """The version with the sizes that the store has of its files, after a file could not be read: tools that edit a table's metadata may leave
-        wrong sizes in it.
+        """The version with the file sizes that the store reports. Called after a file could not be read.
 
-        Raises SourceChangedError for a file that is not there.
+        Tools that edit a table's metadata may leave wrong sizes in it. Raises SourceChangedError for a file that does not exist.
         """
         assert version.metadata is not None
         try:

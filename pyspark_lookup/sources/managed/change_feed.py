@@ -68,7 +68,7 @@ def change_columns(columns: pa.Schema) -> pa.Schema:
     for name in CHANGE_COLUMNS.names:
         if name in columns.names:
             raise SchemaError(
-                f"column {name!r} of the table is one that its changes have: leave it out (lookup.columns)"
+                f"column {name!r} of the table has the name of a change column: leave it out (lookup.columns)"
             )
     return pa.schema([*columns, *CHANGE_COLUMNS])
 
@@ -77,10 +77,10 @@ def change_columns(columns: pa.Schema) -> pa.Schema:
 
 
 def plan_snapshot(table: Table, log: NotificationLog, state: TableState, position: int) -> list[ChangeTask]:
-    """All rows of the version at a position, as inserted by the commits that put their files. Raises VersionGoneError if it
-    was vacuumed.
+    """All rows of the version at a position, as inserts of the commits that wrote their files.
 
-    After a compaction nobody knows which commit has added a row: it is the compaction's.
+    After a compaction the commit that added a row is no longer known: the row counts as the compaction's.
+    Raises VersionGoneError if the version was vacuumed.
     """
     version = read_version(log, table, state, position)
     earlier = log.pages.find_state(state, position)
@@ -147,15 +147,15 @@ def _tasks(
     where = redact("path", table.url)
     if is_vacuumed:
         raise VersionGoneError(
-            f"{where}: what was changed at log position {position} was vacuumed before it was read. A stream begins anew with the "
-            "table as it is (a new checkpoint, lookup.stream.start = SNAPSHOT), a batch with later changes (lookup.changes-from); "
-            "vacuum what is older than the slowest reader of changes"
+            f"{where}: what was changed at log position {position} was vacuumed before it was read. Restart a stream from the current "
+            "table (a new checkpoint, lookup.stream.start = SNAPSHOT), a batch from later changes (lookup.changes-from). "
+            "Vacuum only what the slowest reader of changes has read"
         )
     removes = _removes(write)
     if removes and appends_only:
         raise NotSupportedError(
             f"{where}: the commit at log position {position} ({write.mode.value}) takes rows away, which a stream of rows cannot "
-            f"say. Read lookup.view = changes, whose {CHANGE_TYPE} says it"
+            f"express. Read lookup.view = changes, whose {CHANGE_TYPE} does"
         )
     keys = state.find_definition(position).keys
     marks = tuple(version_of_file(table, file, DELETE_FILE) for file in write.deletes)

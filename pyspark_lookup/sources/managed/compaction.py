@@ -171,7 +171,7 @@ class Compactor:
         # The key is also null for a row without a key that a predicate deleted.
         if since.rekeyed_at and any(deleted_rows.column(name).null_count for name in since.definition.keys):
             raise WriteConflictError(
-                f"{self._url}: the key columns have changed since some of its rows were replaced, and of those more is left "
-                "than can be compacted now: overwrite the table with its own rows, or give it its former keys and compact it first"
+                f"{self._url}: the key columns have changed since some of its rows were replaced, and not all of these "
+                "can be compacted now: overwrite the table with its own rows, or give it its former keys and compact it first"
             )
         return deleted_rows

@@ -99,7 +99,7 @@ class _Looking:
 
 
 class ByKey(_Looking):
-    """Replaces the rows with its keys, those of `keys` and of `add`. `own_directory`: files in it are its own and stay."""
+    """An effect that replaces the rows with certain keys (`keys`, `add`). `own_directory`: the write's own files, which stay."""
 
     def __init__(
         self,
@@ -303,11 +303,11 @@ class Rewriting:
         )
         if not is_unchanged:
             raise WriteConflictError(
-                f"table {state.table_id} was overwritten, compacted or given other keys as it was compacted: compact it again"
+                f"table {state.table_id} was overwritten, compacted or given other keys during this compaction: compact it again"
             )
         if state.deleted_where_at > self._since.position:
             raise WriteConflictError(
-                f"rows of table {state.table_id} were deleted by a predicate as it was compacted: compact it again"
+                f"rows of table {state.table_id} were deleted by a predicate during this compaction: compact it again"
             )
 
     def is_due(self, state: TableState) -> bool:

@@ -80,7 +80,7 @@ def find_kept_columns(
     if lacking and options.write_missing_columns is None:
         raise SchemaError(
             f"{origin}: the rows of an upsert have no column {lacking[0]!r}: give it, or set lookup.write.missing-columns "
-            "to KEEP (a row that is there keeps its value) or NULL (the value that was there is lost)"
+            "to KEEP (an existing row keeps its value) or NULL (the existing value is lost)"
         )
     return lacking if options.write_missing_columns is MissingColumns.KEEP else ()
 
@@ -112,7 +112,7 @@ def extend_definition(
     row_names = {name.lower() for name in schema.names}
     lacking = [key for key in definition.keys if key.lower() not in row_names]
     if lacking:
-        raise SchemaError(f"{origin}: the rows have no key column {lacking[0]!r}: nobody would find them; give it")
+        raise SchemaError(f"{origin}: the rows have no key column {lacking[0]!r}: lookups could not find them; add it")
     if (options.write_unique_keys or by_key) and not definition.keys:
         operation = "an upsert or delete" if by_key else "option lookup.write.unique-keys"
         raise OptionError(f"{operation}: {origin} has no key columns (lookup.keys)")
@@ -122,6 +122,6 @@ def extend_definition(
         if state.since or any(write.committed for write in state.writes.values()):
             raise
         raise SchemaError(
-            f"{problem}. (Nothing was ever committed to the table: who made it, or a first write that failed, has said its "
-            "columns. To say them anew, remove its directory)"
+            f"{problem}. (Nothing was ever committed to the table: its columns come from its creation or a first write "
+            "that failed. To declare them anew, remove its directory)"
         ) from None

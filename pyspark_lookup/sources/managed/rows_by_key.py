@@ -52,7 +52,7 @@ class KeyedRows:
         return pa.Table.from_batches(list(prepared.batches()), columns)
 
     def check_different(self, keys: pa.Table) -> None:
-        """Raise NonUniqueKeyError if two rows have one key. Rows with a null in it have none."""
+        """Raise NonUniqueKeyError if two rows have the same key. A null in a key column means that the row has no key."""
         probes = Keys([one_array(column) for column in keys.columns])
         distinct, places = distinct_keys(probes, probes.hashes(SEED))
         counts = np.bincount(places[places >= 0], minlength=len(distinct))
@@ -123,7 +123,7 @@ class KeyedRows:
     def complete(
         self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
     ) -> tuple[pa.Table, pa.Table]:
-        """(`rows` with the values that those with their keys in `files` have in columns `lacking`; those rows, in the form of `find`).
+        """(`rows` with columns `lacking` filled from the rows of `files` with the same keys; these rows, as `find` returns them).
 
         Raises NonUniqueKeyError for a key that two live rows have.
         """
@@ -164,7 +164,7 @@ class KeyedRows:
         deleted_rows = pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
         if deleted_rows.column(PATH).null_count or deleted_rows.column(ROW).null_count:
             urls = ", ".join(redact("path", version.url) for version in versions[:3])
-            raise DamagedFileError(f"{urls}: deleted rows have a path and a position")
+            raise DamagedFileError(f"{urls}: a deleted row lacks its path or its position")
         return deleted_rows
 
     def count_rows(

@@ -50,11 +50,13 @@ class ManagedTables:
     def table(self, options: LookupOptions) -> Table:
         """The managed table at `options.path`, whether or not it exists. Raises OptionError, NotSupportedError for one of another kind."""
         if self._source is None:
-            raise NotSupportedError(f"{self._ufs.url_of(options.path)}: a provider's table is not written here")
+            raise NotSupportedError(
+                f"{self._ufs.url_of(options.path)}: lookupcache does not write to a provider's table"
+            )
         kind = self._resolver.kind_of_url(self._ufs.url_of(options.path))
         if kind is not None:
             raise NotSupportedError(
-                f"{redact('path', options.path)} is an {kind.capitalize()} table: lookupcache reads it, and writes managed tables only"
+                f"{redact('path', options.path)} is an {kind.capitalize()} table: lookupcache reads it, but writes only managed tables"
             )
         return self._resolver.to_table(options, MANAGED)
 
@@ -94,7 +96,7 @@ class ManagedTables:
             )
         if options.pinned is not None or options.changes_from is not None:
             pin = next(iter(options.pins), "lookup.changes-from")
-            raise OptionError(f"option {pin} is for reads: a write takes none, remove it")
+            raise OptionError(f"option {pin} is for reads: remove it from the write")
         log, table, rows = self._parts(options)
         raise_floor = functools.partial(self._resolver.host.raise_floor, table)
         enclosing = self._resolver.enclosing

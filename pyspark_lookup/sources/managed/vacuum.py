@@ -97,7 +97,7 @@ def vacuum(
     except CommitUnknownError as problem:
         raise_ours(UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}"), problem)
     if state.table_id != table_id:
-        raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
+        raise UfsNotFoundError(f"{where} was dropped and created anew during this vacuum: vacuum it again")
     removed_files = _sweep(ufs, log, state, until_s)
     log.pages.trim(state, until_s - log_retention_s)
     return Vacuumed(
@@ -118,7 +118,7 @@ def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
 
 def _put_at_s(file: FileVersion) -> float:
     if file.modified_at_s is None:
-        raise UfsError(f"{file.url}: the store does not say when it was put")
+        raise UfsError(f"{file.url}: the store does not say when it was written")
     return file.modified_at_s
 
 

@@ -69,7 +69,7 @@ def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
         status = None
     if isinstance(status, Listing) and (label := enclosing.label_of(status)) is not None:
         raise NotATableError(
-            f"{url_text} is {label}: lookupcache reads it, and writes managed tables only; write it by its own means"
+            f"{url_text} is {label}: lookupcache can read it, but writes only managed tables; write to it with its own tools"
         )
     if status is not None and (isinstance(status, FileVersion) or status.files or status.directories):
         raise NotATableError(
@@ -180,7 +180,7 @@ class TableWriter:
             raise_ours(nothing_written(self._log, problem), problem)
         state = created_state or self._log.latest()
         if state is None:
-            raise UfsNotFoundError(f"{self._url}: the table was removed as it was created")
+            raise UfsNotFoundError(f"{self._url}: the table was removed while it was being created")
         return state
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
@@ -326,7 +326,7 @@ class TableWriter:
         def commit(state: TableState, nonce: str, at_s: float) -> Event | None:
             definition = self._check(state, job, write_id, effect)
             if batch is not None and state.is_committed(batch):
-                raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by somebody else")
+                raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by another writer")
             if effect.is_due(state):
                 return None  # there are commits to look into first
             new_definition = definition if definition.schema != state.definition.schema else None

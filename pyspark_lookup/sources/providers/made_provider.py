@@ -34,12 +34,14 @@ def get_attribute(name: str, part: object, attribute: str) -> Any:
     except PysparkLookupError:
         raise
     except Exception as problem:
-        raise_ours(LookupFunctionError(f"provider {name} failed, {attribute}: {foreign_repr(problem)}"), problem)
+        raise_ours(LookupFunctionError(f"provider {name} failed in its {attribute}: {foreign_repr(problem)}"), problem)
 
 
 class MadeProvider:
-    """The provider of the options, made at once. `schema`: its columns in Spark's types. `latest`: the provider that was made last,
-    even if it was given up since. Raises OptionError, and LookupTimeoutError if the factory hangs.
+    """The provider that the options name; the constructor calls its factory.
+
+    `schema`: its columns in Spark's types. `latest`: the newest instance, even if it hung and was replaced.
+    Raises OptionError, and LookupTimeoutError if the factory hangs.
     """
 
     def __init__(self, options: LookupOptions) -> None:

@@ -49,7 +49,7 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
         raise OptionError(f"option {min(idle)} has no meaning: provider {provided_table.name} {kind}; remove it")
     if not options.keys:
         raise OptionError(
-            f"option lookup.keys is missing: name the columns by which provider {provided_table.name} is asked, of {', '.join(provided_table.schema.names)}"
+            f"option lookup.keys is missing: name the key columns of provider {provided_table.name}, among {', '.join(provided_table.schema.names)}"
         )
     if cache is CacheMode.PARTIAL:
         _check_partial(options, provided_table)

@@ -122,7 +122,7 @@ class ProvidedTable:
             raise_ours(self._fail("version()", failed.problem), failed.problem)
         if not isinstance(current_version, str) or not current_version:
             raise LookupFunctionError(
-                f"version() of provider {self.name} returned {foreign_repr(current_version)}: return a text"
+                f"version() of provider {self.name} returned {foreign_repr(current_version)}: return a str"
             )
         return current_version
 

@@ -193,7 +193,7 @@ class Disk(Segments, Claims, Counters):
         return PAGE * self._retry(lambda: sum(map(self._make_directory, above)))
 
     def _remove_empty(self, *paths: Path) -> int:
-        """Remove those of the directories that are empty. Returns the bytes that they took."""
+        """Remove the empty ones of these directories. Returns the bytes that this frees."""
         return PAGE * sum(map(self._remove_directory, paths))
 
     def forget_blocks(self, path_key: str, version_key: str) -> None:
@@ -384,7 +384,7 @@ class Disk(Segments, Claims, Counters):
     def clear(self) -> tuple[int, int]:
         """Remove everything. Returns (files, bytes). Readers have misses meanwhile, and a running query may lose its version.
 
-        These stay: counters of live processes, files that are being written, and the record that rows of records were removed.
+        Kept are counters of live processes, files that are being written, and the record of which rows of records were removed.
         """
         self._remove_dead(0)
         alive = {self._root / "counters" / counts.name for counts in self.counters("") if counts.alive}

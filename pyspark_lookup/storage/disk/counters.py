@@ -179,7 +179,7 @@ class Counters(Records):
         return None
 
     def _sweep_counters(self, now_s: float) -> None:
-        """Remove totals that have not changed for long."""
+        """Remove totals that have not changed for a long time."""
         totals = (self._root / "counters" / name for name in self._counter_names("") if name.endswith("-ended"))
         for path in find_older(_TOTAL_KEPT_S, now_s, totals):
             self._remove(path)

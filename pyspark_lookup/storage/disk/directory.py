@@ -122,11 +122,11 @@ class Directory:
         try:
             fd = os.open(root, DIRECTORY | os.O_NOFOLLOW)
         except NotADirectoryError:
-            raise PlaceTakenError(f"{root} is no directory any more") from None
+            raise PlaceTakenError(f"{root} is no longer a directory") from None
         try:
             status = os.fstat(fd)
             if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise FileNotFoundError(errno.ENOENT, "the cache directory is another one by now", root)
+                raise FileNotFoundError(errno.ENOENT, "the cache directory has been replaced", root)
             os.stat(MARKER, dir_fd=fd, follow_symlinks=False)
         except OSError:
             os.close(fd)
@@ -238,7 +238,7 @@ class Directory:
         path = self._root / name
         with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
             if not lock_soon(fd, fcntl.LOCK_EX):
-                raise TimeoutError(errno.ETIMEDOUT, "another process holds it for long", str(path))
+                raise TimeoutError(errno.ETIMEDOUT, "another process has held the lock for too long", str(path))
             try:
                 yield
             finally:

@@ -97,7 +97,7 @@ class SegmentWriter:
         view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
         (offset, size, crc), start = self._regions[name], self._bytes_written[name]
         if start + len(view) > size:
-            raise ValueError(f"region {name} was to have {size} bytes")
+            raise ValueError(f"region {name} should have {size} bytes")
         self._regions[name][2] = zlib.crc32(view, crc)
         self._bytes_written[name] = start + len(view)
         self._write(view, offset + start)
@@ -265,7 +265,7 @@ class Segments(Records):
             path = self._place("snapshots", table, f"{name}{_NUMBERS}")
             with self._use(path, os.O_RDWR | (os.O_CREAT if create else 0)) as fd:
                 if not is_own_file(os.fstat(fd)) or os.fstat(fd).st_nlink > 1:
-                    raise OSError(errno.EPERM, "no file of this user's alone", str(path))
+                    raise OSError(errno.EPERM, "the file does not belong to this user alone", str(path))
                 self.take("segments", max(on_disk(size) - on_disk(os.fstat(fd).st_size), 0))
                 # On a disk that is full, writing to a mapped hole would kill the process.
                 os.posix_fallocate(fd, 0, size)
@@ -353,7 +353,7 @@ def _footer(view: memoryview) -> tuple[dict[str, Any], _Regions] | None:
 def _region(record: Any, end: int) -> tuple[int, int, int]:
     offset, length, crc = as_counts(record)
     if offset + length > end:
-        raise ValueError("a region ends behind the file")
+        raise ValueError("a region ends after the end of the file")
     return offset, length, crc
 
 

@@ -65,7 +65,7 @@ class Deletes(Protocol):
         """
 
     def to_json(self) -> list[Any]:
-        """The value as JSON can hold it; first the kind by which `versions.deletes.DELETES` reads it back."""
+        """The value as a JSON list; its first item is the kind that `versions.deletes.DELETES` looks up to parse it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class StoredColumn:
 
     @classmethod
     def from_json(cls, record: Any) -> StoredColumn:
-        """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        """The column in a list from `to_json`. Raises TypeError or ValueError for any other value."""
         name, stored, field_id, parts, names, default, uuid = record
         number = None if field_id is None else as_count(field_id)
         called = None if names is None else as_texts(names)

@@ -291,12 +291,14 @@ class LocalStore:
                     os.fsync(directory)
                 except OSError as error:
                     raise_ours(
-                        UfsUnavailableError(f"{path} was put, but the disk does not say that it will stay: {error}"),
+                        UfsUnavailableError(
+                            f"{path} was written, but the disk does not confirm that it is durable: {error}"
+                        ),
                         error,
                     )
                 return self._version(local, status)
         raise UfsUnavailableError(
-            f"{path} was not put: its directory cannot be made, or others remove it again and again"
+            f"{path} was not written: its directory cannot be made, or others remove it again and again"
         )
 
     @staticmethod

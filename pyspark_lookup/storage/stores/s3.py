@@ -118,7 +118,7 @@ class S3Store:
         url, etag, modified = f"s3://{bucket}/{key}", info.get("ETag"), info.get("LastModified")
         if size is None or not etag:
             raise UfsUnavailableError(
-                f"{redact('path', url)}: an answer without a size or an ETag is not of an S3 store"
+                f"{redact('path', url)}: an answer without a size or an ETag is not from an S3 store"
             )
         return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
 
@@ -148,7 +148,7 @@ class S3Store:
             if http_status(error) != 404 or error_code(error) == "NoSuchBucket":
                 raise
             url = redact("path", f"s3://{bucket}/{prefix}")
-            raise_ours(UfsUnavailableError(f"{url}: the answer is not one to a listing: {error}"), error)
+            raise_ours(UfsUnavailableError(f"{url}: the answer is not a listing: {error}"), error)
         # The client turns an empty body, or a gateway's error page, into an empty listing.
         is_incomplete = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
         if is_incomplete or not all(item["Key"].startswith(prefix) for item in page.get("Contents", [])):
@@ -244,7 +244,7 @@ class S3Store:
             answer_etag = reply.get("ETag", "").strip('"')
             if not answer_etag:
                 url = redact("path", file.url)
-                raise UfsUnavailableError(f"{url}: an answer without an ETag is not of an S3 store")
+                raise UfsUnavailableError(f"{url}: an answer without an ETag is not from an S3 store")
             # A gateway may not know If-Match: then its answer says which version these bytes are of.
             if etag and answer_etag != etag:
                 raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")

@@ -161,7 +161,7 @@ def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
 def _parse_write(row: Any) -> TableWrite:
     id_, mode, allocated_at, ended_at, committed, files, deletes, replaces, (least, rank), vacuumed, nonce = row
     if not isinstance(committed, bool) or not isinstance(vacuumed, bool) or not isinstance(mode, str):
-        raise ValueError(f"write {id_!r} cannot be")
+        raise ValueError(f"write {id_!r} has values of a wrong type")
     return TableWrite(
         as_count(id_),
         WriteMode(mode),
@@ -185,10 +185,10 @@ def _check(state: TableState, rows: int) -> None:
     for positions in (changes, definition_positions):
         begins = positions and (positions[0] == 1 if not state.since else 1 <= positions[0] <= state.since)
         if not begins or positions != sorted(set(positions)) or positions[-1] > state.position:
-            raise ValueError("a table is created by its first event, and nothing comes after its last")
+            raise ValueError("positions begin after the table's first event, are out of order, or end after its last")
     is_inside = 1 <= state.oldest <= state.position and 0 <= state.since < state.position
     if not is_inside:
-        raise ValueError("the positions that a state is about are of its log")
+        raise ValueError("its positions are outside the log")
     ids = [write.id for write in state.writes.values()]
     later = [id_ for id_ in ids if id_ > state.watermark]
     is_complete = later == list(range(state.watermark + 1, state.watermark + 1 + len(later)))
@@ -198,18 +198,18 @@ def _check(state: TableState, rows: int) -> None:
         or not is_complete
         or state.watermark + len(later) != state.high_watermark
     ):
-        raise ValueError("write ids are given in their order, and all since a position are held")
+        raise ValueError("write ids are out of order, or some are missing")
     for write in state.writes.values():
         is_inside = 1 <= write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
         has_ranks = 1 <= write.least <= write.rank if write.replaces else write.least == write.rank == write.id
         if not write.id or not is_inside or not has_ranks or (write.committed and write.ended_at is None):
-            raise ValueError(f"write {write.id} cannot be")
+            raise ValueError(f"write {write.id} contradicts itself")
     commits = {write.ended_at: write.id for write in state.writes.values() if write.committed}
     changed_ids = {c.position: c.write_id for c in state.changes if c.write_id is not None and c.position > state.since}
     if changed_ids != {
         position: id_ for position, id_ in commits.items() if position is not None and position > state.since
     }:
-        raise ValueError("its commits are others than its changes")
+        raise ValueError("its commits and its changes differ")
 
 
 def parse_state(data: bytes, origin: str) -> TableState:

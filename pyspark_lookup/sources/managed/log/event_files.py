@@ -65,7 +65,7 @@ class EventFiles:
             # its own, and then removes it.
             if own_id is None or any(event.table_id == own_id for _, event in self.read(list(files.values()))):
                 raise DamagedFileError(
-                    f"{redact('path', self.url)}: the log has no event {position + len(events) + 1} but {min(files)}: "
+                    f"{redact('path', self.url)}: the log lacks event {position + len(events) + 1}, and has {min(files)}: "
                     "restore it, or drop the table"
                 )
         return events

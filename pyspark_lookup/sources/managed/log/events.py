@@ -219,7 +219,7 @@ def parse(data: bytes, origin: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as problem:
         raise DamagedFileError(f"{origin} is no file of a table's log: {problem}") from None
     if document["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
-        raise DamagedFileError(f"{origin} is no file of a table's log as it was written: its checksum is another")
+        raise DamagedFileError(f"{origin} is not as it was written: its checksum differs")
     if document["format"] > FORMAT:
         raise NotSupportedError(
             f"{origin} has format version {document['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
@@ -251,7 +251,7 @@ def parse_definition(record: Any) -> Definition:
     properties = {as_text(key): as_text(value) for key, value in record["properties"].items()}
     lower_names = {name.lower() for name in schema.names}
     if len(lower_names) < len(schema.names) or not set(keys) <= set(schema.names):
-        raise ValueError("columns have names of their own, and keys are among them")
+        raise ValueError("column names are not unique, or a key is not among them")
     spark_schema(schema, "")
     return Definition(schema, keys, properties)
 
@@ -275,7 +275,7 @@ def _parse_path(value: Any) -> str:
 def parse_table_id(value: Any) -> str:
     """A table's id. Raises TypeError or ValueError for anything else."""
     if not as_text(value):
-        raise ValueError("a table has an id")
+        raise ValueError("the table id is empty")
     return str(value)
 
 

@@ -68,7 +68,7 @@ class _CachedLog:
 
 
 class NotificationLog:
-    """The log of the table at `url`, as this process reads and writes it. Safe for threads, not across forks."""
+    """The log of the table at `url`, as this process reads and writes it. Thread-safe, but not to be used after a fork."""
 
     def __init__(self, ufs: Ufs, context: HostContext, url: str) -> None:
         self._ufs = ufs
@@ -205,7 +205,7 @@ class NotificationLog:
         except UfsNotFoundError:
             return None
         if file.modified_at_s is None:
-            raise UfsError(f"{redact('path', file.url)}: the store does not say when it was put")
+            raise UfsError(f"{redact('path', file.url)}: the store does not say when it was written")
         return file.modified_at_s
 
     def put_times(self, after: int, at_most: int | None = None) -> dict[int, float]:
@@ -330,7 +330,7 @@ class NotificationLog:
         redacted_path = redact("path", self.url)
         if in_vain >= _IN_VAIN:
             raise UfsUnavailableError(
-                f"{redacted_path}: the store says that event {lost_at} of the log is there, and does not show it: try again later"
+                f"{redacted_path}: the store says that event {lost_at} of the log exists, but does not return it: try again later"
             )
         raise UfsUnavailableError(f"{redacted_path}: {_RACES} other writers were first: try again later")
 
@@ -352,7 +352,7 @@ class NotificationLog:
 
     def _unknown_error(self, event: Event, problem: Exception) -> CommitUnknownError:
         return CommitUnknownError(
-            f"whether event {event.position} ({event.kind}) of {redact('path', self.url)} was put is unknown: {problem}. "
+            f"it is unknown whether event {event.position} ({event.kind}) of {redact('path', self.url)} was written: {problem}. "
             f"Its nonce is {event.nonce}; look for it in the log before writing again"
         )
 

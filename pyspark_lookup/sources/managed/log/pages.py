@@ -65,7 +65,7 @@ class LogPages:
         first = max(ends[0] - state.page if ends else state.since, state.oldest)
         raise VersionGoneError(
             f"{self._redacted_path}: the log of table {state.table_id} was trimmed: versions from position {first} on can be read. A stream "
-            f"begins anew with the table as it is (a new checkpoint), or with what has changed since (lookup.stream.start = {first})"
+            f"restarts with a new checkpoint, from the current table or from later changes (lookup.stream.start = {first})"
         )
 
     def _replay(self, state: TableState, base: int, end: int) -> TableState | None:

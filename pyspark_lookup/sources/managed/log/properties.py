@@ -32,9 +32,7 @@ def parse_properties(properties: Mapping[str, str]) -> TableProperties:
         if not key.startswith("lookup."):
             continue
         if key not in (LOG_RETENTION, VACUUM_AFTER):
-            raise OptionError(
-                f"table property {key} is unknown: {LOG_RETENTION} and {VACUUM_AFTER} are those there are"
-            )
+            raise OptionError(f"table property {key} is unknown: there are {LOG_RETENTION} and {VACUUM_AFTER}")
         try:
             durations_s[key] = DURATION.parse(text)
         except ValueError as problem:

@@ -154,7 +154,7 @@ class TableState:
                         raise self._contradiction(event, f"removes the files of write {id_}, which has not ended")
                     self.writes.store(dataclasses.replace(ended_write, files=(), deletes=(), vacuumed=True))
                 if event.oldest > event.position:
-                    raise self._contradiction(event, f"keeps what is after event {event.oldest} only")
+                    raise self._contradiction(event, f"keeps only what is after event {event.oldest}")
                 self.oldest, self.vacuumed_at = max(self.oldest, event.oldest), event.position
             case _:
                 raise self._contradiction(event, "creates the table once more")
@@ -230,7 +230,7 @@ class TableState:
         write = self.writes.get(write_id)
         if write is None or (write.ended_at is not None and not write.committed):
             raise WriteConflictError(
-                f"write {write_id} of table {self.table_id} was aborted, by its writer or because nothing was heard of that "
+                f"write {write_id} of table {self.table_id} was aborted, by its writer, or by others after no sign of life "
                 "for lookup.write.timeout: write again"
             )
         if write.committed:
@@ -238,8 +238,8 @@ class TableState:
         if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:
             # Its rows would stay beside those of the same keys.
             raise WriteConflictError(
-                f"write {write_id} of table {self.table_id}, an overwrite, began before write {self.keyed_by}, which has "
-                "written by key and is committed: write again"
+                f"write {write_id} of table {self.table_id}, an overwrite, began before write {self.keyed_by}, which "
+                "wrote by key and is committed: write again"
             )
         if write.mode is WriteMode.OVERWRITE:
             self._check_compactions(write_id)
@@ -351,7 +351,7 @@ class TableState:
 
         excluded_ids = (*write_ids.open_ids, *write_ids.aborted_ids) if self.since else ()
         if write_ids.high_watermark < self.watermark or any(map(is_earlier, excluded_ids)):
-            raise EarlierStateError(f"the list {str(write_ids)!r} is of before log position {self.since}")
+            raise EarlierStateError(f"the list {str(write_ids)!r} dates from before log position {self.since}")
 
     def _check_marks(self, write_ids: ValidWriteIdList, own_write_id: int | None) -> None:
         """Raise VersionGoneError if a list lets through deletes of rows in a compaction's files, and not that compaction.
@@ -367,8 +367,8 @@ class TableState:
         for write in visible.valid:
             if write.deletes and visible.end(write) > first and not write.replaces and write.id != own_write_id:
                 raise VersionGoneError(
-                    f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, and not all "
-                    "that was replaced by it: which rows it deletes among those is not known"
+                    f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, but not all "
+                    "writes that the compaction replaced: which of their rows it deletes is not known"
                 )
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
@@ -378,7 +378,7 @@ class TableState:
             if write.vacuumed:
                 raise VersionGoneError(
                     f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
-                    "later version, or vacuum what is older only"
+                    "later version, and vacuum only older ones"
                 )
         # Write ids are not enough: two copies of a table that went on apart have given the same ones to other writes.
         labels = [
