@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 from pyspark_lookup.columnar.keys import Numbers
 
 _MAGIC = 1681511377
+_EMPTY_PART_BYTES = 12  # its number, a cookie, and a count of 0
 _ROWS_AT_MOST = 2**28  # of one file that are deleted, for which there is room in memory
 
 
@@ -36,7 +37,9 @@ def read_roaring(data: bytes, count: int) -> Numbers:
         raise ValueError("it has more rows than are announced")
     if len(bitmap) < count:
         raise ValueError(f"{len(bitmap)} rows instead of the announced {count}")
-    if len(bitmap.serialize()) != len(data) - 4:  # what is read passes over bytes that belong to no part
+    # What is read passes over bytes that belong to no part. Parts without rows, which writers may list, are not in the bitmap.
+    parts, serialized = struct.unpack_from("<Q", data, 4)[0], bitmap.serialize()
+    if len(serialized) + _EMPTY_PART_BYTES * (parts - struct.unpack_from("<Q", serialized)[0]) != len(data) - 4:
         raise ValueError("it has bytes outside its containers")
     if count and bitmap.max() >= 2**63:
         raise ValueError("its containers are out of order")

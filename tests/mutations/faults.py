@@ -290,8 +290,8 @@ FAULTS = [
         "an-unknown-put-is-called-failed",
         "A put of which nobody knows whether it arrived is said to have failed.",
         "storage/ufs.py",
-        "            if unanswered:\n                raise_ours(PutUnknownError",
-        "            if not data:\n                raise_ours(PutUnknownError",
+        "            if unanswered:\n                raise_ours(",
+        "            if not data:\n                raise_ours(",
         ("tests/sources/managed/test_log.py::test_commits_of_which_nothing_is_known",),
     ),
     Fault(
@@ -1380,8 +1380,8 @@ FAULTS = [
         "an-unknown-feature-is-read",
         "A table that asks its readers for a feature which is not known here is read.",
         "sources/delta/actions.py",
-        '        if unknown:\n            raise NotSupportedError(f"it asks for the reader feature',
-        '        if len(unknown) > 9:\n            raise NotSupportedError(f"it asks for the reader feature',
+        '        if unknown:\n            raise NotSupportedError(f"it requires the reader feature',
+        '        if len(unknown) > 9:\n            raise NotSupportedError(f"it requires the reader feature',
         ("tests/sources/delta/test_damage.py::test_what_is_not_understood",),
     ),
     Fault(

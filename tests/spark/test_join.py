@@ -153,7 +153,7 @@ def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str) -
     assert len(said) == 4
     assert all("LookupFunctionError" in error and "the service is down" in error for error in said)
     with pytest.raises(
-        PythonException, match=r"LookupFunctionError.*tests\.spark\.service:cities.*the service is down"
+        PythonException, match=r"LookupFunctionError.*tests\.support\.lookup_service:cities.*the service is down"
     ):
         enriched(spark, "2", options_of(tmp_path)).collect()
     down.unlink()

@@ -217,7 +217,6 @@ def last_reload(state: State) -> LastReload | None:
 
 # --- the cache ------------------------------------------------------------------------------------
 
-_log = logging.getLogger("pyspark_lookup.snapshot")
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
 _SILENT_S = 600.0  # a load without progress for so long counts as stuck

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark_lookup.errors import TableBusyError, TableEmptyError, TableFormatError
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.glob import glob_matches, glob_reaches
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.versions.model import Kind
@@ -20,7 +21,7 @@ def refuse_tables(table_url: str, kind: str, listing: Listing, sources: Sequence
     hudi = next((directory for directory in directories if directory.rsplit("/", 1)[-1] == ".hoodie"), None)
     if hudi is not None:
         raise TableFormatError(
-            f"{listing.url} holds {hudi}, so it is a Hudi table: its files alone are not a version of it. Read it "
+            f"{redact('path', listing.url)} holds {hudi}, so it is a Hudi table: its files alone are not a version of it. Read it "
             "through a lookup.provider of your own, with format('hudi'), or export the current version as plain files"
         )
 

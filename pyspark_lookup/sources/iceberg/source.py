@@ -98,8 +98,10 @@ class IcebergSource(VersionSource):
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
         if options.catalog is None:
             return cls
-        name = options.catalog, options.catalog_properties
-        return functools.partial(cls, catalog=shared.setdefault((cls, *name), Catalog(*name)))
+        key = cls, options.catalog, options.catalog_properties
+        if key not in shared:
+            shared[key] = Catalog(options.catalog, options.catalog_properties)
+        return functools.partial(cls, catalog=shared[key])
 
     @classmethod
     def open_store(cls, options: LookupOptions, open_url: Callable[[str, bool], Store]) -> Store | None:

@@ -63,7 +63,9 @@ class LogSource(VersionSource):
     @classmethod
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
         if LOG_DIRECTORY in listing.directories and not pattern:
-            raise UfsNotFoundError(f"{listing.url} became a managed table since this query was planned: plan it again")
+            raise UfsNotFoundError(
+                f"{redact('path', listing.url)} became a managed table since this query was planned: plan it again"
+            )
         inside = next((path for path in directories if path.rsplit("/", 1)[-1] == LOG_DIRECTORY), None)
         if inside is not None:
             raise TableFormatError(

@@ -16,7 +16,7 @@ from pyspark_lookup.storage.disk.claims import Claims
 from pyspark_lookup.storage.disk.counters import Counters
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, list_directories, list_names, read_content, unwrap, wrap
 from pyspark_lookup.storage.disk.ownership import MARKER
-from pyspark_lookup.storage.disk.records import ROW
+from pyspark_lookup.storage.disk.records import ROW, is_known_kind
 from pyspark_lookup.storage.disk.segments import Segments
 from pyspark_lookup.storage.disk.space import PAGE, RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
 
@@ -42,6 +42,10 @@ _FORGOTTEN_FOR_SPACE = (
     "unsettled",
     "version",
 )
+
+
+def _is_forgotten_for_space(kind: str) -> bool:
+    return kind in _FORGOTTEN_FOR_SPACE or not is_known_kind(kind)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -330,7 +334,8 @@ class Disk(Segments, Claims, Counters):
     def _evict_records(self, shortage: int) -> None:
         """Remove the least recently used records, but none used in the last minutes, which running queries rely on."""
         now_s = self._now_s()
-        kinds = (self._root / "records" / kind for kind in _FORGOTTEN_FOR_SPACE)
+        # Those of kinds that only another release has go, too: they count as any.
+        kinds = [kind for kind in list_directories(self._root / "records") if _is_forgotten_for_space(kind.name)]
         old = [
             (at_s, size, path) for kind in kinds for at_s, size, path in self._walk(kind) if now_s - at_s > _IN_USE_S
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -44,8 +45,10 @@ _DAYS_KEPT = {
     ),
     # Without the one a segment is read through, no more; the other outlives what it says of snapshots.
     60: ("segment", "invalidated"),
+    math.inf: ("metrics",),  # sums that go on
 }
 # Counted from the last use (touched once a day), so what is in use is never swept.
+_OTHERS_KEPT_S = 30 * _DAY_S  # of kinds that another release has
 _RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
 ROW = "~"  # between kind and key in the name of a directory with a row of records
 _NUMBERED = re.compile("[0-9a-f]{16}")
@@ -278,7 +281,7 @@ class Records(Space):
         for path in list_entries_below(self._root / "records"):
             with contextlib.suppress(OSError):
                 kind = path.parent.name.partition(ROW)[0]
-                if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(kind, float("inf")):
+                if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(kind, _OTHERS_KEPT_S):
                     self._remove(path)
         for directory in list_directories(self._root / "records"):
             if ROW in directory.name:
@@ -289,6 +292,11 @@ class Records(Space):
             with contextlib.suppress(FileNotFoundError):
                 if record_value(read_content(path)[0], f"{path.parent.name}/{path.name}") is None:
                     yield path
+
+
+def is_known_kind(directory: str) -> bool:
+    """Whether the name of a directory of records is of a kind that this release has."""
+    return directory.partition(ROW)[0] in _RECORDS_KEPT_S
 
 
 def json_bytes(value: Any) -> bytes:

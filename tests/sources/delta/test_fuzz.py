@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -320,6 +321,19 @@ def bitmaps() -> list[bytes]:
 def test_bitmaps_of_all_kinds() -> None:
     for blob in bitmaps():
         assert vector_of(blob, len(vector_values(blob))).tolist() == sorted(vector_values(blob))
+
+
+def test_bitmaps_with_parts_that_are_empty() -> None:
+    """Writers list a part for each 2^32 rows up to the last, with rows or without. Bytes of no part are damage."""
+    (one,) = [blob for blob in bitmaps() if vector_values(blob) == {0}][:1]
+    part = one[16:]  # behind the number of the part
+    empty = struct.pack("<II", 12346, 0)
+    numbered = [struct.pack("<I", number) + (part if number == 2 else empty) for number in range(3)]
+    blob = one[:4] + struct.pack("<Q", 3) + b"".join(numbered)
+    assert vector_of(blob, 1).tolist() == [2 * 2**32]
+    assert vector_of(one[:4] + struct.pack("<Q", 1) + numbered[0], 0).tolist() == []
+    with pytest.raises(DamagedFileError, match="outside its containers"):
+        vector_of(blob + b"\0", 1)
 
 
 def vector_of(blob: bytes, rows: int, claimed: int | None = None) -> Any:
