@@ -167,7 +167,9 @@ def test_lists_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(parquet, "free_bytes", lambda: 2**20)
     (tmp_path / "t").mkdir()
     pq.write_table(pa.table({"id": [1], "v": [[0] * 2**18]}), tmp_path / "t" / "a.parquet")
-    with pytest.raises(NotSupportedError, match=r"a\.parquet .*262144 list elements in 1 rows: there is no memory"):
+    with pytest.raises(
+        NotSupportedError, match=r"a\.parquet .*262144 list elements in 1 rows: there is not enough memory"
+    ):
         _read(tmp_path / "t")
 
 
@@ -223,7 +225,7 @@ def test_a_stripe_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**19)
     with pytest.raises(
         NotSupportedError,
-        match=r"a\.orc .*131072 rows in one stripe take at least 1048576 bytes, but only 524288 are free: there is no memory",
+        match=r"a\.orc .*131072 rows in one stripe take at least 1048576 bytes, but only 524288 are free: there is not enough memory",
     ):
         _read(tmp_path / "t")
 

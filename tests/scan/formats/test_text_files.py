@@ -586,8 +586,8 @@ def test_dialects_and_declared_types(dim: Path, options: dict[str, str], content
 @pytest.mark.parametrize(
     ("options", "content", "message"),
     [
-        ({}, 'a,b\n"x\\"y",1\n', r"has \\\" inside of quoted text, as Spark writes it: set lookup\.csv\.escape"),
-        ({}, "a\n\xff\n".encode("latin-1"), r"bytes that are no utf-8: set lookup\.csv\.encoding"),
+        ({}, 'a,b\n"x\\"y",1\n', r"has \\\" inside quoted text, as Spark writes it: set lookup\.csv\.escape"),
+        ({}, "a\n\xff\n".encode("latin-1"), r"bytes that are not valid utf-8: set lookup\.csv\.encoding"),
         ({"csv__header": "false", "schema": "a INT"}, "1,2\n", r"has 2 columns and no header, but lookup\.schema has 1: a"),
         ({"csv__sep": ";;"}, "a\n", r"option lookup\.csv\.sep = ';;'.*: expected one ASCII character"),
         ({"csv__encoding": "klingon"}, "a\n", r"option lookup\.csv\.encoding = 'klingon'.*: expected the name of an encoding"),
@@ -599,7 +599,7 @@ def test_dialects_and_declared_types(dim: Path, options: dict[str, str], content
             ({}, content, r"a\.json is not a readable json file")
             for content in ('{"a": 1', '{"a": 1} x', "[1, 2]", '{"a": nan}', '"x"', '[{"a": 1}', '{"a": 1}]', "{'a': 1}")
         ),
-        ({"csv__sep": ";"}, '{"a": 1}', r"option lookup\.csv\.sep is for CSV files: .* has json: remove it"),
+        ({"csv__sep": ";"}, '{"a": 1}', r"option lookup\.csv\.sep is for CSV files: .* holds json files: remove it"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_other_files(dim: Path, options: dict[str, str], content: str | bytes, message: str) -> None:

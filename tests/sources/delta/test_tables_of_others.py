@@ -16,7 +16,7 @@ from tests.support.lake_tables import MODES, Rows, rows_of
 from tests.support.tables_of_others import unpack
 
 REFUSED = {
-    "simple_table_features": "readers of protocol version 5",
+    "simple_table_features": "requires reader version 5",
     "spark-shredded-variant-preview-delta": "is of type 'variant'",
     "spark-variant-checkpoint": "is of type 'variant'",
     "spark-variant-stable-feature-checkpoint": "is of type 'variant'",
@@ -27,7 +27,7 @@ REFUSED = {
     "variant-stats-with-struct-no-checkpoint": "is of type 'variant'",
     "basic_catalog_managed": "catalogManaged",
     "catalog-owned-preview": "catalogManaged",
-    "deltalog-invalid-protocol-version": "readers of protocol version 99",
+    "deltalog-invalid-protocol-version": "requires reader version 99",
     "data-reader-absolute-paths-escaped-chars": "lacks the table's metadata",
     "deltalog-state-reconstruction-without-metadata": "lacks the table's metadata",
     "deltalog-state-reconstruction-without-protocol": "lacks the table's protocol",

@@ -215,5 +215,5 @@ def test_the_main_branch_before_the_first_commit(tmp_path: Path) -> None:
 def test_a_format_of_files_that_nobody_knows(tmp_path: Path) -> None:
     table = IcebergTable.create(tmp_path / "t", COLUMNS)
     table.commit([{**file, "file_format": "LANCE"} for file in table.data([{"id": 1}])])
-    with pytest.raises(NotSupportedError, match="is a file of format LANCE, which is not read"):
+    with pytest.raises(NotSupportedError, match="is a file of format LANCE, which is not supported"):
         opened(table.home, tmp_path / "cache").scan()

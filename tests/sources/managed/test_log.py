@@ -483,7 +483,7 @@ def test_a_long_log(place: Place, cache_dir: Path) -> None:
     place.files.rm(name)
     assert state_to_json(Process(place, cache_dir / "new").latest()) == plain
     place.files.rm(place.name(7))
-    with pytest.raises(errors.DamagedFileError, match="no event 7"):
+    with pytest.raises(errors.DamagedFileError, match="lacks event 7"):
         Process(place, cache_dir / "gap").latest()
 
 

@@ -228,7 +228,7 @@ def test_a_position_that_is_no_version(site: Site, table: LookupTable) -> None:
                 site.table({"lookup.version": str(version)}, host).scan()
             else:
                 for mode in CACHES.values():
-                    with pytest.raises(VersionGoneError, match=rf"there is no version {version}, .* before it is \d+"):
+                    with pytest.raises(VersionGoneError, match=rf"there is no version {version}: .* before it is \d+"):
                         site.table({**mode, "lookup.keys": "id", "lookup.version": str(version)}, host).scan()
         with pytest.raises(VersionGoneError, match="the log goes from 1 to"):
             site.table({"lookup.version": "0"}, host).scan()

@@ -415,10 +415,10 @@ def test_opening_may_fail(desk: Desk, kind: str, retries: int) -> None:
 
 
 BAD_VERSIONS: dict[str, tuple[Callable[[], Any], str]] = {
-    "a number": (lambda: 5, r"version\(\) of provider provider_1:make returned 5: return a text"),
-    "None": (lambda: None, "returned None: return a text"),
-    "nothing": (lambda: "", "returned '': return a text"),
-    "bytes": (lambda: b"1", "returned b'1': return a text"),
+    "a number": (lambda: 5, r"version\(\) of provider provider_1:make returned 5: return a str"),
+    "None": (lambda: None, "returned None: return a str"),
+    "nothing": (lambda: "", "returned '': return a str"),
+    "bytes": (lambda: b"1", "returned b'1': return a str"),
     "an error": (raises(ValueError("gone")), r"provider provider_1:make failed, version\(\): ValueError\('gone'\)"),
 }
 

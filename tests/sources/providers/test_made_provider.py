@@ -313,7 +313,7 @@ def test_a_table_needs_a_path_or_a_provider_with_keys(desk: Desk) -> None:
     """Without a path and a provider there is no table; a table that is asked by key says by which."""
     with pytest.raises(OptionError, match="path is missing"):
         LookupTable(None, {"lookup.keys": "id"})
-    with pytest.raises(OptionError, match=r"lookup.keys is missing: .* provider .*, of id, name"):
+    with pytest.raises(OptionError, match=r"lookup.keys is missing: .* provider .*, among id, name"):
         LookupTable(None, {"lookup.provider": desk.name(lambda context: provider(users()))})
 
 
