@@ -284,7 +284,7 @@ MISTAKES: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
     "full": (OptionError, {"how": "full"}, "argument how = 'full'.*'left', 'inner'"),
     "unknown strategy": (OptionError, {"strategy": "hash"}, "argument strategy = 'hash'"),
     "unknown option": (OptionError, {"lookup.cach": "FULL"}, "lookup.cach"),
-    "keys as an option": (OptionError, {"lookup.keys": "name"}, "lookup.keys = 'name' is not what the argument `on`"),
+    "keys as an option": (OptionError, {"lookup.keys": "name"}, "lookup.keys = 'name' is not the argument `on`"),
     "columns as an option": (OptionError, {"lookup.columns": "name"}, "lookup.columns"),
     "null on error, broadcast": (OptionError, {"strategy": "broadcast", "lookup.on-error": "NULL"}, "on-error.*cache"),
     "an option of writes": (OptionError, {"lookup.write.mode": "upsert"}, "lookup.write.mode is for writes"),

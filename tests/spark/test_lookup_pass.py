@@ -154,7 +154,7 @@ def test_semi_and_anti_joins(spark: SparkSession, files: dict[str, str], strateg
     for how in ("semi", "leftsemi", "left_semi", "anti", "leftanti", "LEFT_ANTI"):
         mine = lookup_join(df, files["many"], ["id", "code"], how, strategy=strategy)
         assert_same(mine, by_spark(df, files["many"], ["id", "code"], how.lower(), columns=[]))
-    with pytest.raises(OptionError, match=r"columns.*left_semi join gives no columns"):
+    with pytest.raises(OptionError, match=r"columns.*left_semi join returns no columns"):
         lookup_join(df, files["many"], "id", "semi", columns=["label"])
 
 
