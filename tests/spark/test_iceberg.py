@@ -86,7 +86,7 @@ def test_writes_are_refused(spark: SparkSession, dim: Dim, name: str) -> None:
     spark.sql(f"CREATE TABLE {name} {catalog_options(dim.path, dim.options)}")
     home = Path(dim.table.location().removeprefix("file://"))
     files = {*home.rglob("*")}
-    refused = "is an Iceberg table: lookupcache reads it, but writes only managed tables"
+    refused = "is an Iceberg table: lookupcache can read it, but writes only managed tables"
     with pytest.raises(Exception, match=refused):
         spark.sql(f"INSERT INTO {name} VALUES (1, 1, 'p 1')")
     rows = load(spark, dim.path, dim.options)

@@ -56,7 +56,7 @@ class ManagedTables:
         kind = self._resolver.kind_of_url(self._ufs.url_of(options.path))
         if kind is not None:
             raise NotSupportedError(
-                f"{redact('path', options.path)} is an {kind.capitalize()} table: lookupcache reads it, but writes only managed tables"
+                f"{redact('path', options.path)} is an {kind.capitalize()} table: lookupcache can read it, but writes only managed tables"
             )
         return self._resolver.to_table(options, MANAGED)
 
