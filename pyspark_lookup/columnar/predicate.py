@@ -26,7 +26,8 @@ _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
 
 def bucket_numbers(values: pa.Array, count: int) -> Numbers | None:
-    """The bucket of each value (none may be null) among `count` buckets; None for a type without bucket hashes."""
+    """The bucket of each value (none may be null) among `count` buckets, as Iceberg's transform `bucket` numbers them; None for a type without
+    bucket hashes."""
     hashes = bucket_hashes(values)
     if hashes is None:
         return None
@@ -35,7 +36,7 @@ def bucket_numbers(values: pa.Array, count: int) -> Numbers | None:
 
 
 def bucket_hashes(values: pa.Array) -> Numbers | None:
-    """The hash (uint32) of each value; None for a type that has none."""
+    """The hash (uint32; 32-bit Murmur3, x86, seed 0) of each value; None for a type that has none."""
     kind = values.type
     if pa.types.is_integer(kind):
         return _hash_longs(values.cast(pa.int64()).to_numpy(zero_copy_only=False))

@@ -57,7 +57,11 @@ from pyspark_lookup.versions.executions import Build, Execution, Resolution
 
 @dataclasses.dataclass(frozen=True)
 class Validity:
-    """The columns that say when a row is valid, and what to do if two rows of a key are valid at once."""
+    """The columns that say when a row is valid, and what to do if two rows of a key are valid at once (type 2 of slowly changing dimensions).
+
+    A row is valid from its `start` on (null: always was) and before its `end` (null: still is). Without a column `end` it is valid
+    until the next row of its key.
+    """
 
     start: str
     end: str | None

@@ -62,7 +62,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class OpenTable:
-    """A resolved table, with the options as its metadata completes them. `full`: its full cache in CACHE mode."""
+    """A table as a `LookupTable` resolved it last, so that nothing is planned again while the table stays the same.
+
+    `options`: as the table's metadata completes them. `full`: its full cache in CACHE mode.
+    """
 
     engine: Engine
     resolved_table: ResolvedTable
@@ -129,7 +132,7 @@ def check_no_batch(options: LookupOptions, operation: str) -> None:
 
 
 class Transaction:
-    """Several writes that become visible together, at the end of the `with` block; after an error in it, never.
+    """Several writes that become visible together, at the end of the `with` block; after an error in it, never (Hive's write ids).
 
     Made by `LookupTable.transaction`; for one thread of one process. Its reads see the table as it was when the block was
     entered, and its own writes; they read the files, whatever `lookup.cache` says. Without writes nothing is logged. Commits
@@ -243,7 +246,7 @@ class Transaction:
 
 
 class LookupTable:
-    """A table of files, read through this host's cache, always in its current version.
+    """A table of any kind, read through this host's cache, always in its current version.
 
     `options` are those of the Spark format, with `.`-separated keys in a mapping:
     `LookupTable("s3://bucket/dim", {"lookup.where": "id < 10"})`. Nothing is read on creation; an

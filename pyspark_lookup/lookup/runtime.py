@@ -46,7 +46,10 @@ _FILE = "file://"
 
 
 def check_apart(url: str, cache: Path) -> None:
-    """Raise OptionError if a table of this machine lies in the cache directory, or the cache directory in the table, also through links."""
+    """Raise OptionError if a table of this machine lies in the cache directory, or the cache directory in the table, also through links.
+
+    Each would take the other's files for its own.
+    """
     if not url.startswith(_FILE):
         return
     path = url.removeprefix(_FILE)

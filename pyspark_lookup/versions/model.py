@@ -26,7 +26,10 @@ _PARTS = ("nulls", "rows", "buckets", "bucket")  # of a column, beside its bound
 
 
 def statistics_to_text(files: Sequence[FileVersion], schema: pa.Schema) -> str | None:
-    """The statistics of files, in their order, as a text; None if no file has any. `schema`: the table's columns."""
+    """The statistics of files, in their order, as the text of an Arrow table with a row for each file, which is read only when it is needed.
+
+    None if no file has any. `schema`: the table's columns.
+    """
     statistics = [file.statistics for file in files]
     if all(entry is None for entry in statistics):
         return None

@@ -1,4 +1,4 @@
-"""A kind of table that the engine has never heard of: every way to read it works, with a source of 150 lines."""
+"""A kind of table that the engine has never heard of: every way to read it works, with a source of one small module."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import pytest
 from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.storage.disk import BlockKey, key_of, memory_backed, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
+from pyspark_lookup.storage.disk.space import RECORDS_SHARE
 from tests.support.disks import BLOCK_DAMAGE, Opened, data_of, files_at_most, holding, key, opened
 
 __all__ = ["opened"]
@@ -422,3 +423,17 @@ def test_memory_backed_directories_are_told() -> None:
     for _, point, kind, *_ in mounts:
         if kind == "tmpfs" and "\\" not in point:
             assert memory_backed(Path(point) / "below") is (max(m[1] for m in mounts if m[1] == point) == point)
+
+
+def test_records_of_another_release_make_room(cache_dir: Path) -> None:
+    """They count as any: where records take too much space, they go before this release's, if they were used longer ago."""
+    opened = Opened(cache_dir, 64 * MIB)
+    disk = opened.disk
+    for number in range(5):
+        disk.replace_record("of-another-release", f"{number:032x}", "x" * MIB)
+    opened.clock.tick(1)
+    disk.replace_record("version", "a", "y" * 100_000)
+    opened.clock.tick(3600)
+    disk.sweep()
+    assert disk.has_record("version", "a")
+    assert disk.usage().records <= 64 * MIB // RECORDS_SHARE

@@ -118,6 +118,10 @@ _ON_TIME_S = 0.5  # a live schedule begins a due reload within this time, also o
 class OverdueReloads:
     """Begins and awaits the overdue reloads of one table, for the queries of this process.
 
+    If every process lives for one query only, none may be alive when a reload comes due, and a live one may be stopped. So the
+    query that finds a reload due begins it, and waits up to `lookup.full-cache.build-wait`: its answer is at most one interval and
+    one load old. The wait counts from the beginning of the load, so a later query waits only for the rest of it.
+
     `limit_s`: how long to wait for a reload. `tell`: called with the reason, once per reload, when the wait is given up.
     """
 

@@ -123,6 +123,8 @@ def read_deleted(
 ) -> dict[str, Numbers]:
     """The positions of deleted rows, by the URL of their file. Positions that `last` has already removed may be missing.
 
+    Equality deletes are matched with the rows of the latest snapshot, so the data files in it are not read again.
+
     `fetched`: files whose rows are not taken from `last`, although it has them.
     """
     by_value = [file for file in version.files if any(delete_file.equality is not None for delete_file in file.deletes)]

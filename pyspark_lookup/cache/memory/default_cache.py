@@ -38,6 +38,9 @@ _BATCHES_AT_MOST = 4096  # small ones, as of one key each
 class AccessLog:
     """Accesses by number, ascending from 0, each of an entry at a time in seconds that never goes back.
 
+    A batch of accesses is appended as it comes. An access that is read from the old end counts only if no later one of the same entry
+    followed. So the order is exact, and costs no Python step per entry.
+
     `timed`: whether to keep the times of accesses, for `find_first_later`.
     """
 

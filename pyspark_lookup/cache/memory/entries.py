@@ -23,7 +23,11 @@ _FILL_AT_MOST = 0.4
 
 
 class Slots:
-    """Slots for up to `room` entries, which are numbered from 0."""
+    """Open addressing over numpy, from hashes to the numbers of entries, a whole batch at a time: up to `room` entries, numbered from 0.
+
+    An entry is in the first slot that was free, from the one that its hash names. A removed entry leaves a mark, unless an empty
+    slot follows, so that entries beyond it are still found. A hash only leads to candidates: the caller compares the keys.
+    """
 
     def __init__(self, room: int) -> None:
         bits = max(int(room / _FILL_AT_MOST), 1024).bit_length()

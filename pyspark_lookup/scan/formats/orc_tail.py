@@ -17,7 +17,10 @@ from pyspark_lookup.storage.stores import Range
 
 
 def decompress_lzo(data: memoryview, at_most: int) -> bytes:
-    """The decompressed bytes of a block. Raises ValueError for a damaged block, or one of more than `at_most` bytes."""
+    """The decompressed bytes of a block of LZO1X, which some writers of ORC use and pyarrow has no codec for.
+
+    Raises ValueError for a damaged block, or one of more than `at_most` bytes.
+    """
     try:
         return _decompress_lzo(data, at_most)
     except IndexError:
