@@ -80,8 +80,8 @@ def test_a_warm_host(run: Run, named: Named, tmp_path: Path) -> None:
         (["describe", "-o", "lookup.version=7"], 1, "has no snapshot 7"),
         (["describe", "-o", "lookup.branch=audit"], 2, "branch = 'audit'"),
         (["describe", "-o", "lookup.format=parquet"], 2, "lookup.format"),
-        (["compact"], 1, "is an Iceberg table: lookupcache reads it|is no managed table"),
-        (["vacuum", "--older-than", "30 d"], 1, "is an Iceberg table: lookupcache reads it|is no managed table"),
+        (["compact"], 1, "is an Iceberg table: lookupcache can read it|is no managed table"),
+        (["vacuum", "--older-than", "30 d"], 1, "is an Iceberg table: lookupcache can read it|is no managed table"),
     ],
 )
 def test_what_is_refused(run: Run, named: Named, arguments: list[str], code: int, said: str) -> None:
