@@ -1,14 +1,16 @@
 """Faults put into the package one at a time, and which tests catch each: see `faults.py`.
 
-Run as `python -m tests.mutations.run [--list] [--only NAME …] [--night] [-j N]`. The checkout is never edited: tests run in copies of it.
+Run as `python -m tests.mutations.run [--list] [--only NAME …] [-j N]`. The checkout is never edited: tests run in copies of it.
 The exit code says whether a fault was missed, or its place in the package was not found.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import concurrent.futures
 import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -19,6 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.mutations.edits import find_definition
 from tests.mutations.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +30,7 @@ _LIMIT_S = 600  # of all tests of a fault
 _TEST_LIMIT_S = 60  # of one of them: a fault that makes a test hang is caught
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".venvs", "site", "*_cache", "tmp*")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
-_PYTEST = ["-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", "-o", f"timeout={_TEST_LIMIT_S}"]
+_PYTEST = ["-m", "pytest", "-x", "-q", "-n0", "-m", "not nightly", "-p", "no:cacheprovider", "-o", f"timeout={_TEST_LIMIT_S}"]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +42,10 @@ class Outcome:
     said: str
 
 
-def tests_in(checkout: Path, tests: Sequence[str], night: bool) -> Outcome:
-    """Run tests in a copy of the checkout, the first failure being the last test. `night`: nightly ones, too."""
+def tests_in(checkout: Path, tests: Sequence[str]) -> Outcome:
+    """Run tests in a copy of the checkout, the first failure being the last test."""
     began = time.monotonic()
-    command = [sys.executable, *_PYTEST, *([] if night else ["-m", "not nightly"]), *tests]
+    command = [sys.executable, *_PYTEST, *tests]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     environment.pop("LOOKUPCACHE_FUZZ", None)  # the cases of the day
     try:
@@ -62,8 +65,24 @@ def tests_in(checkout: Path, tests: Sequence[str], night: bool) -> Outcome:
 def place_of(fault: Fault, checkout: Path) -> str | None:
     """What is wrong with the place of a fault in the package; None if it is there once."""
     module = checkout / PACKAGE / fault.module
-    count = module.read_text(encoding="utf-8").count(fault.old) if module.exists() else 0
-    return None if count == 1 else f"{fault.name}: its old text is {count} times in {fault.module}, not once"
+    definition = find_definition(_tree(module), fault.definition) if module.exists() else None
+    count = 0 if definition is None else len(fault.edit.places(definition))
+    return None if count == 1 else f"{fault.name}: {fault.edit.old!r} is {count} times in {fault.place}, not once"
+
+
+@functools.cache
+def _tree(module: Path) -> ast.Module:
+    return ast.parse(module.read_text(encoding="utf-8"))
+
+
+def put_in(fault: Fault, checkout: Path) -> None:
+    """Edit a copy of the checkout. Only comments and the layout of the module are lost beside what the fault says."""
+    module = checkout / PACKAGE / fault.module
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    definition = find_definition(tree, fault.definition)
+    assert definition is not None
+    fault.edit.apply(definition)
+    module.write_text(ast.unparse(tree), encoding="utf-8")
 
 
 def tried(fault: Fault, clean: Path) -> Outcome:
@@ -71,30 +90,28 @@ def tried(fault: Fault, clean: Path) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="lookupcache-mutation-") as work:
         checkout = Path(work) / "checkout"
         shutil.copytree(clean, checkout, symlinks=True)
-        module = checkout / PACKAGE / fault.module
-        module.write_text(module.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
-        return tests_in(checkout, fault.tests, fault.nightly)
+        put_in(fault, checkout)
+        return tests_in(checkout, fault.tests)
 
 
-def chosen(names: Sequence[str], night: bool) -> list[Fault]:
-    """The faults of those names; without names all of the day, or of day and night."""
+def chosen(names: Sequence[str]) -> list[Fault]:
+    """The faults of those names; without names all."""
     unknown = sorted(set(names) - {fault.name for fault in FAULTS})
     if unknown:
         sys.exit(f"no fault is named {', '.join(unknown)}: --list shows them")
-    return [fault for fault in FAULTS if (fault.name in names if names else night or not fault.nightly)]
+    return [fault for fault in FAULTS if not names or fault.name in names]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="show the faults, and run nothing")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults only")
-    parser.add_argument("--night", action="store_true", help="also those that only nightly tests catch")
     parser.add_argument("-j", type=int, default=1, metavar="N", help="so many at a time (default: 1)")
     given = parser.parse_args()
-    faults = chosen(given.only, given.night)
+    faults = chosen(given.only)
     if given.list:
         for fault in faults:
-            print(f"{fault.name}{' (nightly)' if fault.nightly else ''}: {fault.wrong}\n    {fault.module}")
+            print(f"{fault.name}: {fault.wrong}\n    {fault.place}")
         return 0
     lost = [problem for fault in faults if (problem := place_of(fault, ROOT)) is not None]
     if lost:
@@ -115,14 +132,12 @@ def main() -> int:
 
 def _passes(clean: Path, faults: Sequence[Fault]) -> bool:
     """Whether the tests pass without a fault."""
-    for night in (False, True):
-        tests = sorted({test for fault in faults if fault.nightly is night for test in fault.tests})
-        outcome = tests_in(clean, tests, night) if tests else None
-        if outcome is not None and outcome.failed != "":
-            print(f"without a fault these tests do not pass: {outcome.failed or 'see below'}", outcome.said, sep="\n")
-            return False
-        if outcome is not None:
-            print(f"without a fault {len(tests)} tests and files pass, {outcome.took_s:.0f} s", flush=True)
+    tests = sorted({test for fault in faults for test in fault.tests})
+    outcome = tests_in(clean, tests)
+    if outcome.failed != "":
+        print(f"without a fault these tests do not pass: {outcome.failed or 'see below'}", outcome.said, sep="\n")
+        return False
+    print(f"without a fault {len(tests)} tests and files pass, {outcome.took_s:.0f} s", flush=True)
     return True
 
 

@@ -1,11 +1,31 @@
-"""Faults are put into the package by its text: one whose text has changed tests nothing."""
+"""Faults are put into the package by its syntax tree: one that has no place in it any more tests nothing."""
 
 from __future__ import annotations
 
-from tests.mutations.faults import FAULTS
-from tests.mutations.run import ROOT, place_of
+import ast
+import builtins
+import symtable
+
+from tests.mutations.edits import ANY, as_python
+from tests.mutations.faults import FAULTS, Fault
+from tests.mutations.run import PACKAGE, ROOT, place_of
 
 
 def test_each_fault_has_its_place() -> None:
-    """The text that a fault replaces is in its module once."""
+    """What a fault changes is in its function or class once."""
     assert [problem for fault in FAULTS if (problem := place_of(fault, ROOT)) is not None] == []
+
+
+def test_faults_name_no_variables() -> None:
+    """The names in a fault are builtins, `self`, or those that its module imports or defines: a variable may get another name."""
+    assert {fault.name: names for fault in FAULTS if (names := _variables(fault))} == {}
+
+
+def _variables(fault: Fault) -> set[str]:
+    """The names in a fault that its module does not have outside functions, without those that the edit itself sets."""
+    old, new = (ast.parse(edit) for edit in (as_python(fault.edit.old), as_python(fault.edit.new)))
+    names = [node for tree in (old, new) for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    set_names = {node.id for node in ast.walk(new) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    text = (ROOT / PACKAGE / fault.module).read_text(encoding="utf-8")
+    known_names = {"self", *dir(builtins), *symtable.symtable(text, fault.module, "exec").get_identifiers()}
+    return {node.id for node in names if not node.id.startswith(ANY)} - known_names - set_names
