@@ -71,6 +71,8 @@ class Content:
     partitions: pa.Schema = _NONE
     files: tuple[tuple[Row, tuple[Row, ...]], ...] = ()
     """For each file the values of its directories, and its rows with these."""
+    conflicts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Columns of which no type holds the values of all files, which are null here: only a reader that leaves them out has an answer."""
     problem: str = ""
     busy: bool = False
     modelled: bool = False
@@ -96,6 +98,9 @@ class Content:
         for name in (*question.keys, *question.columns, *tested):
             if name not in schema.names:
                 raise ImpossibleError(f"no column {name}")
+        for name in (*question.keys, *(question.columns or schema.names), *tested):
+            if name in self.conflicts:
+                raise ImpossibleError(self.conflicts[name])
         if "v" in tested and pa.types.is_string(schema.field("v").type):
             raise ImpossibleError("text is not compared with numbers")
         rows = [row for row in self._chosen(question) if holds(row)]
@@ -162,20 +167,35 @@ def _plain_content(place: Place) -> Content:
         raise ImpossibleError("files in different partition columns")
     files = [_read(path) for path, _ in found]
     types: dict[str, pa.DataType] = {}
+    conflicts: dict[str, str] = {}
     for schema, _, _ in files:
         for field in schema:
             kind = shown(field.type)
-            types[field.name] = united(types[field.name], kind) if field.name in types else kind
+            try:
+                types[field.name] = united(types[field.name], kind) if field.name in types else kind
+            except ImpossibleError as problem:
+                conflicts[field.name] = str(problem)
+    types |= dict.fromkeys(conflicts, pa.null())
     data = pa.schema([(name, finished(kind)) for name, kind in types.items()])
     partitions = _partition_schema([dict(values) for _, values in found])
     content = []
     for (_, values), (_, rows, instants) in zip(found, files, strict=True):
         own = {name: _partition_value(value, partitions.field(name).type) for name, value in values}
-        columns = [(field.name, field.type, field.name in instants) for field in data]
+        columns = [(field.name, field.type, field.name in instants) for field in data if field.name not in conflicts]
         content.append(
-            (own, tuple({**{n: converted(row.get(n), kind, utc) for n, kind, utc in columns}, **own} for row in rows))
+            (
+                own,
+                tuple(
+                    {
+                        **dict.fromkeys(conflicts),
+                        **{n: converted(row.get(n), kind, utc) for n, kind, utc in columns},
+                        **own,
+                    }
+                    for row in rows
+                ),
+            )
         )
-    return Content(data, partitions, tuple(content), busy=place.busy)
+    return Content(data, partitions, tuple(content), conflicts, busy=place.busy)
 
 
 # --- files ----------------------------------------------------------------------------------------
