@@ -42,16 +42,16 @@ class Outcome:
     said: str
 
 
-def tests_in(checkout: Path, tests: Sequence[str]) -> Outcome:
-    """Run tests in a copy of the checkout, the first failure being the last test."""
+def tests_in(checkout: Path, tests: Sequence[str], limit_s: float | None) -> Outcome:
+    """Run tests in a copy of the checkout, the first failure being the last test. What they write is beside the copy, and goes with it."""
     began = time.monotonic()
-    command = [sys.executable, *_PYTEST, *tests]
+    command = [sys.executable, *_PYTEST, f"--basetemp={checkout.parent / 'tests'}", *tests]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     environment.pop("LOOKUPCACHE_FUZZ", None)  # the cases of the day
     try:
         done = subprocess.run(
             command, cwd=checkout, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=_LIMIT_S, check=False,
+            timeout=limit_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Outcome("no end", time.monotonic() - began, "")
@@ -91,7 +91,7 @@ def tried(fault: Fault, clean: Path) -> Outcome:
         checkout = Path(work) / "checkout"
         shutil.copytree(clean, checkout, symlinks=True)
         put_in(fault, checkout)
-        return tests_in(checkout, fault.tests)
+        return tests_in(checkout, fault.tests, _LIMIT_S)
 
 
 def chosen(names: Sequence[str]) -> list[Fault]:
@@ -133,7 +133,7 @@ def main() -> int:
 def _passes(clean: Path, faults: Sequence[Fault]) -> bool:
     """Whether the tests pass without a fault."""
     tests = sorted({test for fault in faults for test in fault.tests})
-    outcome = tests_in(clean, tests)
+    outcome = tests_in(clean, tests, None)
     if outcome.failed != "":
         print(f"without a fault these tests do not pass: {outcome.failed or 'see below'}", outcome.said, sep="\n")
         return False
