@@ -1,8 +1,8 @@
 """Cached lookup tables for Spark: `spark.read.format("lookupcache").load(path)`.
 
-Everything public is here; modules are private. Spark imports this package in every planner to find `DefaultSource`, together with every other
-package named `pyspark_*`: so importing it is cheap, brings in neither pyarrow nor fsspec, and never
-raises. Names are resolved when they are first used.
+Everything public is here; modules are private. To find `DefaultSource`, Spark imports this package in every planner, together with every
+other package named `pyspark_*`: so the import is cheap, brings in neither pyarrow nor fsspec, and never raises. Names are resolved when
+they are first used.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def __getattr__(name: str) -> Any:
     except Exception as problem:
         if name != "DefaultSource":
             raise
-        # Spark asks with hasattr(): whatever is broken here must not take every Python source down.
+        # Spark asks with hasattr(). An error here must not break all other Python sources.
         raise AttributeError(f"pyspark_lookup cannot offer its Spark source: {problem}") from problem
 
 

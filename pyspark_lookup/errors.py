@@ -1,6 +1,6 @@
 """The errors of pyspark_lookup: each is a `PysparkLookupError`, and also the builtin that a caller would guess.
 
-None of them tells a credential, whatever it is given to say. A foreign error becomes the cause of one by `raise_ours`.
+None of them shows a credential, even if one is in its text. A foreign error becomes the cause of one by `raise_ours`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, NoReturn
 from pyspark_lookup.core.credentials import without_credentials
 from pyspark_lookup.core.printable import printable
 
-_LONGEST = 100_000  # characters of a text of others that are looked at: nobody reads more, and each takes its time
+_LONGEST = 100_000  # characters of a foreign text that are examined: nobody reads more, and each takes time
 
 
 def foreign_text(text: str) -> str:
-    """Somebody else's text made safe for our messages: credentials hidden, control characters escaped, cut if very long."""
+    """Foreign text made safe for our messages: credentials hidden, control characters escaped, cut if very long."""
     more = f"… ({len(text)} characters)" if len(text) > _LONGEST else ""
     return printable(without_credentials(text[:_LONGEST]), lines=True) + more
 
 
 def foreign_repr(value: object) -> str:
-    """The repr of a value or an error of others; only its type if that fails."""
+    """The repr of a foreign value or error; only its type if the repr fails."""
     try:
         return repr(value)
     except Exception:
@@ -31,11 +31,11 @@ def foreign_repr(value: object) -> str:
 
 
 class _RedactedError(Exception):
-    """Stands in a traceback for a foreign error that would show a credential."""
+    """Replaces, in a traceback, a foreign error that would show a credential."""
 
 
 def redact_cause(error: BaseException) -> BaseException:
-    """A foreign error to be the cause of one of ours: itself, or a stand-in if a traceback would show credentials."""
+    """A foreign error for use as the cause of one of ours: itself, or a replacement if its traceback would show credentials."""
     pending: list[BaseException | None] = [error]
     seen_ids: set[int] = set()
     while pending:
@@ -44,7 +44,7 @@ def redact_cause(error: BaseException) -> BaseException:
             continue
         seen_ids.add(id(link))
         text = _full_text(link)
-        # Tabs do no harm, and servers and the JVM write them: such a cause keeps its type and its traceback.
+        # Tabs do no harm, and servers and the JVM write them: such a cause keeps its type and traceback.
         if text is None or foreign_text(plain := text.replace("\t", " ")) != plain:
             return _RedactedError(foreign_text(f"{type(error).__name__}: {_error_text(error)}"))
         pending += [link.__cause__, link.__context__, *_members(link)]
@@ -62,7 +62,7 @@ def _members(error: BaseException) -> Iterator[BaseException]:
 
 
 def _full_text(error: BaseException) -> str | None:
-    """All that a traceback or a log may show of an error: its text, its notes and its repr; None if that fails."""
+    """All parts of an error that a traceback or a log may show: its text, its notes and its repr; None if one fails."""
     try:
         return "".join(traceback.format_exception_only(type(error), error)) + repr(error)
     except Exception:
@@ -83,7 +83,7 @@ def raise_ours(own_error: BaseException, foreign: BaseException | None) -> NoRet
             raise own_error
         raise own_error from None if foreign is None else redact_cause(foreign)
     finally:
-        own_error.__context__ = None  # of those who go through chains by hand
+        own_error.__context__ = None  # for code that walks the chain of errors itself
 
 
 class PysparkLookupError(Exception):
@@ -98,7 +98,7 @@ class OptionError(PysparkLookupError, ValueError):
 
 
 class PredicateError(OptionError):
-    """`lookup.where` is not a predicate this table can answer exactly."""
+    """`lookup.where` is not a predicate that this table can answer exactly."""
 
 
 class SchemaError(PysparkLookupError, TypeError):
@@ -106,15 +106,15 @@ class SchemaError(PysparkLookupError, TypeError):
 
 
 class NotSupportedError(PysparkLookupError, NotImplementedError):
-    """A feature this version does not have; the message says what to use."""
+    """A feature that this version does not have; the message says what to use instead."""
 
 
 class UnreadableColumnError(SchemaError, NotSupportedError):
-    """A column that is asked for, or that nothing leaves out, is of a type that cannot be read."""
+    """A requested column has a type that cannot be read. All columns are requested unless some are selected."""
 
 
 class NotATableError(PysparkLookupError, ValueError):
-    """What the path holds is not a table of files in a readable state."""
+    """The path does not hold a table of files in a readable state."""
 
 
 class TableFormatError(NotATableError):
@@ -122,11 +122,11 @@ class TableFormatError(NotATableError):
 
 
 class TableEmptyError(NotATableError):
-    """The directory or glob holds no data file (any more)."""
+    """The directory or glob has no data file, or no longer one."""
 
 
 class TableBusyError(NotATableError):
-    """A job is writing the directory, or has not marked it complete. `listing`: what the store has said of it, if that is known."""
+    """A job is writing the directory, or has not marked it complete. `listing`: the store's listing of it, if there is one."""
 
     listing: Any = None
 
@@ -136,25 +136,25 @@ class NonUniqueKeyError(PysparkLookupError, ValueError):
 
 
 class OverlapError(PysparkLookupError, ValueError):
-    """Two rows of a key are valid at one time, where an as-of lookup takes one."""
+    """Two rows of a key are valid at the same time, but an as-of lookup takes one."""
 
 
 class WriteConflictError(PysparkLookupError, RuntimeError):
-    """Another write was committed that makes this one impossible, or somebody aborted it. Nothing of it is visible."""
+    """Another commit makes this write impossible, or somebody has aborted it. Nothing of it is visible."""
 
 
 class VersionGoneError(PysparkLookupError, LookupError):
-    """The version asked for was replaced or removed before it was read."""
+    """The requested version was replaced or removed before it was read."""
 
 
 class ReloadFailedError(PysparkLookupError, RuntimeError):
-    """A reload failed and the table says not to go on with the snapshot there is."""
+    """A reload failed, and the options forbid using the present snapshot."""
 
 
 class LookupFunctionError(PysparkLookupError, RuntimeError):
-    """A provider's lookup, scan or version failed in every attempt, or returned what it may not.
+    """A provider's lookup, scan or version failed in every attempt, or returned something invalid.
 
-    If only some keys of a lookup failed, `failures` says which (their places) and why, and `rows` are those of the others.
+    If only some keys of a lookup failed, `failures` has their positions and errors, and `rows` has the rows of the others.
     """
 
     rows: Any = None
@@ -166,21 +166,21 @@ class LookupTimeoutError(LookupFunctionError, TimeoutError):
 
 
 class DamagedFileError(PysparkLookupError, ValueError):
-    """A data file cannot be parsed: the store's bytes, not the cache's, are bad."""
+    """A data file cannot be parsed: the bytes in the store are bad, not those in the cache."""
 
 
 class NoMemoryError(DamagedFileError, NotSupportedError):
-    """A data file says that it holds more than fits in memory: it is too large for this host, or damaged."""
+    """A data file claims to hold more than fits in memory: it is too large for this host, or damaged."""
 
 
 class CacheDirectoryError(PysparkLookupError, PermissionError):
-    """The cache directory is foreign, open to others, or no directory."""
+    """The cache directory belongs to another program, is open to others, or is not a directory."""
 
 
 class CacheFullError(PysparkLookupError, OSError):
     """The budget of the cache directory (`lookup.cache.max-bytes`) has no room for more.
 
-    `more`: how many bytes were asked for. Of a build: about how many were `wanted` in all for so many bytes of files.
+    `more`: the bytes that were requested. For a build: about how many bytes it `wanted` in total, for so many bytes of files.
     """
 
     more: int = 0
@@ -189,7 +189,7 @@ class CacheFullError(PysparkLookupError, OSError):
 
 
 class UfsError(PysparkLookupError, OSError):
-    """The store failed in a way another attempt will not mend."""
+    """The store failed in a way that another attempt will not fix."""
 
 
 class UfsNotFoundError(UfsError, FileNotFoundError):
@@ -209,15 +209,15 @@ class UfsUnavailableError(UfsError, ConnectionError):
 
 
 class CatalogUnavailableError(UfsUnavailableError):
-    """An Iceberg catalog gave no answer, or none that makes sense."""
+    """An Iceberg catalog gave no answer, or an invalid one."""
 
 
 class PutUnknownError(UfsUnavailableError):
-    """An attempt to put a file had no answer, and what lies there could not be found out."""
+    """An attempt to put a file had no answer, and it could not be found out whether the file is there."""
 
 
 class CommitUnknownError(UfsError):
-    """Whether a commit lies in a managed table's log is unknown: its rows may be there."""
+    """It is unknown whether a managed table's log has a commit: its rows may be there."""
 
 
 class SourceChangedError(UfsError):

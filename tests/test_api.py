@@ -109,7 +109,7 @@ def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:
 def test_a_predicate_is_in_addition_to_lookup_where(
     table: Opens, where: str | None, predicate: str | None, ids: list[int] | None
 ) -> None:
-    """Both must hold, each as a whole; rows for which either is unknown are left out; what is no predicate is refused."""
+    """Both must hold, each as a whole; rows for which either is unknown are left out; what is not a predicate is refused."""
     opened = table({} if where is None else {"lookup.where": where})
     before = opened.scan(["id"])
     if ids is None:
@@ -218,7 +218,7 @@ def test_a_table_without_keys_or_with_the_answers_own_column(opens: Opens) -> No
     assert opens(rows).scan().to_pylist() == rows.to_pylist()
     with pytest.raises(OptionError, match=r"lookup\.keys is missing"):
         opens(rows).get(1)
-    with pytest.raises(SchemaError, match=r"key_index.*leave it out by lookup\.columns"):
+    with pytest.raises(SchemaError, match=r"key_index.*leave it out with lookup\.columns"):
         opens(rows, keys="id").get(1)
 
 
@@ -318,7 +318,7 @@ def test_a_closed_table_refuses_every_use(table: Opens, site: Site, path: Path) 
 
 
 def test_a_path_without_a_table_is_a_named_error(table: Opens, tmp_path: Path) -> None:
-    """Missing, empty, of no known format, or broken (which is no damage of the cache): the error says which, when asked and not before."""
+    """Missing, empty, of no known format, or broken (which is not a damage of the cache): the error says which, when asked and not before."""
     root = tmp_path / "t"
     opened = table(at=root)
     for problem, says in ((FileNotFoundError, "t does not exist"), (TableEmptyError, "no data file")):
@@ -575,7 +575,7 @@ def test_what_are_no_rows_and_no_keys(site: Site) -> None:
         for keys in (pa.table(other), pd.DataFrame(other), pl.DataFrame(other), *mixed):
             with pytest.raises(SchemaError, match=r"keys have the columns .*; lookup\.keys are id|have no"):
                 ask(keys)
-    with pytest.raises(TypeError, match="names of columns are texts"):
+    with pytest.raises(TypeError, match="give column names as str"):
         table.write([{1: 2}])  # type: ignore[dict-item]
     with pytest.raises(SchemaError, match="the rows"):
         table.write(pd.DataFrame({"id": [3, "x"]}))
@@ -652,11 +652,11 @@ def test_odd_arguments_are_named(site: Site) -> None:
     assert table.get_many([float("nan"), 1.5]).num_rows == 2
     assert table.get({"D": 1.5}) == [{"d": 1.5, "Name": "a"}]
     wrong: list[tuple[Callable[..., object], Any, type[Exception], str]] = [
-        (table.get, (1.5, "x"), TypeError, "positional argument"),  # a second value is no version
+        (table.get, (1.5, "x"), TypeError, "positional argument"),  # a second value is not a version
         (table.get, (2**70,), SchemaError, "no key column can hold"),
         (table.scan, ("Name",), SchemaError, r"argument columns = 'Name': give a list of names, such as \['Name'\]"),
         (table.scan, ([],), SchemaError, "give a list of names"),
-        (table.alter, ({"w": "INT"},), TypeError, r"columns are a pyarrow\.Schema"),
+        (table.alter, ({"w": "INT"},), TypeError, r"give a pyarrow\.Schema"),
         (table.alter, ("w",), SchemaError, "argument columns = 'w': expected columns"),
         (
             LookupTable,
@@ -693,7 +693,7 @@ def test_a_failed_first_write_says_that_it_made_the_table(tmp_path: Path) -> Non
     with LookupTable(str(tmp_path / "t"), options) as table:
         with pytest.raises(NonUniqueKeyError):
             table.write([{"id": 1, "v": 1}, {"id": 1, "v": 2}])
-        with pytest.raises(SchemaError, match=r"Nothing was ever committed to the table.*remove its directory"):
+        with pytest.raises(SchemaError, match=r"Nothing has been committed to this table yet.*remove its directory"):
             table.write(pa.table({"id": ["1"], "v": [1]}))
 
 

@@ -29,9 +29,9 @@ CALLS: dict[str, tuple[type[Exception], Callable[[LookupTable, Any], object]]] =
     "reload_time": (OptionError, lambda _, odd: TimedCacheReloadTrigger(odd)),
     "zone": (OptionError, lambda _, odd: None if odd is None else TimedCacheReloadTrigger(NOON, 1, odd)),
     "columns": (SchemaError, lambda table, odd: None if odd is None else table.scan([odd])),
-    "columns that are no list": (SchemaError, lambda table, odd: None if odd in (None, ["7 d"]) else table.scan(odd)),
+    "columns that are not a list": (SchemaError, lambda table, odd: None if odd in (None, ["7 d"]) else table.scan(odd)),
     "keys": (OptionError, lambda table, odd: table.alter(keys=[odd])),
-    "keys that are no list": (OptionError, lambda table, odd: None if odd in (None, ["7 d"]) else table.alter(keys=odd)),
+    "keys that are not a list": (OptionError, lambda table, odd: None if odd in (None, ["7 d"]) else table.alter(keys=odd)),
     "properties": (OptionError, lambda table, odd: table.alter(properties={"lookup.log.retention": odd})),
     "properties by name": (OptionError, lambda table, odd: table.alter(properties={odd: "7 d"} if odd != ["7 d"] else 5)),  # type: ignore[arg-type]
     "options": (OptionError, lambda _, odd: None if odd is None else LookupTable("x", odd)),
@@ -77,7 +77,7 @@ def test_durations_as_python_has_them(tmp_path: Path) -> None:
     assert table.vacuum(datetime.timedelta(days=8))["files"] == 0
     assert table._options.write_timeout_s == 7200
     for odd in (5, None, b"t:1"):
-        with pytest.raises(ValueError, match="no list of valid write ids"):
+        with pytest.raises(ValueError, match="not a list of valid write ids"):
             ValidWriteIdList.parse(odd)  # type: ignore[arg-type]
     for interval in ("5 s", None, True):
         with pytest.raises(OptionError, match=r"periodic-reload\.interval = "):

@@ -539,5 +539,5 @@ def test_deleted_rows_that_cannot_be(rows: dict[str, Any]) -> None:
     """Such a file has a path and a place for each row, by path and place."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(rows), sink)
-    with pytest.raises(DamagedFileError, match="names no deleted rows"):
+    with pytest.raises(DamagedFileError, match="is not a readable delete file"):
         DeleteFile("x", 1).positions(sink.getvalue().to_pybytes())

@@ -130,7 +130,7 @@ def planted(opened: Opened, what: str) -> list[Path]:
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_planted_file_is_a_miss(opened: Opened, what: str) -> None:
-    """What is no file of ours in the place of a block, record or segment is never waited for, followed or read: a counted miss,
+    """What is not a file of ours in the place of a block, record or segment is never waited for, followed or read: a counted miss,
     and replaced if it can be."""
     disk, is_directory, is_link = opened.disk, what == "a directory", what == "a link"
     segment = planted(opened, what)[-1]
@@ -271,7 +271,7 @@ def test_names_of_records_and_segments_lead_nowhere_else(opened: Opened, name: s
     disk.unlink_segment(TABLE, name)
     disk.remove_record("version", name)
     for put_record in (disk.replace_record, disk.create_record):
-        with pytest.raises(OSError, match="is no name of a file"):
+        with pytest.raises(OSError, match="is not a file name"):
             put_record("version", name, 1)
     assert [(path.read_text(), path.stat().st_mtime) for path in precious] == [("dear", 1)] * 2
     assert disk.get_record("version", "there") == 1

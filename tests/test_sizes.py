@@ -117,7 +117,7 @@ def test_text_for_which_there_is_no_memory(tmp_path: Path, form: str, monkeypatc
     monkeypatch.setattr(memory, "free_bytes", lambda: 200)
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / f"a.{form}").write_bytes(b"v\n" * 50 if form == "csv" else b'{"v": 1}\n' * 12)
-    with pytest.raises(NotSupportedError, match=rf"a\.{form} holds .* and 200 bytes of memory are free"):
+    with pytest.raises(NotSupportedError, match=rf"a\.{form} holds .* 200 bytes of memory are free"):
         _read(tmp_path / "t")
 
 
@@ -290,7 +290,7 @@ def test_a_bomb_of_deleted_rows(rows: int) -> None:
     )
     bitmap = struct.pack("<I", 12_347 | (containers - 1) << 16) + b"".join(parts)
     start = time.process_time()
-    with pytest.raises(ValueError, match=r"more rows than are announced|deleted rows of one file"):
+    with pytest.raises(ValueError, match=r"rows instead of the|deleted rows of one file"):
         read_roaring(struct.pack("<iqI", 1_681_511_377, 1, 0) + bitmap, rows)
     assert time.process_time() - start < 1
 
@@ -325,7 +325,7 @@ LENGTH = {"name": "manifest_length", "type": ["null", "long"], "default": None, 
         (_avro(_record(), 2**60, b""), DamagedFileError, rf"a block of {2**60} records in 0 bytes"),
         (_avro(_record(LENGTH), 2**60, bytes(9)), DamagedFileError, rf"a block of {2**60} records in 9 bytes"),
         (_avro(_record(LENGTH), 2**26, zlib.compress(bytes(2**26))[2:-4], "deflate"), NotSupportedError, r"67108864 records need about"),
-        (_avro(_record(LENGTH), 1, zlib.compress(bytes(2**26))[2:-4], "deflate"), DamagedFileError, "more in it than its records"),
+        (_avro(_record(LENGTH), 1, zlib.compress(bytes(2**26))[2:-4], "deflate"), DamagedFileError, "bytes after its records"),
     ],
     ids=["empty records", "few bytes", "a bomb", "more bytes"],
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""What a host keeps of a table's rows (FLIP-221): all of them, or those of the requested keys."""
+"""A host's cached rows of a table (FLIP-221): all of them, or those of the requested keys."""

@@ -1,8 +1,8 @@
-"""`LookupCache`: keys to rows, in batches (FLIP-221).
+"""`LookupCache`: rows by key, in batches (FLIP-221).
 
-It has the FLIP's operations `open`, `get_if_present`, `put`, `invalidate` and `size`, and `close`. `get_if_present`, `put` and
-`invalidate` take one key; their `_many` forms take a table of keys and move whole columns. Implement the `_many` forms in a
-`LookupCache`, those of one key in a `KeyLookupCache`.
+It has the FLIP's operations `open`, `get_if_present`, `put`, `invalidate` and `size`, and `close`. `get_if_present`, `put` and `invalidate`
+take one key; their `_many` forms take a table of keys and move whole columns. Implement the `_many` forms in a subclass of `LookupCache`,
+or those for one key in a subclass of `KeyLookupCache`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Row = Mapping[str, Any]  # column -> value
 
 @dataclasses.dataclass(frozen=True)
 class CachedRows:
-    """What a cache has for some keys.
+    """The cached rows of some keys.
 
-    `present`: bool per key, True also for a key that is known to have no rows. `rows`: the rows of those
-    keys, with `KEY_INDEX` as their last column, ascending; rows of one key in the order in which they were put.
-    None: the cache was never given a row, so it does not know their columns.
+    `present`: bool per key, also True for a key that is known to have no rows. `rows`: the rows of those keys, with `KEY_INDEX` as their
+    last column, ascending; rows of one key in the order in which they were put. None: the cache was never given a row, so it does not know
+    their columns.
     """
 
     present: Numbers
@@ -54,33 +54,33 @@ class LookupCache(abc.ABC):
     def open(self, metrics: CacheMetricGroup) -> None:
         """Begin to count hits and misses into `metrics`. Called before use, and again by each further user.
 
-        Of a provider's own cache these are the table's live metrics, in which lookups count hits and misses: what the cache counts
-        of them is not added.
+        A provider's own cache gets the table's live metrics, in which lookups already count hits and misses: what the cache counts of these
+        is ignored.
         """
 
     @abc.abstractmethod
     def get_many(self, keys: pa.Table) -> CachedRows:
-        """The rows of those of `keys` that are present. Counts a hit or a miss per key; one with a null is neither, and absent."""
+        """The rows of those of `keys` that are present. Counts a hit or a miss per key; a key with a null counts as neither, and is absent."""
 
     @abc.abstractmethod
     def peek_many(self, keys: pa.Table) -> CachedRows:
-        """As `get_many`, but counts nothing and is no access."""
+        """Like `get_many`, but counts nothing and is not an access."""
 
     @abc.abstractmethod
     def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:
-        """Keep `rows` (with the column `KEY_INDEX`) for `keys`; a key without a row is kept as having none.
+        """Cache `rows` (with the column `KEY_INDEX`) for `keys`; a key without a row is cached as having none.
 
-        `ages_s`: seconds since each key was loaded (None: now). Of a key that comes twice the later one counts.
-        Raises ValueError for a key with a null, or rows without a key.
+        `ages_s`: seconds since each key was loaded (None: now). If a key comes twice, the later one counts. Raises ValueError for a key
+        with a null, or rows without a key.
         """
 
     @abc.abstractmethod
     def invalidate_many(self, keys: pa.Table) -> None:
-        """Forget those keys. Counts nothing."""
+        """Drop those keys. Counts nothing."""
 
     @abc.abstractmethod
     def size(self) -> int:
-        """How much is held, in the unit of the cache's bound: for `DefaultLookupCache` rows, of which a key without any is one."""
+        """The size of the cache, in the unit of its bound: for `DefaultLookupCache` rows, where a key without rows counts as one."""
 
     @abc.abstractmethod
     def bytes(self) -> int:
@@ -88,21 +88,21 @@ class LookupCache(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Forget everything. Safe when never opened, and twice; `open` begins anew."""
+        """Drop everything. It may be called before `open`, and twice; `open` may follow."""
 
     # --- one key at a time ------------------------------------------------------------------------
 
     def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
-        """The rows of a key, [] if it is known to have none; None if the cache does not know."""
+        """The rows of a key, [] if it is known to have none; None if the cache has no answer."""
         return _to_rows(self.get_many(_key_table(key)))
 
     def put(self, key: Key, rows: Sequence[Row]) -> list[dict[str, Any]] | None:
-        """Keep rows for a key. Returns those that it had before, None if it was not present.
+        """Cache rows for a key. Returns its former rows, None if it was not present.
 
         Raises ValueError for a null key or if `rows` is None.
         """
         if rows is None:
-            raise ValueError(f"null value for key {key!r}: a key without rows has []")
+            raise ValueError(f"null value for key {key!r}: give [] for a key without rows")
         key_table = _key_table(key)
         before = self.peek_many(key_table)
         names = dict.fromkeys(name for row in rows for name in row)
@@ -111,41 +111,41 @@ class LookupCache(abc.ABC):
         return _to_rows(before)
 
     def invalidate(self, key: Key) -> None:
-        """Forget a key."""
+        """Drop a key."""
         self.invalidate_many(_key_table(key))
 
 
 class KeyLookupCache(LookupCache):
-    """A cache of one key at a time, as FLIP-221 has it: implement `get_if_present`, `put`, `invalidate`, `size` and `close`.
+    """A cache of one key at a time, as in FLIP-221: implement `get_if_present`, `put`, `invalidate`, `size` and `close`.
 
-    Keys that reach it have no nulls, and their values are Python's, which has no dates before the year 1. A tuple of a key's
-    values can be a key of a dictionary: NaN is always `math.nan`, and no zero is negative. Rows come without the key columns,
-    which the caller adds. Rows that others have put, as in a cache that several processes share, need the same columns.
+    The keys that it gets have no nulls, and their values are Python's, which has no dates before the year 1. The tuple of a key's values
+    can be used in a dictionary: NaN is always `math.nan`, and no zero is negative. Rows come without the key columns, which the caller
+    adds. Rows that others have put, in a cache that several processes share, must have the same columns.
     """
 
-    _schema: pa.Schema | None = None  # of the rows that were put last
+    _schema: pa.Schema | None = None  # of the rows that were last put
 
-    def open(self, metrics: CacheMetricGroup) -> None:  # counting is done for it
-        """As `LookupCache.open`."""
+    def open(self, metrics: CacheMetricGroup) -> None:  # lookups count, so `metrics` is not needed
+        """Like `LookupCache.open`."""
 
     @abc.abstractmethod
     def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
-        """The rows of a key, [] if it is known to have none; None if the cache does not know."""
+        """The rows of a key, [] if it is known to have none; None if the cache has no answer."""
 
     def peek(self, key: Key) -> list[dict[str, Any]] | None:
-        """As `get_if_present`, for one that counts accesses: this is none."""
+        """Like `get_if_present`, but not an access. Override it in a cache that counts accesses."""
         return self.get_if_present(key)
 
     @abc.abstractmethod
     def put(self, key: Key, rows: Sequence[Row]) -> list[dict[str, Any]] | None:
-        """Keep rows for a key in place of those that it had, which may be returned."""
+        """Cache rows for a key in place of its former rows, which may be returned."""
 
     @abc.abstractmethod
     def invalidate(self, key: Key) -> None:
-        """Forget a key."""
+        """Drop a key."""
 
     def bytes(self) -> int:
-        """Bytes of the cached rows; -1: unknown."""
+        """Bytes of the cached rows; -1 if unknown."""
         return UNSET
 
     def get_many(self, keys: pa.Table) -> CachedRows:
@@ -174,7 +174,7 @@ class KeyLookupCache(LookupCache):
             lists[row.pop(KEY_INDEX)].append(row)
         for key, key_rows in zip(_canonical_keys(keys), lists, strict=True):
             if None in key.values():
-                raise ValueError(f"key {key!r} has a null: it has no rows to keep")
+                raise ValueError(f"key {key!r} has a null: such a key matches no rows, so nothing can be cached for it")
             self.put(key, key_rows)
 
     def invalidate_many(self, keys: pa.Table) -> None:
@@ -183,7 +183,7 @@ class KeyLookupCache(LookupCache):
 
 
 def _canonical_keys(keys: pa.Table) -> Iterator[Key]:
-    """The keys one by one, with one form for equal values."""
+    """The keys one by one, where equal values have the same form."""
     for key in keys.to_pylist():
         yield {name: _plain(value) if isinstance(value, float) else value for name, value in key.items()}
 

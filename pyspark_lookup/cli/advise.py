@@ -1,7 +1,7 @@
-"""`advise`: which cache mode and sizes suit a table, from its statistics and, if there is one, from a trace of keys.
+"""`advise`: recommends a cache mode and sizes for a table, from its statistics and, if there is one, from a trace of keys.
 
-The trace is replayed through the partial cache itself, once for each of several sizes (a shadow cache): what is said of a size
-is what it would have done. Keys come in batches, as lookups do; a key that is missed twice in a batch is loaded once.
+The trace is replayed through the partial cache itself, once for each of several sizes (a shadow cache), so the hit rate for a size is what
+that cache would have had. Keys come in batches, as lookups do; a key that is missed twice in a batch is loaded once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READ_AT_MOST = 64 * 1024 * 1024  # bytes of files: a smaller table is read to m
 _DECODED_SHARE = 4  # bytes of decoded rows per byte of file, as a guess
 _BATCH = 10_000
 _SIZES = 8
-_NEARLY_AS_GOOD = 0.98  # of the hits of the largest size
+_NEARLY_AS_GOOD = 0.98  # share of the hits of the largest size
 _SMALL = 256 * 1024 * 1024  # decoded bytes that every host can keep
 _RELOAD = 2  # a reload needs the old and the new snapshot on disk
 
@@ -45,7 +45,7 @@ _RELOAD = 2  # a reload needs the old and the new snapshot on disk
 @CACHE_DIR
 @JSON
 def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
-    """Which lookup.cache and sizes suit a table: from its statistics, and from a trace of keys where there is one."""
+    """Recommend lookup.cache and sizes for a table: from its statistics, and from a trace of keys if there is one."""
     with LookupTable(path, given_options(options, cache_dir)) as table:
         trace_keys = None if trace is None else _read_trace(trace, table)
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -84,7 +84,7 @@ def _read_trace(trace: Path, table: LookupTable) -> pa.Table:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """What a partial cache of `max_rows` keys would have answered of a trace."""
+    """The hits that a partial cache of `max_rows` keys would have had with a trace."""
 
     max_rows: int
     requests: int
@@ -97,7 +97,7 @@ class Replayed:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """The options that suit a table, and why."""
+    """The recommended options for a table, and the reasons."""
 
     options: dict[str, str]
     reasons: tuple[str, ...]
@@ -168,7 +168,7 @@ def _choose_size(sizes: Sequence[Replayed]) -> Replayed:
 
 
 def _sizes(distinct: int) -> list[int]:
-    """Sizes up to all keys, each about 2.7 times the one before."""
+    """Sizes up to the number of distinct keys, each about 2.7 times the one before."""
     shares = np.geomspace(0.001, 1.0, _SIZES)
     return sorted({max(int(np.ceil(distinct * share)), 1) for share in shares})
 

@@ -24,7 +24,7 @@ from pyspark_lookup.storage.host_metrics import read_table_counts
 @CACHE_DIR
 @JSON
 def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
-    """What the processes of this host have counted, of each table (or of the one at PATH), and disk use. Exit code 3 if nothing is known of it."""
+    """Show this host's counters of each table (or of the table at PATH), and disk use. Exit code 3 if nothing is known of it."""
     disk = open_disk(cache_dir)
     all_tables = read_table_counts(disk, CLOCK)
     url = None if path is None else shown_url(path, cache_dir)
@@ -54,7 +54,7 @@ def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
 @CACHE_DIR
 @JSON
 def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
-    """Read everything in the cache directory and say what is damaged. Exit code 3 if something is, and was not repaired."""
+    """Read everything in the cache directory and report what is damaged. Exit code 3 if something is, and was not repaired."""
     damage = open_disk(cache_dir).check(repair)
     if as_json:
         show({**dataclasses.asdict(damage), "repaired": repair}, as_json)
@@ -71,8 +71,8 @@ def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
 @CACHE_DIR
 @JSON
 def clear(cache_dir: str | None, as_json: bool) -> None:
-    """Empty the cache: blocks, snapshots, shared loads, records, counters of processes that have ended. Queries that run go on, and
-    fetch what they need again."""
+    """Empty the cache: blocks, snapshots, shared loads, records, counters of processes that have ended. Running queries go on, and fetch again
+    what they need."""
     file_count, byte_count = open_disk(cache_dir).clear()
     show({"files": file_count, "bytes": byte_count}, as_json)
 
@@ -110,9 +110,9 @@ def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.HTML")
 @CACHE_DIR
 def report_command(target: Path, cache_dir: str | None) -> None:
-    """Write one page about this host's caches: hit rates, latency, bytes saved, reloads, what to tune next."""
+    """Write one page about this host's caches: hit rates, latency, bytes saved, reloads, and what to tune next."""
     if target.exists() and not target.read_bytes()[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        raise OptionError(f"{target} exists and is no HTML page: OUT.HTML is the file to write, give a new one")
+        raise OptionError(f"{target} exists and is not an HTML page: give another file for OUT.HTML, which is written")
     target.write_text(report(open_disk(cache_dir), CLOCK), encoding="utf-8")
     click.echo(f"wrote {target}")
 

@@ -1,4 +1,4 @@
-"""What commands share: their options, and how they print."""
+"""The options and the printing that several commands share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OPTION = click.option(
 
 
 def given_options(options: Sequence[str], cache_dir: str | None) -> dict[str, str]:
-    """The options of a table as the format takes them. Raises click.BadParameter for one that is not KEY=VALUE."""
+    """The options of a table in the form that the format takes. Raises click.BadParameter for one that is not KEY=VALUE."""
     option_texts: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -67,7 +67,7 @@ def open_disk(cache_dir: str | None) -> Disk:
 
 
 def disk_space(cache_dir: str | None) -> DiskSpace:
-    """What this host's cache directory takes, and what is free where it is, or would be."""
+    """The space that this host's cache directory takes, and what is free on its disk, even if it does not exist yet."""
     directory, max_bytes = _cache_directory(cache_dir)
     if is_cache_directory(directory):
         return open_disk(cache_dir).space()
@@ -75,13 +75,13 @@ def disk_space(cache_dir: str | None) -> DiskSpace:
 
 
 def _cache_directory(cache_dir: str | None) -> tuple[Path, int | None]:
-    """Where this host keeps its cache, and how many bytes at most, if that is set."""
+    """(the path of this host's cache directory, the limit of its bytes if one is set)."""
     options = LookupOptions.parse({"path": "/", **given_options((), cache_dir)}, conf=conf_file_options())
     return options.cache_directory(), options.cache_max_bytes
 
 
 def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, origin: str) -> pa.Table:
-    """Keys that were given as text, in the types of the key columns. Raises click.BadParameter for what is none of that type."""
+    """Keys that were given as text, in the types of the key columns. Raises click.BadParameter for a text that is not a value of its type."""
     parts = [[key] if len(names) == 1 else key.split(",") for key in keys]
     for key, values in zip(keys, parts, strict=True):
         if len(values) != len(names):
@@ -135,7 +135,7 @@ def bytes_text(count: int) -> str:
 
 
 def count_text(name: str, value: int) -> str:
-    """A counter or gauge as people read it: with its unit."""
+    """A counter or gauge as text for people, with its unit."""
     if name.endswith("Bytes"):
         return bytes_text(value)
     if name.endswith("Micros"):
@@ -148,7 +148,7 @@ def count_text(name: str, value: int) -> str:
 
 
 def shown_url(path: str, cache_dir: str | None) -> str:
-    """A table's URL as messages show it, however its path is written."""
+    """A table's URL as messages show it, the same for all spellings of its path."""
     if path.startswith(CATALOG_SCHEME):
         return redact("path", path)
     options = LookupOptions.parse({"path": path, **given_options((), cache_dir)}, conf=conf_file_options())
@@ -162,7 +162,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for: instants as ISO 8601, bytes in hexadecimal, others as text."""
+    """A value that JSON has no form for: instants as ISO 8601, bytes in hexadecimal, others as text."""
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
         return value.isoformat()
     return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,9 +1,9 @@
-"""`HostCollector`: what the processes of this host have counted, as Prometheus metrics.
+"""`HostCollector`: the counters of this host's processes, as Prometheus metrics.
 
-The numbers are read from the cache directory whenever somebody asks, so they are those of all processes, also of those that
-have ended. A counter `hitCount` is `lookupcache_hit_total`, `ufsGetBytes` is `lookupcache_ufs_get_bytes_total`; times are
-histograms in seconds; gauges keep their names, in seconds and bytes. Labels: `table` (its URL) and `host`, and of what
-processes count `application`, the id of the Spark application that they work for.
+The numbers are read from the cache directory for each request, so they include all processes, even those that have ended. A counter
+`hitCount` is `lookupcache_hit_total`, `ufsGetBytes` is `lookupcache_ufs_get_bytes_total`; times are histograms in seconds; gauges keep
+their names, in seconds and bytes. Labels: `table` (its URL) and `host`; counters of processes also have `application`, the id of the Spark
+application for which they work.
 """
 
 from __future__ import annotations

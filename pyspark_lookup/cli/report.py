@@ -1,4 +1,4 @@
-"""`report`: one page about what this host's caches do, that a person reads in a minute. It needs no network."""
+"""`report`: one page about this host's caches that a person reads in a minute. It needs no network."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pyspark_lookup.core.printable import printable
 from pyspark_lookup.storage.disk import Disk, DiskSpace
 from pyspark_lookup.storage.host_metrics import Reload, TableCounts, read_reloads, read_table_counts
 
-_ENOUGH = 20  # events, before a rate says something
+_ENOUGH = 20  # events, below which a rate says nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class Hint:
-    """Something to do: its symptom, and what would help. `urgent`: rows or queries are at stake, not speed."""
+    """Advice: a symptom, and what would help. `urgent`: rows or queries are at stake, and not only speed."""
 
     symptom: str
     advice: str
@@ -32,22 +32,22 @@ class Hint:
 
 
 def hit_rate(values: Mapping[str, int]) -> float | None:
-    """The share of keys that a cache has answered; None without any."""
+    """The share of keys that a cache has answered; None if it was asked for none."""
     return _rate(values["hitCount"], values["missCount"])
 
 
 def block_hit_rate(values: Mapping[str, int]) -> float | None:
-    """The share of blocks that were on disk; None without any."""
+    """The share of blocks that were on disk; None if none was read."""
     return _rate(values["blockHitCount"], values["blockMissCount"])
 
 
 def saved_bytes(values: Mapping[str, int]) -> int:
-    """Bytes that reading the table anew for every query would have fetched, beyond those that were."""
+    """The bytes that reading the table again for every query would have fetched, minus those that were fetched."""
     return max(values["resolvedBytes"] - values["ufsGetBytes"], 0)
 
 
 def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | None:
-    """The bound below which that share of a time's values lies, in ms; infinite above the last; None without any."""
+    """The bound below which that share of a time's values lies, in ms; infinite above the last bound; None if there are no values."""
     count = values[f"{name}Count"]
     if not count:
         return None
@@ -58,12 +58,12 @@ def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | N
 
 
 def hints(values: Mapping[str, int]) -> list[Hint]:
-    """What the counters of one table on one host advise, the most urgent first; [] if nothing."""
+    """The advice that follows from the counters of one table on one host, the most urgent first; [] if none."""
     return sorted(_find_hints(values), key=lambda hint: not hint.urgent)
 
 
 def disk_hints(space: DiskSpace) -> list[Hint]:
-    """What the use of a cache directory advises."""
+    """The advice that follows from the use of a cache directory."""
     if not 0 <= space.free < space.budget - space.used_bytes:
         return []
     return [
@@ -150,7 +150,7 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
 
 # --- the report -----------------------------------------------------------------------------------
 
-_TEMPLATE = importlib.resources.files("pyspark_lookup.cli").joinpath("report.html.jinja")  # also from a zip
+_TEMPLATE = importlib.resources.files("pyspark_lookup.cli").joinpath("report.html.jinja")  # works from a zip, too
 _SHOWN_RELOADS = 100
 _FIRST = 5  # tables in a line of the overview
 _UNFOLDED = 8  # with more tables, each section is folded
@@ -159,7 +159,7 @@ _WIDTH, _HEIGHT = 600.0, 90.0
 
 
 class _Bar(NamedTuple):
-    """A reload in the timeline: its place in the drawing, and its tooltip."""
+    """A reload in the timeline: its position in the drawing, and its tooltip."""
 
     x: float
     y: float
@@ -199,7 +199,7 @@ class _TableSection:
 
 
 class _Finding(NamedTuple):
-    """A line of the overview: the tables to look at first, each with a remark."""
+    """A line of the overview: one of the tables to look at first, with a remark."""
 
     title: str
     tables: Sequence[tuple[_TableSection, str]]
@@ -236,7 +236,7 @@ def report(disk: Disk, clock: HostClock) -> str:
 
 
 def _overview(sections: Sequence[_TableSection]) -> list[_Finding]:
-    """What fails, then what is stale, slow and large, the worst first."""
+    """The tables with failures, then the stale, the slow and the large ones, the worst first."""
     ranked: list[tuple[str, list[tuple[float, _TableSection, str]]]] = [
         ("Failing", [(len(table.failing), table, table.failing) for table in sections if table.failing]),
         (
@@ -256,7 +256,7 @@ def _overview(sections: Sequence[_TableSection]) -> list[_Finding]:
 
 
 def _failing(table: TableCounts, reloads: Sequence[Reload]) -> str:
-    """What has gone wrong; "" if nothing has."""
+    """The table's failures in words; "" if there are none."""
     parts = []
     if reloads and reloads[-1].error:
         parts.append(f"the last reload failed: {reloads[-1].error}")

@@ -1,4 +1,4 @@
-"""Commands about one table: what it is, its rows, and its upkeep."""
+"""Commands about one table: its description, its rows, and its upkeep."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyspark_lookup.options.conf_file import redact
 
 
 def _of_table(command: Callable[..., Any], more: Mapping[str, str] = MappingProxyType({})) -> Callable[..., Any]:
-    """A command that takes a table's path and options, and gets the table opened. `more`: options that it always has."""
+    """A command that takes a table's path and options, and gets the table opened. `more`: options that the command always sets."""
 
     @functools.wraps(command)
     def run(path: str, options: tuple[str, ...], cache_dir: str | None, **arguments: Any) -> None:
@@ -41,11 +41,11 @@ def _of_table(command: Callable[..., Any], more: Mapping[str, str] = MappingProx
 @click.command()
 @_of_table
 def describe(table: LookupTable, as_json: bool) -> None:
-    """What the table is: columns, version, files, bytes, and of a managed one its log."""
+    """Describe the table: columns, version, files, bytes, and, for a managed table, its log."""
     facts = table.describe()
     if not as_json:
         names = [key for key, value in facts.items() if value not in (None, {}, [], ())]
-        if facts["kind"] == "PROVIDER":  # seen as one file, of no size
+        if facts["kind"] == "PROVIDER":  # represented as one file without a size
             names = [key for key in names if key not in ("files", "bytes")]
         facts = {key: bytes_text(facts[key]) if key == "bytes" else facts[key] for key in names}
         option_texts = {key: redact(key, value) for key, value in table.given.items() if key != "path"}
@@ -59,7 +59,7 @@ def describe(table: LookupTable, as_json: bool) -> None:
 @click.command()
 @_of_table
 def versions(table: LookupTable, as_json: bool) -> None:
-    """The versions this host knows; of a managed table, all that its log has."""
+    """List the versions that this host knows; for a managed table, all versions in its log."""
     rows = table.versions()
     short = ("version", "committed_at", "operation", "write_id", "files_added", "rows_added")
     plain = ("digest", "resolved_at", "files", "bytes")
@@ -69,7 +69,7 @@ def versions(table: LookupTable, as_json: bool) -> None:
 @click.command()
 @_of_table
 def files(table: LookupTable, as_json: bool) -> None:
-    """The files of the current version."""
+    """List the files of the current version."""
     show_rows(table.files(), as_json, ("url", "size", "modified_at", "write_id", "rows"))
 
 
@@ -77,7 +77,7 @@ def files(table: LookupTable, as_json: bool) -> None:
 @_of_table
 @click.argument("keys", nargs=-1, required=True)
 def get(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
-    """The rows of the KEYS (with several key columns: VALUE,VALUE). Exit code 3 if one of them has none."""
+    """Print the rows of the KEYS (with several key columns: VALUE,VALUE). Exit code 3 if one of them has none."""
     rows = table.get_many(functools.partial(typed_keys, keys, origin="KEYS"))
     answered = set(rows.column("key_index").to_pylist())
     show_rows(as_python(rows.drop_columns(["key_index"])), as_json)
@@ -91,7 +91,7 @@ def get(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
 @_of_table
 @click.argument("keys", nargs=-1, required=True)
 def invalidate(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
-    """Have this host forget what it holds of the KEYS with lookup.cache=PARTIAL: their next lookup asks the table again."""
+    """Drop this host's cached rows of the KEYS with lookup.cache=PARTIAL: their next lookup asks the table again."""
     table.invalidate(functools.partial(typed_keys, keys, origin="KEYS"))
     show({"keys": len(keys)}, as_json)
 
@@ -112,7 +112,7 @@ def warm(table: LookupTable, as_json: bool) -> None:
 @click.command()
 @_of_table
 def compact(table: LookupTable, as_json: bool) -> None:
-    """Compact a managed table's small writes into files in the order of the keys."""
+    """Compact a managed table's small writes into files sorted by key."""
     before = len(table.files())
     position = table.compact()
     show({"position": position, "files_before": before, "files": len(table.files())}, as_json)

@@ -1,4 +1,4 @@
-"""Binding: a literal of SQL against the type of the column that it is compared with, as Spark coerces the two."""
+"""Binding: a literal of SQL in the type of the column with which it is compared, by Spark's coercion."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from pyspark_lookup.errors import PredicateError
 
 
 def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
-    """`field op value` with the literal in the column's own domain, as Spark's coercion decides.
+    """`field op value` with the literal in the column's own domain, by Spark's coercion.
 
-    Raises PredicateError naming the column and both types if Spark would compare through a cast that
-    depends on the session, or not at all.
+    Raises PredicateError naming the column and both types if Spark would compare through a cast that depends on the session, or not at all.
     """
     refuse_collated(field)
     if value is None:
@@ -27,14 +26,14 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
     kind = field.type
     scale = _exact_scale(kind)
     if scale is not None and isinstance(value, float):
-        return Compare(field.name, op, value)  # Spark compares both as double
+        return Compare(field.name, op, value)  # Spark compares both as doubles
     if scale is not None and isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool):
-        # With a point, or too large for a BIGINT, it is a DECIMAL to Spark.
+        # To Spark, a literal with a point, or too large for a BIGINT, is a DECIMAL.
         is_decimal = isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
         if pa.types.is_integer(kind) and is_decimal and op in ("<", "<=", ">", ">="):
             limit = 1 << (kind.bit_width - 1)
             if not -limit <= decimal.Decimal(value) <= limit - 1:
-                # Spark's DecimalPrecision rule makes this a constant: of rows that are null as well.
+                # By Spark's DecimalPrecision rule this is a constant, even for rows that are null.
                 return Constant(op.startswith("<") == (value > 0))
         return _bind_exact(field, op, decimal.Decimal(value), scale)
     return Compare(field.name, op, _coerce(field, value))
@@ -60,7 +59,7 @@ def bind_null_safe(field: pa.Field, value: Any) -> Predicate:
 def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
     """`field IN values`, where values outside the column's domain match nothing."""
     literals = [value for value in values if value is not None]
-    if any(isinstance(value, float) for value in literals):  # one DOUBLE makes all of the list doubles
+    if any(isinstance(value, float) for value in literals):  # one DOUBLE makes the whole list doubles
         literals = [
             float(v) if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool) else v for v in literals
         ]
@@ -114,13 +113,13 @@ def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) ->
         whole, fraction = max(whole, digits[0]), max(fraction, digits[1])
         if whole + fraction > 38:
             raise PredicateError(
-                f"option lookup.where: Spark would round column {field.name!r} of type {kind} or {value:f}, which has too "
-                "many digits for an exact comparison"
+                f"option lookup.where: Spark would round column {field.name!r} of type {kind} or {value:f} to compare them: "
+                "give a number with fewer digits"
             )
 
 
 def count_digits(value: decimal.Decimal) -> tuple[int, int]:
-    """How many digits a finite number needs before and after the point."""
+    """The number of digits that a finite number needs before and after the point."""
     with decimal.localcontext(decimal.Context(prec=400)):
         exponent = value.normalize().as_tuple().exponent
     assert isinstance(exponent, int)
@@ -128,7 +127,7 @@ def count_digits(value: decimal.Decimal) -> tuple[int, int]:
 
 
 def _coerce(field: pa.Field, value: Any) -> Any:
-    """`value` as a Python value of the column's type; PredicateError if that is not Spark's meaning."""
+    """`value` as a Python value of the column's type. Raises PredicateError if Spark would mean another value."""
     kind = field.type
     if pa.types.is_floating(kind) and isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
         return float(value)
@@ -169,7 +168,7 @@ def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
     )
 
 
-# What Spark and every Python read alike; Spark takes more spellings, other ones Python would.
+# Only spellings that Spark and all Python versions read alike. Spark takes more, and Python takes others.
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIMESTAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)? ?(Z|UTC|[+-]\d\d:\d\d)?)?", re.ASCII
@@ -177,14 +176,14 @@ _TIMESTAMP = re.compile(
 
 
 def parse_date(text: str) -> datetime.date:
-    """The date of `2024-01-31`; ValueError for any other spelling."""
+    """The date of a text such as `2024-01-31`. Raises ValueError for any other spelling."""
     if not _DATE.fullmatch(text.strip()):
         raise ValueError(text)
     return datetime.date.fromisoformat(text.strip())
 
 
 def parse_timestamp(text: str) -> datetime.datetime:
-    """The timestamp of `2024-01-31 12:00:00.5 +01:00`, of which all but the date may be left out; ValueError for others."""
+    """The timestamp of a text such as `2024-01-31 12:00:00.5 +01:00`, of which all but the date may be missing. Raises ValueError for other texts."""
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)
@@ -198,5 +197,5 @@ def _parse(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
         return parse(text)
     except ValueError:
         raise PredicateError(
-            f"option lookup.where: {text!r} is no {field.type} value for column {field.name!r} (write ISO-8601)"
+            f"option lookup.where: {text!r} is not a valid {field.type} value for column {field.name!r} (write ISO-8601)"
         ) from None

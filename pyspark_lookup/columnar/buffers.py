@@ -27,7 +27,7 @@ _INT32_AT_MOST = 2**31 - 1
 
 
 class ColumnSizes:
-    """How many rows and bytes each stream of a column will have; known before the first is written."""
+    """The number of rows and the bytes of each stream of a column, known before the first is written."""
 
     def __init__(self, name: str, kind: pa.DataType) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class ColumnSizes:
 
     @property
     def wide(self) -> bool:
-        """Whether the offsets take 64 bits."""
+        """Whether the offsets need 64 bits."""
         return self.bytes > _INT32_AT_MOST
 
     def streams(self) -> dict[str, int]:
@@ -71,7 +71,7 @@ class ColumnSizes:
             if self.children[0].rows > _INT32_AT_MOST:
                 raise NotSupportedError(
                     f"a column of type {self.kind} has {self.children[0].rows} elements, and a snapshot holds "
-                    f"{_INT32_AT_MOST} at most: leave it out by lookup.columns, or set lookup.cache=NONE"
+                    f"{_INT32_AT_MOST} at most: leave it out with lookup.columns, or set lookup.cache=NONE"
                 )
             sizes[f"{self.name}.offsets"] = (self.rows + 1) * 4
         elif not pa.types.is_struct(self.kind):
@@ -82,13 +82,13 @@ class ColumnSizes:
 
 
 class ColumnWriter:
-    """Appends pieces of one column to its streams. `append(stream, buffer)` writes behind what is there."""
+    """Appends pieces of one column to its streams. `append(stream, buffer)` writes after the stream's last byte."""
 
     def __init__(self, sizes: ColumnSizes, append: _Append) -> None:
         self._sizes = sizes
         self._append = append
         self._name = sizes.name
-        self._end = 0  # of the bytes or elements written
+        self._end = 0  # the number of bytes or elements written
         self._started = 0  # 1 once the first offset is written
         self._pending_bits: dict[str, Numbers] = {}  # bits that do not fill a byte yet
         self._children = [ColumnWriter(child, append) for child in sizes.children]
@@ -137,7 +137,7 @@ class ColumnWriter:
 
 
 def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, pa.Buffer]) -> pa.Array:
-    """The column `name` of `rows` rows over its streams; text is large text where it was written so."""
+    """The column `name` of `rows` rows over its streams. Text is large text if it was written so."""
     valid = streams.get(f"{name}.valid")
     if is_bytes(kind):
         offsets, data = streams[f"{name}.offsets"], streams[f"{name}.bytes"]
@@ -163,9 +163,9 @@ def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, p
 
 
 def check_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, memoryview]) -> None:
-    """Raise ValueError or KeyError unless the streams have the sizes of a column `name` of that type and so many rows.
+    """Raise ValueError or KeyError unless the streams have the sizes of a column `name` of that type with this many rows.
 
-    What is in them is not looked at, but for how many values an offset says that there are.
+    Checks no contents, except for the number of values that an offset gives.
     """
     bits = -(-rows // 8)
     if f"{name}.valid" in streams:
@@ -200,9 +200,9 @@ def _last_offset(offsets: memoryview, width: type[np.signedinteger[Any]]) -> int
 
 
 def without_hidden_values(array: pa.Array) -> pa.Array:
-    """The same values, with no bytes or elements behind nulls, as `take` returns them: then sizes do not depend on who took them.
+    """The same values, without bytes or elements behind nulls, as `take` returns them, so that sizes do not depend on how the array was made.
 
-    Arrow lets the slot of a null be of any length, and a fixed-size binary null has its full length.
+    Arrow lets the slot of a null have any length, and a fixed-size binary null has its full length.
     """
     return pc.take(array, pa.array(np.arange(len(array)))) if _has_hidden_values(array) else array
 

@@ -1,8 +1,8 @@
-"""Days and instants of the hybrid calendar (Julian before 1582-10-15) in the proleptic Gregorian one, which Spark and Arrow have.
+"""Converts days and instants from the hybrid calendar (Julian before 1582-10-15) to the proleptic Gregorian one of Spark and Arrow.
 
-Spark 2.4, Hive, and Spark's ORC and LEGACY writers count days in the hybrid calendar, as `java.util` does. A day or time keeps its
-fields: what was written as 0001-01-01 is 0001-01-01. For instants the fields are those in the writer's time zone, and `java.util`
-knows no local mean time: before 1900 it takes today's standard time of the zone.
+Spark 2.4, Hive, and Spark's ORC and LEGACY writers count days in the hybrid calendar, like `java.util`. A day or time keeps its fields:
+what was written as 0001-01-01 is 0001-01-01. The fields of instants are those in the writer's time zone, and `java.util` has no local mean
+time: before 1900 it uses today's standard time of the zone.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Numbers = npt.NDArray[np.int64]
 Convert = Callable[[pa.Array], pa.Array]
 """Gives a flat column in another calendar, time zone or type."""
 
-GREGORIAN_DAY = -141427  # 1582-10-15, from which on both calendars agree
+GREGORIAN_DAY = -141427  # 1582-10-15: from this day on both calendars agree
 LOCAL_MEAN_TIME_END = (
     -2208988800
 )  # 1900-01-01 in UTC, in seconds: from then on `java.util` has the same offsets as others
 _DAY = 86400
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_LAST_MOVED_YEAR = 1900  # of an instant whose local time is in 1899, in some zone
+_LAST_MOVED_YEAR = 1900  # the last year with an instant whose local time is in 1899, in some zone
 _FURTHEST = datetime.timedelta(days=12)
 _FIRST_ZONES = -5364662400  # 1800-01-01: no zone has changed its offset before
-_STEP = 10 * _DAY  # no zone changed it twice within, then
+_STEP = 10 * _DAY  # no zone changed its offset twice within this time, at that time
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_STANDARD_SINCE = 1609459200  # 2021-01-01, when Spark's tables of these differences were made: standard time is the least of that year
+_STANDARD_SINCE = 1609459200  # 2021-01-01, when Spark's tables of these differences were made: standard time is the least offset of that year
 _OFFSET = re.compile(r"GMT([+-])(\d{1,2})(?::?(\d{2}))?")
-_UTC = re.compile(r"Z|GMT|(?:UTC|UT)?(?:[+-].*)?")  # `java.util` knows no offset without GMT before it
+_UTC = re.compile(r"Z|GMT|(?:UTC|UT)?(?:[+-].*)?")  # `java.util` has no offset without GMT in front
 _SAME_BEFORE_1970 = {
     "Africa/Abidjan": "Africa/Accra Africa/Bamako Africa/Banjul Africa/Conakry Africa/Dakar Africa/Freetown Africa/Lome Africa/Nouakchott "
     "Africa/Ouagadougou Atlantic/Reykjavik Atlantic/St_Helena",
@@ -84,23 +84,25 @@ _ZONES = {name: zone for zone, names in _SAME_BEFORE_1970.items() for name in na
 
 
 def gregorian_days(days: Numbers) -> Numbers:
-    """Days since 1970 of the hybrid calendar as days of the proleptic Gregorian one with the same year, month and day.
+    """Days since 1970 in the hybrid calendar, as days in the proleptic Gregorian one with the same year, month and day.
 
-    February 29 of a year that is no Gregorian leap year is March 1.
+    February 29 of a year that is not a Gregorian leap year becomes March 1.
     """
-    # Years that begin in March have their leap day at the end: "(153 m + 2) / 5" days lie before month m.
+    # days since -4800-03-01 in the Julian calendar
     shifted = days + 2472670  # days since -4800-03-01 of the Julian calendar
     year = (4 * shifted + 3) // 1461
     of_year = shifted - 1461 * year // 4
     month = (5 * of_year + 2) // 153
     of_month = of_year - (153 * month + 2) // 5
-    # A month later than February has its year's number. -4800 is a multiple of 400, so leap years stay.
+    # In this year, which begins in March, a month after February has the year's number. -4800 is a multiple of 400, so leap years
+    # stay.
     gregorian = 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + of_month - 2472632
     return np.where(days < GREGORIAN_DAY, gregorian, days)
 
 
 class ZoneHistory:
-    """A zone's offsets from UTC before 1900, in seconds: for `java.util` always `standard`, for others `offsets` from local times `starts` on."""
+    """A zone's offsets from UTC before 1900, in seconds: `standard` for `java.util`, which uses no other; else `offsets`, which begin at the
+    local times `starts`."""
 
     def __init__(self, standard: int, starts: Sequence[int], offsets: Sequence[int]) -> None:
         self._standard = standard
@@ -110,7 +112,7 @@ class ZoneHistory:
     @classmethod
     @functools.lru_cache(maxsize=64)
     def from_zone(cls, name: str) -> ZoneHistory:
-        """The history of the zone that a file names. Raises SchemaError for one that is not known here."""
+        """The history of the zone that a file names. Raises SchemaError for a zone that this machine does not have."""
         fixed = fixed_offset(_ZONES.get(name, name))
         if fixed is not None:
             return cls(fixed, [], [fixed])
@@ -120,17 +122,17 @@ class ZoneHistory:
             raise unknown_zone(name) from None
         except zoneinfo.ZoneInfoNotFoundError:
             raise unknown_zone(name) from None
-        # Summer time is no standard time: in Morocco that of Ramadan is.
+        # Standard time is not simply the time that is not summer time: in Morocco it is that of Ramadan.
         standard = min(_utc_offset(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
         return cls(standard, *_history(merged))
 
     def gregorian_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
-        """Instants before 1900 as `java.util` counts them, with the same local fields. `hybrid`: they are in the hybrid calendar."""
+        """The instants whose local fields are those that `java.util` has for `seconds`, before 1900. `hybrid`: in the hybrid calendar."""
         local = self.local_seconds(seconds, hybrid)
         return local - self._offsets[np.searchsorted(self._starts, local, side="right")]
 
     def local_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
-        """The local times, in the Gregorian calendar, of instants as `gregorian_seconds` takes them."""
+        """The local times, in the Gregorian calendar, that `java.util` has for `seconds`, before 1900. `hybrid`: as in `gregorian_seconds`."""
         local = seconds + self._standard
         if hybrid:
             days = local // _DAY
@@ -151,7 +153,7 @@ def fixed_offset(name: str) -> int | None:
 
 def unknown_zone(name: str) -> SchemaError:
     return SchemaError(
-        f"a file has times of the time zone {name!r}, which this machine does not know: install tzdata, the system's and Python's"
+        f"a file has times in the time zone {name!r}, which this machine does not know: install tzdata in the system and for Python"
     )
 
 
@@ -162,7 +164,7 @@ def _utc_offset(zone: zoneinfo.ZoneInfo, second: int) -> int:
 
 
 def _history(zone: zoneinfo.ZoneInfo) -> tuple[list[int], list[int]]:
-    """(local times, the offsets that begin there) until 1900. A local time that occurred twice is the later one, as in Spark."""
+    """(local times, the offsets that begin there) until 1900. A local time that occurred twice counts as the later one, as in Spark."""
     starts: list[int] = []
     offsets = [_utc_offset(zone, _FIRST_ZONES)]
     for at in range(_FIRST_ZONES, LOCAL_MEAN_TIME_END, _STEP):
@@ -178,7 +180,7 @@ def _history(zone: zoneinfo.ZoneInfo) -> tuple[list[int], list[int]]:
 
 
 def gregorian_dates(column: pa.Array) -> pa.Array:
-    """A column of dates (date32) of the hybrid calendar in the Gregorian one."""
+    """A column of dates (date32) in the hybrid calendar, converted to the Gregorian one."""
     days = view_numbers(column, np.int32)
     if not (days < GREGORIAN_DAY).any():
         return column
@@ -186,7 +188,7 @@ def gregorian_dates(column: pa.Array) -> pa.Array:
 
 
 def gregorian_instants(column: pa.Array, zone: str) -> pa.Array:
-    """A column of timestamps that were written in a time zone, of the hybrid calendar, in the Gregorian one."""
+    """A column of timestamps that were written in a time zone and the hybrid calendar, converted to the Gregorian one."""
     per_second = _PER_SECOND[column.type.unit]
     times = view_numbers(column, np.int64)
     old = times < LOCAL_MEAN_TIME_END * per_second
@@ -199,7 +201,7 @@ def gregorian_instants(column: pa.Array, zone: str) -> pa.Array:
 
 
 def view_numbers(column: pa.Array, kind: Any) -> npt.NDArray[Any]:
-    """The numbers behind a column of fixed width, without a copy; where it is null they mean nothing."""
+    """The numbers behind a column of fixed width, without a copy. They are undefined where the column is null."""
     if not len(column):
         return np.zeros(0, kind)
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
@@ -212,7 +214,7 @@ def build_array(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) 
 
 
 def convert_bounds(column: pa.Array) -> tuple[Any, Any]:
-    """Bounds of converted values, from their converted least and greatest; (None, None) if Python lacks such a time."""
+    """The bounds of converted values, from the converted lowest and highest; (None, None) if Python lacks such a time."""
     with contextlib.suppress(OverflowError, ValueError):
         low, high = column.to_pylist()
         return widened(low, high) if pa.types.is_timestamp(column.type) else (low, high)
@@ -222,7 +224,8 @@ def convert_bounds(column: pa.Array) -> tuple[Any, Any]:
 def widened(low: Any, high: Any) -> tuple[Any, Any]:
     """Bounds wide enough for dates or times before and after their conversion, in any time zone.
 
-    A Gregorian day is at most 11 days from the one with its name, from the year 1 on. Instants change their order where a leap day is no more.
+    From the year 1 on, a Gregorian day is at most 11 days from the hybrid day with the same fields. Instants change their order at leap
+    days that the Gregorian calendar lacks.
     """
     return _shift(low, -_FURTHEST), _shift(high, _FURTHEST)
 
@@ -232,7 +235,7 @@ def _shift(end: Any, by: datetime.timedelta) -> Any:
         return end
     try:
         return end + by
-    except OverflowError:  # the first days of the year 1 only move towards later ones
+    except OverflowError:  # the first days of year 1 move only towards later days
         return end.replace(month=1, day=1)
 
 

@@ -1,4 +1,4 @@
-"""Columns as SQL writes them (`id INT, tags ARRAY<STRING>`) and as Arrow has them."""
+"""Converts columns between SQL text (`id INT, tags ARRAY<STRING>`) and Arrow schemas."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def _to_arrow_type(kind: exp.DataType) -> pa.DataType:
 
 
 def columns_ddl(schema: pa.Schema) -> str:
-    """The columns in Spark's SQL, as `parse_columns` reads them."""
+    """The columns in Spark's SQL, which `parse_columns` reads."""
     return ", ".join(f"{_quote(field.name)} {type_ddl(field.type)}" for field in schema)
 
 
 def type_ddl(kind: pa.DataType) -> str:
-    """A type that Spark has, in its SQL."""
+    """A type that Spark has, in Spark's SQL."""
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision}, {kind.scale})"
     if pa.types.is_list(kind):

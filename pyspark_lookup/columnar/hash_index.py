@@ -29,8 +29,8 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey
 
 BUCKET_AT_MOST = 32
 _PREFIX_BITS = 48
-_AT_ONCE = 2**20  # values that are set
-_DIRECT_SPREAD = 4  # slots per row: as many bytes as the hash index takes at most
+_AT_ONCE = 2**20  # values that are set at once
+_DIRECT_SPREAD = 4  # slots per row, at most: as many bytes as the hash index takes
 
 
 class SkewedError(Exception):
@@ -39,7 +39,7 @@ class SkewedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Matches:
-    """Pairs of a probed key and a row that holds it, by key and then in row order; both int64."""
+    """Pairs of a probed key and a row that has it, by key and then in row order; both int64."""
 
     keys: Numbers
     rows: Numbers
@@ -50,7 +50,7 @@ class Matches:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Rows in hash order: `rows` is the permutation, `first` where in it each key begins, `hashes` by key."""
+    """Rows in hash order: `rows` is the permutation, `first` the position in it at which each key begins, `hashes` by key."""
 
     rows: Numbers
     first: Numbers
@@ -58,7 +58,7 @@ class Order:
 
 
 def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Order:
-    """The hash order of the valid rows of `keys`; rows of one key stay in the order of `rows` (None: in their own)."""
+    """The hash order of the valid rows of `keys`. Rows of one key stay in the order of `rows` (None: in their own)."""
     if rows is None:
         rows = np.arange(keys.rows)
     if keys.valid is not None:
@@ -66,7 +66,7 @@ def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Orde
     count = len(rows)
     rows = rows[_sorted_by_prefix(hashes[rows])]
     prefixes = hashes[rows] >> np.uint64(64 - _PREFIX_BITS)
-    # Neighbours with one prefix are one key, nearly always.
+    # Neighbours with the same prefix nearly always have the same key.
     neighbours = np.flatnonzero(prefixes[1:] == prefixes[:-1])
     same_key = np.zeros(max(count - 1, 0), np.bool_)
     same_key[neighbours] = keys.equal(rows[neighbours], keys, rows[neighbours + 1])
@@ -77,7 +77,7 @@ def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Orde
 
 
 def _sorted_by_prefix(hashes: Numbers) -> Numbers:
-    """The stable order by the upper 48 bits: three passes of numpy's radix sort, which takes 16 at a time."""
+    """The stable order by the upper 48 bits, in three passes of numpy's radix sort, which sorts by 16 bits at a time."""
     order = np.argsort((hashes >> np.uint64(16)).astype(np.uint16), kind="stable")
     for shift in (32, 48):
         digits = (hashes >> np.uint64(shift)).astype(np.uint16)
@@ -86,7 +86,7 @@ def _sorted_by_prefix(hashes: Numbers) -> Numbers:
 
 
 def _mixed_runs(prefixes: Numbers, same_key: Numbers, neighbours: Numbers) -> list[tuple[int, int]]:
-    """[start, stop) of runs of one prefix that hold more than one key."""
+    """[start, stop) of runs of the same prefix that have more than one key."""
     mixed = neighbours[~same_key[neighbours]]
     starts = np.searchsorted(prefixes, prefixes[mixed], "left")
     stops = np.searchsorted(prefixes, prefixes[mixed], "right")
@@ -94,7 +94,7 @@ def _mixed_runs(prefixes: Numbers, same_key: Numbers, neighbours: Numbers) -> li
 
 
 def _regroup(keys: Keys, rows: Numbers, same_key: Numbers, start: int, stop: int) -> None:
-    """Bring the rows of each key of a run together, in place."""
+    """Bring the rows of each key in a run together, in place."""
     remaining = rows[start:stop].copy()
     at = start
     while len(remaining):
@@ -109,11 +109,11 @@ def _regroup(keys: Keys, rows: Numbers, same_key: Numbers, start: int, stop: int
 
 
 class IndexBuilder:
-    """Collects the orders of consecutive ranges of the hash space into one index.
+    """Combines the orders of consecutive ranges of the hash space into one index.
 
-    `keyed_rows`: the maximum number of rows with a key. `bounds`: the smallest and largest value of a key
-    that is one whole number, date, timestamp or boolean. `wide`: the key is not one column of fixed width, so hashes are kept.
-    `zeros` allocates an array of a number of values of a type.
+    `keyed_rows`: the maximum number of rows with a key. `bounds`: the smallest and largest value of a key that is one whole number, date,
+    timestamp or boolean. `wide`: the key is not one column of fixed width, so hashes are kept. `zeros` allocates an array of a number of
+    values of a type.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class IndexBuilder:
         self._shift = np.uint64(64 - bits)
         self._buckets = zeros(0 if self._slots is not None else 2**bits + 1, self._count)
         self._hashes = zeros(keyed_rows, np.dtype(np.uint64)) if wide and self._slots is None else None
-        self._first: Numbers | None = None  # while all keys are unique
+        self._first: Numbers | None = None  # None while all keys are unique
         self._keys = self.rows = 0
-        self.fullest_bucket = 0  # keys in it, so far
+        self.fullest_bucket = 0  # the most keys in one bucket so far
 
     def add(self, order: Order, keys: Keys) -> None:
         """Add the next rows: the `order` of `keys`, whose hashes are greater than all before."""
@@ -154,7 +154,7 @@ class IndexBuilder:
             buckets = order.hashes >> self._shift
             begins = np.flatnonzero(np.concatenate([[True], buckets[1:] != buckets[:-1]]))
             lengths = np.diff(np.concatenate([begins, [count]])).astype(self._count)
-            # One place up: the running sum then gives where each bucket starts.
+            # Shifted by one, so that the running sum gives the start of each bucket.
             at = buckets[begins].astype(np.int64) + 1
             self._buckets[at] += lengths
             self.fullest_bucket = max(self.fullest_bucket, int(self._buckets[at].max()))
@@ -173,7 +173,7 @@ class IndexBuilder:
     def arrays(self, strict: bool = True) -> dict[str, Numbers]:
         """The arrays of the index, by the names at the top of this module.
 
-        Raises SkewedError if a bucket is too full and `strict`; else it is slower to probe, and as right.
+        Raises SkewedError if a bucket is too full and `strict`; without `strict` such an index is correct, but slower to probe.
         """
         if strict and self.fullest_bucket > BUCKET_AT_MOST:
             raise SkewedError(f"{self.fullest_bucket} keys in one bucket")
@@ -196,7 +196,7 @@ class IndexBuilder:
 def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> None:
     """Raise ValueError unless the arrays (named as at the top of this module) are an index over that many rows with a key.
 
-    Of what is in them only the ends are looked at.
+    Checks only the first and last values of the arrays.
     """
     slots, starts, hashes, first = map(arrays.get, ("slots", "starts", "hashes", "first"))
     if keyed_rows > rows or (slots is None) == (starts is None):
@@ -207,11 +207,11 @@ def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> No
         if keys < 0 or first[0] != 0 or first[-1] != keyed_rows:
             raise ValueError("the first rows of the keys do not span all rows with a key")
     if hashes is not None and len(hashes) != keys:
-        raise ValueError("the number of hashes is not that of keys")
+        raise ValueError(f"{len(hashes)} hashes for {keys} keys")
     if starts is not None:
         buckets = len(starts) - 1
         if buckets < 2 or buckets & (buckets - 1) or starts[0] != 0 or starts[-1] != keys:
-            raise ValueError("the number of buckets is no power of 2, or they do not span all keys")
+            raise ValueError("the number of buckets is not a power of 2, or they do not span all keys")
 
 
 class KeyIndex:
@@ -239,7 +239,7 @@ class KeyIndex:
         return np.asarray(np.searchsorted(self._first, rows, "right") - 1)
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
-        """The rows that hold each of `keys`. `hashes`: of the keys, under the seed of the build."""
+        """The rows that have any of `keys`. `hashes`: of the keys, under the seed of the build."""
         numbers = self._probe_slots(keys) if self._slots is not None else self._probe_buckets(keys, hashes)
         hits = np.flatnonzero(numbers >= 0)
         key_numbers = numbers if len(hits) == len(numbers) else numbers[hits]
@@ -253,7 +253,7 @@ class KeyIndex:
         return Matches(np.repeat(hits, counts), rows)
 
     def find_rows(self, key: OneKey, hashed: int) -> range:
-        """The rows that hold a key of one column. `hashed`: the hash of the key under the seed of the build."""
+        """The rows that have a key of a single column. `hashed`: its hash under the seed of the build."""
         number = self._find_number(key, hashed)
         if number is None:
             return range(0)
@@ -277,11 +277,11 @@ class KeyIndex:
         return None
 
     def _probe_slots(self, keys: Keys) -> Numbers:
-        """Number of each key, -1 where there is none."""
+        """The number of each key; -1 if there is none."""
         assert self._slots is not None
         values = keys.columns[0].values
         assert values is not None
-        # Modulo 2^64 what is below the first slot becomes too large to be one.
+        # Modulo 2^64, a value below the first slot becomes larger than any slot.
         at = values.astype(np.int64).view(np.uint64) - np.uint64(self._low % 2**64)
         inside = at < np.uint64(len(self._slots))
         if keys.valid is not None:
@@ -312,7 +312,7 @@ class KeyIndex:
         return numbers
 
     def _matching(self, candidates: Numbers, keys: Keys, rows: Numbers, hashes: Numbers) -> Numbers:
-        """Whether each candidate (a key number) is the key of the row beside it."""
+        """For each candidate (a key number) whether it is the key of the corresponding row."""
         if self._hashes is None:
             return self._stored.equal(self._first_rows(candidates), keys, rows)
         matching: Numbers = self._hashes[candidates] == hashes[rows]

@@ -1,4 +1,4 @@
-"""Tables of rows with a column `KEY_INDEX`, the number of the key that each row belongs to."""
+"""Tables of rows with a column `KEY_INDEX`, the number of the key to which each row belongs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 
 
 def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
-    """(one row of each distinct valid key, the place of its key among them for each row: -1 for a key with a null)."""
+    """(one row of each distinct valid key, for each row the position of its key among these: -1 for a key with a null)."""
     order = order_rows(keys, hashes)
     places = np.full(keys.rows, -1, np.int64)
     places[order.rows] = np.repeat(np.arange(len(order.first)), np.diff([*order.first, len(order.rows)]))
@@ -26,7 +26,7 @@ def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def match_rows(rows: pa.Table, names: Sequence[str], keys: Keys) -> Matches:
-    """The matches of keys and rows: (place of the key, row), by key; rows of one key in their order."""
+    """The matches of keys and rows: (position of the key, row), by key; rows of one key in their order."""
     return RowIndex(rows, names).match(keys)
 
 
@@ -49,7 +49,7 @@ class RowIndex:
 
 
 def take_matches(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Table:
-    """Matching rows with the columns of `schema` (there may be none) and `KEY_INDEX`."""
+    """Matching rows with the columns of `schema` (which may be empty) and `KEY_INDEX`."""
     indices = as_indices(matches.rows)
     columns = [*(rows.column(name).take(indices) for name in schema.names), as_indices(matches.keys)]
     return pa.Table.from_arrays(columns, schema=schema.append(pa.field(KEY_INDEX, pa.int64())))
@@ -61,7 +61,7 @@ def key_numbers(rows: pa.Table) -> Numbers:
 
 
 def take_requested(rows: pa.Table, requested_keys: Numbers) -> pa.Table:
-    """The rows of `requested_keys`, in their order and with repeats; `KEY_INDEX` is the place among them.
+    """The rows of `requested_keys`, in their order and with repeats; `KEY_INDEX` is the position among them.
 
     `rows` are those of keys 0, 1, …, ascending.
     """
@@ -79,12 +79,12 @@ def renumber(rows: pa.Table, numbers: Numbers) -> pa.Table:
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """A table without rows. `schema`: of the columns beside `KEY_INDEX`."""
+    """A table without rows. `schema`: of the columns other than `KEY_INDEX`."""
     return schema.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
 
 def merge_rows(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
-    """The rows of several tables, by key; rows of one key come from one of them. `schema`: as for `no_rows`."""
+    """The rows of several tables, by key. All rows of one key must be in one table. `schema`: as for `no_rows`."""
     full = schema.append(pa.field(KEY_INDEX, pa.int64()))
     filled = [part for part in parts if part.num_rows]
     rows = pa.concat_tables([part.select(full.names).cast(full) for part in filled]) if filled else full.empty_table()

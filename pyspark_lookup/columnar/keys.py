@@ -1,12 +1,11 @@
-"""Key columns as numbers: hashed and compared by whole columns, whatever their type.
+"""Key columns as numbers, hashed and compared by whole columns, whatever their type.
 
-Two keys are equal as Spark's `=` has it inside a join: -0.0 is 0.0, NaN is NaN, text and binary are
-their bytes; a key with a null in any column equals nothing. `Keys` are views of Arrow buffers; only
-booleans, strings with a null and floats that are hashed are copied.
+Two keys are equal as in Spark's `=` inside a join: -0.0 is 0.0, NaN is NaN, text and binary are compared by bytes; a key with a null in any
+column equals nothing. `Keys` are views of Arrow buffers; only booleans, strings with a null and floats that are hashed are copied.
 
-The hash is our own, so that a file written by one process is read by any other: 64-bit words w of a
-value are folded by h = mix(h ^ w), where mix multiplies twice by secret odd numbers with a shift in
-between. The upper bits are the good ones. Nobody who does not know the seed can aim at a bucket.
+The hash is our own, so that any process can read the files of any other: 64-bit words w of a value are folded by h = mix(h ^ w), where mix
+multiplies twice by secret odd numbers with a shift in between. The upper bits are the good ones. Without the seed nobody can construct keys
+that fall into one bucket.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ from pyspark_lookup.errors import SchemaError
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 _WORD = 2**64 - 1
-_WORDS_AT_MOST = 128  # of a value hashed word by word; the few longer ones go through BLAKE2 one by one
+_WORDS_AT_MOST = (
+    128  # words of a value that is hashed word by word; the few longer values are hashed one by one with BLAKE2
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +47,11 @@ class Seed:
 
     @classmethod
     def from_json(cls, words: Any) -> Seed:
-        """The seed that `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        """The seed that `to_json` wrote. Raises TypeError or ValueError if it is malformed."""
         first, second = words
         for word in (first, second):
             if not isinstance(word, int) or not 0 < word < 2**64:
-                raise ValueError(f"{show(word)} is no part of a seed")
+                raise ValueError(f"{show(word)} is not a seed")
         return cls(first, second)
 
 
@@ -71,7 +72,7 @@ OneKey = int | bytes
 
 
 def one_key(key: object, kind: pa.DataType) -> OneKey | None:
-    """A Python value as a key of a column of that type; None if it is no such key, or takes a conversion (see `cast_keys`)."""
+    """A Python value as a key of a column of that type; None if it is not such a key, or needs a conversion (see `cast_keys`)."""
     if type(key) is int and pa.types.is_integer(kind):
         low, high = _bounds(kind)
         return key if low <= key <= high else None
@@ -85,7 +86,7 @@ def one_key(key: object, kind: pa.DataType) -> OneKey | None:
 
 
 def hash_one(key: OneKey, seed: Seed) -> int:
-    """What `Keys.hashes` gives for one key."""
+    """The hash that `Keys.hashes` computes for one key."""
     words: Sequence[int] = (key & _WORD,) if isinstance(key, int) else ()
     if isinstance(key, bytes):
         count = -(-len(key) // 8)
@@ -99,9 +100,9 @@ def hash_one(key: OneKey, seed: Seed) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class KeyColumn:
-    """One column: `array` as Arrow has it, without nulls where it counts, and its numbers.
+    """One column: `array` as Arrow has it, valid in the rows that matter, and its numbers.
 
-    `values` are the fixed-width values, (rows, 2) words of a decimal, or None for text and binary.
+    `values`: the fixed-width values, (rows, 2) words of a decimal, or None for text and binary.
     """
 
     array: pa.Array
@@ -109,7 +110,7 @@ class KeyColumn:
 
     @classmethod
     def from_array(cls, array: pa.Array) -> KeyColumn:
-        """A view of an array of a type that `check_key_types` lets pass."""
+        """A view of an array of a type that `check_key_types` accepts."""
         return cls(array, _view_values(array))
 
     def fold_hashes(self, hashes: Numbers, seed: Seed) -> Numbers:
@@ -122,23 +123,23 @@ class KeyColumn:
                 _mix(hashes, seed)
             return hashes
         if self.values.dtype.kind == "f":
-            with np.errstate(invalid="ignore"):  # of signalling NaNs, as bits in a file may be
+            with np.errstate(invalid="ignore"):  # warnings about signalling NaNs, which bits in a file may be
                 numbers = self.values.astype(np.float64) + 0.0  # -0.0 + 0.0 is 0.0
-            numbers[np.isnan(numbers)] = np.nan  # there are many NaNs
+            numbers[np.isnan(numbers)] = np.nan  # NaN has many bit patterns
             hashes ^= numbers.view(np.uint64)
         else:
             hashes ^= self.values.astype(np.int64).view(np.uint64)
         return _mix(hashes, seed)
 
     def holds(self, row: int, key: OneKey) -> bool:
-        """Whether a row holds a key."""
+        """Whether a row has a key."""
         if self.values is None:
             buffer = self.array[row].as_buffer()
             return buffer is not None and buffer.to_pybytes() == key
         return int(self.values[row]) == key
 
     def equal(self, rows: Numbers, other: KeyColumn, other_rows: Numbers) -> Numbers:
-        """Whether each of `rows` holds the same value as the row of `other` beside it."""
+        """For each of `rows` whether it has the same value as the corresponding row of `other`."""
         if self.values is None or other.values is None:
             values, other_values = _take(self.array, rows), _take(other.array, other_rows)
             if other_values.type != values.type:
@@ -154,7 +155,7 @@ class KeyColumn:
 
 
 class Keys:
-    """The key columns of some rows. `valid`: rows without a null in any of them (None: all)."""
+    """The key columns of some rows. `valid`: the rows without a null in any of them (None: all)."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self.rows = len(arrays[0])
@@ -166,14 +167,14 @@ class Keys:
                 self.valid = valid if self.valid is None else self.valid & valid
 
     def hashes(self, seed: Seed) -> Numbers:
-        """64-bit hashes, one per row; those of rows that are not valid mean nothing."""
+        """64-bit hashes, one per row; undefined for rows that are not valid."""
         hashes = np.zeros(self.rows, np.uint64)
         for column in self.columns:
             column.fold_hashes(hashes, seed)
         return hashes
 
     def equal(self, rows: Numbers, other: Keys, other_rows: Numbers) -> Numbers:
-        """Whether each of `rows` has the same key as the row of `other` beside it. All rows are valid ones."""
+        """For each of `rows` whether it has the same key as the corresponding row of `other`. All these rows must be valid."""
         is_equal = self.columns[0].equal(rows, other.columns[0], other_rows)
         for column, other_column in zip(self.columns[1:], other.columns[1:], strict=True):
             equal_rows = np.flatnonzero(is_equal)
@@ -200,19 +201,19 @@ def comparable(kind: pa.DataType, other_kind: pa.DataType) -> bool:
 
 
 def accepts(column: pa.DataType, keys: pa.DataType) -> bool:
-    """Whether keys of a type can be looked up in a column: it has all of their values, or they are compared without a loss."""
+    """Whether keys of a type can be looked up in a column: the column has all of their values, or the types compare without a loss."""
     return (widens(keys, column) and not pa.types.is_nested(column)) or comparable(keys, column)
 
 
 def widen_keys(field: pa.Field, keys: pa.Array) -> pa.Array:
-    """Keys to look up in a column, cast to its type if that holds all values of theirs. Raises SchemaError if the column does not accept their type."""
+    """Keys to look up in a column, cast to its type if that has all of their values. Raises SchemaError if the column does not accept their type."""
     if keys.type == field.type:
         return keys
     if not accepts(field.type, keys.type):
         raise SchemaError(
             f"keys for column {field.name!r} of the table are {keys.type}, the column is {field.type}: no type holds the values of both. A cast "
             "may change values: 2.7 becomes 2, and finds the row of 2. Cast the DataFrame's column only if it has no such values, or "
-            "declare the table's with lookup.schema in a type that fits both"
+            "declare the table's column with lookup.schema in a type that fits both"
         )
     return keys.cast(field.type) if widens(keys.type, field.type) else keys
 
@@ -220,8 +221,8 @@ def widen_keys(field: pa.Field, keys: pa.Array) -> pa.Array:
 def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
     """The key columns of `table` in the types of `fields`; a value outside a type's range becomes null.
 
-    Columns are taken by name (letter case aside) or, if none has such a name and the count agrees, by place.
-    Raises SchemaError naming the column and both types if they are not of one family.
+    Columns are matched by name (ignoring letter case) or, if none has such a name and the count agrees, by position. Raises SchemaError
+    naming the column and both types if their types do not compare without a loss.
     """
     spelled = {name.lower(): number for number, name in enumerate(table.column_names)}
     key_names = [field.name.lower() for field in fields]
@@ -237,7 +238,7 @@ def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array, a dictionary's codes as the values they stand for."""
+    """A column as one array, with dictionary codes replaced by their values."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)
@@ -259,7 +260,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         least, most = (pa.scalar(n, array.type) for n in (max(low, own_low), min(high, own_high)))
         inside = pc.and_(pc.greater_equal(array, least), pc.less_equal(array, most))
         return pc.if_else(inside, array, pa.scalar(None, array.type)).cast(kind)
-    if pa.types.is_decimal(array.type) and array.type.bit_width < 128:  # whose casts to integers fail
+    if pa.types.is_decimal(array.type) and array.type.bit_width < 128:  # Arrow's casts of these to integers fail
         array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
     if pa.types.is_decimal(kind):
         return array.cast(kind) if widens(array.type, kind) else _as_decimals(array, kind)
@@ -267,25 +268,26 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         return _cast_fitting(array, kind)
     if pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
-    # A number that the column cannot hold equals none of its values.
+    # A number that the column's type does not have equals none of its values.
     converted = pc.cast(array, kind, safe=False)
     is_exact = pc.or_(pc.equal(pc.cast(converted, array.type, safe=False), array), pc.is_nan(array))
     return pc.if_else(is_exact, converted, pa.scalar(None, kind))
 
 
 def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Exact numbers as `kind`, null where they have more digits. One by one, because Arrow's cast wraps around silently."""
+    """Exact numbers as `kind`, null if they have more digits. One by one, because Arrow's cast overflows silently."""
     encoded = array.dictionary_encode()
     with decimal.localcontext(decimal.Context(prec=200)):
         limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
         numbers = [decimal.Decimal(value) for value in encoded.dictionary.to_pylist()]
-        step = decimal.Decimal(1).scaleb(-kind.scale)  # Arrow takes no more digits than the type has, zeros among them
+        # Arrow takes at most as many digits as the type has, zeros included.
+        step = decimal.Decimal(1).scaleb(-kind.scale)
         fitting = [value.quantize(step) if abs(value) < limit and value % step == 0 else None for value in numbers]
     return pc.take(pa.array(fitting, kind), encoded.indices)
 
 
 def _cast_fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`array` as `kind`, null where a value would change; halved until the values that do not fit stand alone."""
+    """`array` as `kind`, null where a value would change. If the cast fails, each half is cast alone, down to single values."""
     try:
         return array.cast(kind)
     except pa.ArrowInvalid:
@@ -335,7 +337,7 @@ def _view_values(array: pa.Array) -> Numbers | None:
         return None
     buffer = array.buffers()[1]
     start, stop = array.offset, array.offset + len(array)
-    if buffer is None:  # only without rows
+    if buffer is None:  # only possible without rows
         buffer = b""
     if pa.types.is_decimal(kind):
         words = np.frombuffer(buffer, np.int64, 2 * stop).reshape(-1, 2)
@@ -355,13 +357,13 @@ def _is_range(rows: Numbers) -> bool:
 
 
 def as_array(values: Numbers) -> pa.Array:
-    """Numbers or booleans as an Arrow array of their type, numbers without a copy if they lie side by side."""
+    """Numbers or booleans as an Arrow array of their type. Contiguous numbers are not copied."""
     packed = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(packed)])
 
 
 def as_indices(rows: Numbers) -> pa.Array:
-    """Row numbers as Arrow takes them, without a copy if they are int64."""
+    """Row numbers in the form that Arrow takes, without a copy if they are int64."""
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows, np.int64))])
 
 

@@ -26,8 +26,8 @@ _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
 
 def bucket_numbers(values: pa.Array, count: int) -> Numbers | None:
-    """The bucket of each value (none may be null) among `count` buckets, as Iceberg's transform `bucket` numbers them; None for a type without
-    bucket hashes."""
+    """The bucket of each value (none may be null) among `count` buckets, as in Iceberg's transform `bucket`; None for a type without bucket
+    hashes."""
     hashes = bucket_hashes(values)
     if hashes is None:
         return None
@@ -50,13 +50,13 @@ def bucket_hashes(values: pa.Array) -> Numbers | None:
 
 
 def _hash_longs(numbers: Numbers) -> Numbers:
-    """The hashes of 64-bit integers, hashed as 8 bytes, the lowest first."""
+    """The hashes of 64-bit integers, as 8 bytes in little-endian order."""
     words = np.ascontiguousarray(numbers, "<i8").view("<u4").reshape(-1, 2)
     return _hash_words(words, np.full(len(words), 8, np.uint32), np.zeros(len(words), np.uint32))
 
 
 def _hash_bytes(texts: list[bytes]) -> Numbers:
-    """The hashes of byte strings of any lengths, computed together for those with the same number of words."""
+    """The hashes of byte strings of any lengths. Those with the same number of words are computed together."""
     lengths = np.fromiter(map(len, texts), np.uint32, len(texts))
     hashes = np.zeros(len(texts), np.uint32)
     for words in np.unique(lengths >> 2).tolist():
@@ -68,12 +68,12 @@ def _hash_bytes(texts: list[bytes]) -> Numbers:
 
 
 def _hash_words(words: Numbers, lengths: Numbers, tail: Numbers) -> Numbers:
-    """The hashes of rows of whole words, with up to three bytes after them in `tail`."""
+    """The hashes of rows of whole words, followed by up to three bytes in `tail`."""
     hashes = np.zeros(len(words), np.uint32)
     for column in range(words.shape[1]):
         hashes ^= _mix_word(words[:, column])
         hashes = _rotate_left(hashes, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    hashes ^= _mix_word(tail)  # zero without one
+    hashes ^= _mix_word(tail)  # zero if there are no bytes left
     hashes ^= lengths.astype(np.uint32)
     hashes ^= hashes >> np.uint32(16)
     hashes *= np.uint32(0x85EBCA6B)
@@ -105,10 +105,11 @@ def bucket_number(value: Any, kind: pa.DataType, count: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class ColumnStats:
-    """Bounds of one column in a row group or file. `low` / `high` may lie outside the true range.
+    """Bounds of one column in a row group or file. `low`
+    `high` may lie outside the true range.
 
-    `low` or `high` None: unknown. `null_count` None: unknown. NaN is not within the bounds. `bucket`: (of how many buckets, in which
-    one) all values are that are not null, by `bucket_hash`.
+    `low` or `high` None: unknown. `null_count` None: unknown. NaN is not within the bounds. `bucket`: (number of buckets, the bucket in
+    which all values are that are not null), by `bucket_hash`.
     """
 
     low: Any
@@ -128,7 +129,7 @@ class ColumnStats:
 
 
 def join_stats(parts: Sequence[ColumnStats | None]) -> ColumnStats | None:
-    """Bounds of one column over several row groups; None: not known."""
+    """The bounds of one column over several row groups; None if they are not known."""
     known_parts = [part for part in parts if part is not None]
     if len(known_parts) < len(parts):
         return None
@@ -164,7 +165,7 @@ class Compare:
 
 @dataclasses.dataclass(frozen=True)
 class In:
-    """`column [NOT] IN values`; `has_null`: the list also held NULL."""
+    """`column [NOT] IN values`. `has_null`: the list has NULL, too."""
 
     column: str
     values: tuple[Any, ...]
@@ -198,7 +199,7 @@ class StartsWith:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """`value` where `column` is not null, null where it is; without a column, `value` everywhere."""
+    """`value` where `column` is not null, null where it is null; without a column, `value` everywhere."""
 
     value: bool | None
     column: str | None = None
@@ -206,9 +207,9 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Among:
-    """`column` is one of many `values` (an Arrow array, none null, none twice); for narrowing a lookup.
+    """`column` is one of many `values` (an Arrow array, distinct and without nulls); only to narrow a lookup.
 
-    True of every row that is, and of a column of floats also of others: zeros and NaNs have several forms.
+    True for every such row. In a column of floats it may be true for others as well, because zeros and NaNs have several forms.
     """
 
     column: str
@@ -216,7 +217,7 @@ class Among:
 
     @cached_property
     def ordered(self) -> list[Any] | None:
-        """The values as Python's, ascending; None if Python lacks one, or they have no order."""
+        """The values as Python values, ascending; None if Python lacks one, or they have no order."""
         if pa.types.is_floating(self.values.type):
             return None
         try:
@@ -237,7 +238,7 @@ class Among:
         return filled_buckets is None or bucket in filled_buckets
 
     def within(self, bounds: ColumnStats) -> bool:
-        """Whether one of the values may lie between the bounds, and in the bucket."""
+        """Whether one of the values may be within the bounds and in the bucket."""
         if bounds.bucket is not None and not self._in_bucket(*bounds.bucket):
             return False
         if self.ordered is None or bounds.low is None or bounds.high is None:
@@ -263,13 +264,13 @@ def negate(node: Predicate) -> Predicate:
         case Constant(value, column):
             return Constant(None if value is None else not value, column)
         case Among():
-            raise TypeError("Among is for narrowing only")
+            raise TypeError("Among narrows a scan and cannot be evaluated on rows")
         case _:
             return dataclasses.replace(node, negated=not node.negated)
 
 
 def referenced_columns(node: Predicate | None) -> frozenset[str]:
-    """Names of the columns that a predicate looks at."""
+    """The names of the columns that a predicate refers to."""
     if node is None:
         return frozenset()
     if isinstance(node, (And, Or)):
@@ -281,7 +282,9 @@ def referenced_columns(node: Predicate | None) -> frozenset[str]:
 
 
 def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.Array:
-    """True / false / null per row: a boolean array of length `rows`. No loop per row."""
+    """True
+    false
+    null per row: a boolean array of length `rows`, without a loop over rows."""
     match node:
         case And(parts):
             return functools.reduce(pc.and_kleene, (evaluate(part, columns, rows) for part in parts))
@@ -323,7 +326,7 @@ _KERNEL = {
 def _compare(array: pa.Array, op: str, value: Any) -> pa.Array:
     if pa.types.is_floating(array.type) or isinstance(value, float):
         if pa.types.is_decimal(array.type):
-            array = array.cast(pa.string())  # Arrow's direct cast is off by a last digit now and then
+            array = array.cast(pa.string())  # Arrow's direct cast is sometimes off by a last digit
         return _compare_doubles(pc.cast(array, pa.float64(), safe=False), op, float(value))
     if pa.types.is_boolean(array.type):
         array, value = array.cast(pa.int8()), int(value)
@@ -331,7 +334,7 @@ def _compare(array: pa.Array, op: str, value: Any) -> pa.Array:
 
 
 def _compare_doubles(array: pa.Array, op: str, value: float) -> pa.Array:
-    """IEEE comparison, mended to Spark's order in which NaN = NaN is above all else."""
+    """IEEE comparison, adapted to Spark's order, in which NaN equals NaN and is above all other numbers."""
     if op in ("<>", ">=", "<="):
         return pc.invert(_compare_doubles(array, _NEGATED[op], value))
     is_nan = pc.is_nan(array)  # null where the value is null
@@ -369,7 +372,7 @@ _BUCKETED: dict[type, pa.DataType] = {
 
 
 def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bool:
-    """Whether any row can make the predicate true, by the bounds of its columns; True if unsure."""
+    """Whether any row can make the predicate true, according to the bounds of its columns; True if unsure."""
     match node:
         case And(parts):
             return all(may_match(part, stats) for part in parts)
@@ -422,7 +425,7 @@ def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
     if low is None or high is None or op == "<>":
         return True
     if isinstance(value, float) and not isinstance(low, float):
-        return True  # an exact column against a double: Spark rounds, bounds do not
+        return True  # an exact column compared with a double: Spark rounds, bounds do not
     if (isinstance(value, float) and math.isnan(value)) or (
         isinstance(low, float) and (math.isnan(low) or math.isnan(high))
     ):

@@ -1,4 +1,4 @@
-"""Python values as Arrow columns without changing any: Arrow alone would cut 1.5 to an integer, and a time to its day."""
+"""Converts Python values to Arrow columns without changing any: Arrow alone would cut 1.5 to an integer, and a time to its day."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def table_of_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Ta
 
 
 def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values as an array. Raises ValueError with the first value that the type would change, ArrowException for one of another type."""
-    if pa.types.is_decimal(kind):  # a zero is one, whatever its exponent
+    """Values as an array. Raises ValueError for the first value that the type would change, ArrowException for a value of another type."""
+    if pa.types.is_decimal(kind):  # a zero stays a zero, whatever its exponent
         values = [0 if isinstance(value, decimal.Decimal) and value.is_zero() else value for value in values]
     _check(values, kind)
     return pa.array(values, kind)
@@ -54,11 +54,11 @@ def _check(values: Iterable[Any], kind: pa.DataType) -> None:
         lossy = {python_type for python_type in set(map(type, non_nulls)) if _may_lose(python_type, kind)}
         for value in non_nulls:
             if type(value) in lossy and _is_changed(value, kind):
-                raise ValueError(f"{str(value)[:80]} is no {kind}")
+                raise ValueError(f"{str(value)[:80]} is not a valid {kind}")
 
 
 def _may_lose(python_type: type, kind: pa.DataType) -> bool:
-    """Whether Arrow converts values of a Python type to `kind` and may silently drop a part of them."""
+    """Whether Arrow converts values of a Python type to `kind` although it may silently drop a part of them."""
     if pa.types.is_decimal(kind):
         return issubclass(python_type, decimal.Decimal)
     if pa.types.is_floating(kind):
@@ -71,14 +71,14 @@ def _may_lose(python_type: type, kind: pa.DataType) -> bool:
 
 def _is_changed(value: Any, kind: pa.DataType) -> bool:
     if isinstance(value, decimal.Decimal):
-        # One of more digits is no number of any decimal type, and ends the process.
+        # Arrow ends the process for a decimal with more digits than any of its types has.
         if not value.is_finite() or int(value.as_tuple().exponent) < -_MOST_DIGITS:
             return True
         return not pa.types.is_decimal(kind) and value != value.to_integral_value()
     if isinstance(value, datetime.datetime):
         if pa.types.is_date(kind):
             return value.time() != datetime.time()
-        return bool(getattr(value, "nanosecond", 0)) and getattr(kind, "unit", None) != "ns"  # of pandas
+        return bool(getattr(value, "nanosecond", 0)) and getattr(kind, "unit", None) != "ns"  # pandas' timestamps
     if pa.types.is_floating(kind):
         return math.isfinite(value) and abs(value) > _LARGEST[kind]
     return not math.isfinite(value) or bool(value != math.floor(value))

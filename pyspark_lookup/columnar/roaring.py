@@ -12,13 +12,13 @@ from pyspark_lookup.columnar.keys import Numbers
 
 _MAGIC = 1681511377
 _EMPTY_PART_BYTES = 12  # its number, a cookie, and a count of 0
-_ROWS_AT_MOST = 2**28  # of one file that are deleted, for which there is room in memory
+_ROWS_AT_MOST = 2**28  # deleted rows of one file, for which there is room in memory
 
 
 def checked_blob(data: bytes | memoryview, size: int) -> bytes:
-    """The deletion vector in a file's bytes, which are its size, itself and its CRC-32. Raises ValueError if these do not match."""
+    """The deletion vector in a file's bytes, which are its size, the vector and its CRC-32. Raises ValueError if these do not match."""
     if len(data) != size + 8 or int.from_bytes(data[:4], "big") != size:
-        raise ValueError("its size is not that in the log")
+        raise ValueError("its size differs from the one in the log")
     vector = bytes(data[4:-4])
     if zlib.crc32(vector) != int.from_bytes(data[-4:], "big"):
         raise ValueError("its checksum is wrong")
@@ -33,11 +33,11 @@ def read_roaring(data: bytes, count: int) -> Numbers:
     if magic != _MAGIC:
         raise ValueError(f"magic number {magic}")
     bitmap = BitMap64.deserialize(bytes(data[4:]))
-    if len(bitmap) > count:  # before there is room for them: a few bytes may stand for 65,536 values
-        raise ValueError("it has more rows than are announced")
+    if len(bitmap) > count:  # before memory is allocated for them: a few bytes may stand for 65,536 values
+        raise ValueError(f"{len(bitmap)} rows instead of the {count} in the log")
     if len(bitmap) < count:
-        raise ValueError(f"{len(bitmap)} rows instead of the announced {count}")
-    # What is read passes over bytes that belong to no part. Parts without rows, which writers may list, are not in the bitmap.
+        raise ValueError(f"{len(bitmap)} rows instead of the {count} in the log")
+    # The reader skips bytes that belong to no part. Parts without rows, which some writers list, are not in the bitmap.
     parts, serialized = struct.unpack_from("<Q", data, 4)[0], bitmap.serialize()
     if len(serialized) + _EMPTY_PART_BYTES * (parts - struct.unpack_from("<Q", serialized)[0]) != len(data) - 4:
         raise ValueError("it has bytes outside its containers")

@@ -1,7 +1,7 @@
-"""`lookup.where`: a Spark SQL predicate's text becomes a `Predicate` over a table's columns.
+"""`lookup.where`: converts a Spark SQL predicate's text to a `Predicate` over a table's columns.
 
-The text is parsed by sqlglot in its Spark dialect. What cannot be answered exactly as Spark would
-(functions, column against column, patterns, session-dependent casts) is refused with its text.
+The text is parsed by sqlglot in its Spark dialect. Parts that cannot be evaluated exactly like in Spark (functions, column against column,
+patterns, session-dependent casts) are refused by an error that quotes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CONTROLS = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a",
 def take_strings(sql: str) -> tuple[str, list[str]]:
     """(the statement with each string literal replaced by `NUMBERED` and its number, the literals' texts as Spark 4 reads them).
 
-    A quote is doubled or escaped; adjacent literals are one.
+    A quote is doubled or escaped; adjacent literals are joined.
     """
     strings: list[str] = []
     parts: list[str] = []
@@ -79,7 +79,7 @@ def _meaning(literal: str) -> str:
         return chr(int(four or eight, 16)) if four or eight else _CONTROLS.get(letter, letter)
 
     text = _ESCAPE.sub(char, body)
-    # Two escaped halves are one character.
+    # Two escaped UTF-16 halves are one character.
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -101,22 +101,22 @@ _SUPPORTED = (
 
 
 def parse_where(text: str, schema: pa.Schema) -> Predicate:
-    """The predicate of a SQL text, over columns of `schema`.
+    """The predicate of an SQL text, over columns of `schema`.
 
-    Raises PredicateError showing the part that is not understood or not supported.
+    Raises PredicateError showing the part that is malformed or not supported.
     """
     try:
         return _parse_where(text, schema)
     except RecursionError:
-        raise PredicateError(f"option lookup.where is nested too deeply: {text[:100]!r}…") from None
+        raise PredicateError(f"option lookup.where is nested too deeply, simplify it: {text[:100]!r}…") from None
     except PredicateError:
         raise
-    except UNREADABLE as problem:  # what sqlglot stumbles over
+    except UNREADABLE as problem:  # any error of sqlglot's
         raise PredicateError(f"option lookup.where = {show(text)} is not understood: {problem!r}") from None
 
 
 def _parse_where(text: str, schema: pa.Schema) -> Predicate:
-    plain, strings = take_strings(text)  # sqlglot reads escapes in its own way
+    plain, strings = take_strings(text)  # sqlglot has its own rules for escapes
     try:
         statements = sqlglot.parse(f"SELECT 1 FROM t WHERE ({plain}\n)", dialect="spark")
     except SqlglotError as problem:
@@ -136,7 +136,8 @@ class _Binder:
 
     def predicate(self, node: exp.Expression) -> Predicate:
         predicate = self._predicate(node)
-        return negate(predicate) if node.args.get("negate") else predicate  # NOT LIKE, in sqlglot since 28
+        # Since version 28 sqlglot has NOT LIKE as a flag.
+        return negate(predicate) if node.args.get("negate") else predicate
 
     def _predicate(self, node: exp.Expression) -> Predicate:
         self._check_plain(node, _PLAIN | {"negate"})
@@ -205,7 +206,7 @@ class _Binder:
         return self._schema.field(name)
 
     def value(self, node: exp.Expression) -> Any:
-        """A literal's Python value: int, Decimal, float (DOUBLE), str, bytes, bool, date, datetime, None."""
+        """The Python value of a literal: int, Decimal, float (DOUBLE), str, bytes, bool, date, datetime, None."""
         node = _bare(node)
         self._check_plain(node, _PLAIN)
         if isinstance(node, exp.Null):
@@ -231,7 +232,7 @@ class _Binder:
         raise self._unsupported(node)
 
     def _cast(self, node: exp.Expression) -> Any:
-        """`5L`, `1.5BD`, `DATE '…'`, `TIMESTAMP '…'`, `CAST('NaN' AS DOUBLE)`: casts that Spark makes without loss."""
+        """The value of `5L`, `1.5BD`, `DATE '…'`, `TIMESTAMP '…'`, `CAST('NaN' AS DOUBLE)`: casts that Spark makes without loss."""
         value, target = self.value(node.this), node.args["to"]
         kind = getattr(target.this, "name", "")
         if value is None:
@@ -260,7 +261,7 @@ class _Binder:
         raise self._unsupported(node)
 
     def _check_plain(self, node: exp.Expression, supported_args: frozenset[str]) -> None:
-        """Refuse arguments of a node that this module does not read, such as BETWEEN's SYMMETRIC: they would be dropped silently."""
+        """Refuse arguments of a node that this module does not read, such as BETWEEN's SYMMETRIC, which would otherwise be dropped silently."""
         if any(value for name, value in node.args.items() if name not in supported_args):
             raise self._unsupported(node)
 
@@ -285,7 +286,7 @@ def _matches(pattern: re.Pattern[str], value: Any) -> bool:
 
 
 def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
-    """Whether a DECIMAL of these parameters holds the value without rounding."""
+    """Whether a DECIMAL of these parameters can have the value without rounding."""
     precision = parameters[0] if parameters else 10
     scale = parameters[1] if len(parameters) > 1 else 0
     if not value.is_finite():
@@ -295,7 +296,7 @@ def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
 
 
 def _number(text: str) -> int | float | decimal.Decimal | None:
-    """A number as Spark types it: an integer, a DECIMAL if it has a point, a DOUBLE if it has an exponent. None: Spark refuses it."""
+    """A number in the type that Spark gives it: an integer, a DECIMAL if it has a point, a DOUBLE if it has an exponent. None: Spark refuses it."""
     if "e" in text.lower():
         double = float(text)
         return double if math.isfinite(double) else None

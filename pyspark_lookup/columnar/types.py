@@ -1,8 +1,8 @@
-"""Arrow schemas as Spark takes them: types normalised, schemas of files merged, batches cast.
+"""Arrow schemas in the types that Spark has: types normalised, schemas of files merged, batches cast.
 
-Spark accepts one Arrow type per SQL type, exactly (`to_arrow_schema`). `spark_type` gives it for any
-type a file may hold; `merge_schemas` unites files (missing columns are null, types may widen
-without loss); `cast_column` brings a column there or fails without losing data.
+Spark accepts exactly one Arrow type per SQL type (`to_arrow_schema`). `spark_type` returns it for any type in a file; `merge_schemas`
+unites files (missing columns are null, types may widen without loss); `cast_column` converts a column to its type or fails without losing
+data.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _LISTS = (
 _INT_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
-_COLLATED = b"spark.field"  # in the metadata of a column with collations: its field in Spark, as JSON
+_COLLATED = b"spark.field"  # the key of a column's metadata that has its field in Spark, as JSON, if it has collations
 
 
 def with_collations(field: pa.Field, in_spark: Mapping[str, Any]) -> pa.Field:
-    """A column, with Spark's field of it in its metadata if it has a collation: this package compares texts by their bytes."""
+    """A column, with Spark's field in its metadata if it has a collation, because this package compares texts by their bytes."""
     try:
         text = json.dumps(dict(in_spark))
     except RecursionError:
         return field  # such a type is refused elsewhere
-    # Here every column may have nulls, whatever lies in it.
+    # Here every column may have nulls, whatever the file says.
     nullable = re.sub(r'"(nullable|containsNull|valueContainsNull)": false', r'"\1": true', text)
     return field.with_metadata({_COLLATED: nullable}) if "__COLLATIONS" in text else field
 
@@ -68,7 +68,7 @@ def collated_field(field: pa.Field) -> dict[str, Any] | None:
 def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataType:
     """The Arrow type in which Spark takes columns of `kind`. Raises SchemaError if there is none.
 
-    `nothing` is for columns that hold nulls only: string, as Spark infers it.
+    `nothing`: the type for columns of nulls only; by default string, as in Spark's inference.
     """
     if is_deeper(kind, MOST_NESTED):
         raise SchemaError(f"a type nested more than {MOST_NESTED} deep has no counterpart in Spark")
@@ -140,7 +140,7 @@ def type_of_column(parse: Callable[[Any], pa.DataType], declared: Any, column: s
 
 
 def unreadable(kind: pa.DataType) -> str | None:
-    """Why a column of that type cannot be read; None if it can."""
+    """The reason why a column of that type cannot be read; None if it can."""
     return kind.type_name if isinstance(kind, pa.OpaqueType) and kind.vendor_name == __name__ else None
 
 
@@ -149,7 +149,7 @@ def check_all_readable(schema: pa.Schema) -> None:
     for field in schema:
         if (reason := unreadable(field.type)) is not None:
             raise UnreadableColumnError(
-                f"{reason}: leave {field.name!r} out by lookup.columns, or by a schema without it (lookup.schema of files, .schema(…))"
+                f"{reason}: leave {field.name!r} out with lookup.columns, or with a schema that lacks it (lookup.schema for files, .schema(…))"
             )
 
 
@@ -165,7 +165,7 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 def split_type(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
-    """(the shape of a nested type, equal for types nested alike; the types of its parts). (None, []) for a flat type."""
+    """(the shape of a nested type, equal for types with the same nesting; the types of its parts). (None, []) for a flat type."""
     if pa.types.is_map(kind):
         return "map", [kind.key_type, kind.item_type]
     if pa.types.is_struct(kind):
@@ -176,7 +176,7 @@ def split_type(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
 
 
 def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
-    """A type nested as `kind` is, with other types of its parts, all of them nullable."""
+    """A type nested like `kind`, with other types of its parts, all of them nullable."""
     if pa.types.is_map(kind):
         return pa.map_(parts[0], pa.field("value", parts[1]))
     if pa.types.is_struct(kind):
@@ -187,8 +187,8 @@ def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
 def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
     """A `schema` with every type as Spark takes it, all columns nullable, without metadata.
 
-    A type of nulls only stays null: other files decide what it is. Raises SchemaError naming `origin`
-    and the column for a type Spark lacks or a name given twice.
+    A type of nulls only stays null: other files determine it. Raises SchemaError naming `origin` and the column for a type that Spark lacks
+    or a name that comes twice.
     """
     return _schema(schema, functools.partial(_refuse, origin))
 
@@ -198,7 +198,7 @@ def _refuse(origin: str, problem: str) -> pa.DataType:
 
 
 def lenient_schema(schema: pa.Schema, url: str = "") -> pa.Schema:
-    """The columns of a table, or of the file at `url`, as `spark_schema` has them; one that cannot be read is of an `unreadable_type`."""
+    """The columns of a table, or of the file at `url`, like `spark_schema`, except that a column that cannot be read is of an `unreadable_type`."""
     return _schema(schema, lambda problem: unreadable_type(f"{problem} ({url})" if url else problem))
 
 
@@ -220,7 +220,7 @@ def _schema(schema: pa.Schema, instead: Callable[[str], pa.DataType]) -> pa.Sche
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Whether every value of `narrow` (as Spark takes it) is a value of `wide` without loss."""
+    """Whether `wide` has every value of `narrow` (a type as Spark takes it) without loss."""
     if narrow == wide or pa.types.is_null(narrow):
         return True
     if narrow in _INTS and wide in _INTS:
@@ -246,7 +246,7 @@ def converts(stored: pa.DataType, planned: pa.DataType) -> bool:
 
 
 def _each_part(kind: pa.DataType, other_kind: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
-    """Whether both are nested alike, and it holds for each part of `kind` and its counterpart; False for flat types."""
+    """Whether both types are nested alike, and `holds` is true for each part of `kind` and its counterpart; False for flat types."""
     (shape, parts), (other_shape, other_parts) = split_type(kind), split_type(other_kind)
     return shape is not None and shape == other_shape and all(map(holds, parts, other_parts))
 
@@ -256,9 +256,10 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def is_source(decoded: pa.Schema, requested: pa.Schema) -> bool:
-    """Whether values that were decoded with the types of one schema are those that decoding with `requested` would give.
+    """Whether values that were decoded with one schema are those that decoding with `requested` would give.
 
-    Of the columns that both have each type has to widen to the other's; what was text for want of a value is none.
+    For each column in both schemas, the decoded type must widen to the requested one. A column that was text only because it had no values
+    does not.
     """
     names = {*decoded.names}
     return all(widens(decoded.field(f.name).type, f.type) for f in requested if f.name in names)
@@ -273,9 +274,9 @@ class _Column:
 
 
 def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
-    """One schema for files given as (name, `spark_schema` of it), in order of first appearance.
+    """One schema for files given as (name, the file's `spark_schema`), in the order in which columns first appear.
 
-    A column is of an `unreadable_type`, which names it, both types and both files, if types do not widen.
+    If types do not widen, the column is of an `unreadable_type`, which names it, both types and both files.
     """
     columns: dict[str, _Column] = {}
     for origin, schema in schemas:
@@ -305,13 +306,13 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def _collations(field: pa.Field) -> dict[bytes, bytes] | None:
-    """The metadata of a field to keep: that of collations."""
+    """The metadata of a field that is kept: its collations."""
     text = (field.metadata or {}).get(_COLLATED)
     return None if text is None else {_COLLATED: text}
 
 
 def _unite(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
-    """The type that both widen to; None if neither widens to the other, nor each part to its counterpart."""
+    """The type to which both widen; None if neither widens to the other, nor each part to its counterpart."""
     if widens(kind, other_kind):
         return other_kind
     if widens(other_kind, kind):
@@ -328,14 +329,14 @@ def check_readable(
 ) -> None:
     """Raise SchemaError unless a column of type `stored` in `origin` can be read as `planned`.
 
-    `declared`: somebody has said its type, so that values are tried (`converts`). `misfit`: what says that one is none.
+    `declared`: the user has declared its type, so its values are tried (`converts`). `misfit`: the message about a value that does not fit.
     """
     check_all_readable(pa.schema([planned.with_type(stored)]))
     value = f" ({misfit})" if misfit is not None else ""
     if declared and (misfit is not None or not converts(stored, planned.type)):
         raise SchemaError(
-            f"column {planned.name!r} of {origin} is {stored} and cannot be read as {planned.type}, as lookup.schema or "
-            f".schema(…) says{value}: give it a type that its values have"
+            f"column {planned.name!r} of {origin} is {stored} and cannot be read as {planned.type}, its type in lookup.schema or "
+            f".schema(…){value}: declare a type that fits its values"
         )
     if not declared and not widens(stored, planned.type):
         raise SchemaError(
@@ -345,9 +346,10 @@ def check_readable(
 
 
 def resolve_names(names: Sequence[str], schema: pa.Schema, option: str) -> list[str]:
-    """The spelling that a schema, of Arrow or of Spark, has of each of `names`, ignoring letter case as Spark does.
+    """The spelling of each of `names` in a schema of Arrow or of Spark, ignoring letter case as Spark does.
 
-    Raises SchemaError naming the option and the table's columns for an unknown one, UnreadableColumnError for one that cannot be read.
+    Raises SchemaError naming the option and the table's columns for an unknown name, UnreadableColumnError for a column that cannot be
+    read.
     """
     spellings = {name.lower(): name for name in schema.names}
     for name in names:
@@ -377,14 +379,14 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
         if pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_map(kind):
             return _cast_nested(column, kind, name, origin)
         if pa.types.is_timestamp(column.type) and column.type.tz is None and kind == pa.timestamp("us", tz="UTC"):
-            column = column.cast(pa.timestamp("us"))  # INT96: instants in UTC without saying so
+            column = column.cast(pa.timestamp("us"))  # INT96: instants in UTC, though the type does not say so
         return cast_exactly(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
         raise_ours(SchemaError(f"column {name!r} of {origin} does not fit {kind}: {problem}"), problem)
 
 
 def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schema, origin: str) -> pa.RecordBatch:
-    """Columns by name as those of `schema`, cast as `cast_column` does; one that is not there is null in all `rows`."""
+    """Columns by name as those of `schema`, cast like `cast_column`; a missing column is null in all `rows`."""
     arrays = [
         cast_column(columns[field.name], field.type, field.name, origin)
         if field.name in columns
@@ -399,7 +401,7 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
-        # From here on the values count, and not how many digits others of their type would need.
+        # From here on the values decide, and not the number of digits that other values of the type need.
         column = column.cast(pa.decimal128(20, 0))
     converted = pc.cast(column, kind)
     source_type = spark_type(column.type)
@@ -411,9 +413,9 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def decimal_of_text(text: str, kind: pa.DataType) -> decimal.Decimal:
-    """The decimal of a text, with the scale of `kind`. Raises ValueError if the type would change it."""
+    """The decimal of a text, with the scale of `kind`. Raises ValueError if the type would change its value."""
     if _NUMBER.fullmatch(text) is None:
-        raise ValueError(f"{text[:80]!r} is no {kind}")
+        raise ValueError(f"{text[:80]!r} is not a valid {kind}")
     try:
         exact = decimal.Decimal(text)
         if exact.is_zero() or exact.adjusted() < kind.precision - kind.scale:
@@ -422,13 +424,13 @@ def decimal_of_text(text: str, kind: pa.DataType) -> decimal.Decimal:
                 return number
     except decimal.InvalidOperation:  # an exponent that no number has
         pass
-    raise ValueError(f"{text[:80]!r} is no {kind}")
+    raise ValueError(f"{text[:80]!r} is not a valid {kind}")
 
 
 def without_dictionary(column: pa.DictionaryArray) -> pa.Array:
-    """The values that a dictionary's codes stand for."""
+    """The values for which a dictionary's codes stand."""
     values = column.dictionary
-    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):  # which no kernel takes
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):  # Arrow's kernels take no views
         values = values.cast(spark_type(values.type))
         column = pa.DictionaryArray.from_arrays(column.indices, values)
     return column.dictionary_decode()
@@ -462,7 +464,7 @@ def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) ->
 
 
 def list_of_entries(column: pa.MapArray) -> pa.ListArray:
-    """A map as a list of its entries, over the same buffers: Arrow's kernels take no maps."""
+    """A map as a list of its entries, over the same buffers, because Arrow's kernels take no maps."""
     entries, buffers = column.values, column.buffers()[:2]  # view() miscounts items that are all null
     return pa.ListArray.from_buffers(
         pa.list_(entries.type), len(column), buffers, column.null_count, column.offset, children=[entries]
@@ -470,9 +472,9 @@ def list_of_entries(column: pa.MapArray) -> pa.ListArray:
 
 
 def flatten_offsets(column: pa.Array) -> pa.Array:
-    """Offsets of a list's rows into its flatten(), with null at the rows that are null.
+    """The offsets of a list's rows in its flatten(), null for rows that are null.
 
-    Its own offsets will not do: those of a null row may span values, and a view's are in any order.
+    Its own offsets are not these: those of a null row may span values, and those of a view are in any order.
     """
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     ends = pc.cumulative_sum(lengths.cast(pa.int64())).cast(pa.int32())
@@ -484,13 +486,13 @@ def flatten_offsets(column: pa.Array) -> pa.Array:
 
 
 def text_of_schema(schema: pa.Schema) -> str:
-    """A schema as JSON can hold it."""
+    """A schema as a text, for JSON."""
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 
 def schema_of_text(text: str) -> pa.Schema:
-    """The schema that `text_of_schema` wrote. Raises ValueError for anything else."""
+    """The schema that `text_of_schema` wrote. Raises ValueError if the text is malformed."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (TypeError, OSError, pa.ArrowException) as problem:
-        raise ValueError(f"no schema: {problem}") from None
+        raise ValueError(f"not a schema: {problem}") from None

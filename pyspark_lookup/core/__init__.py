@@ -1,1 +1,1 @@
-"""What all other packages use: clocks, metrics, threads, and checks of decoded values."""
+"""Shared by all other packages: clocks, metrics, threads, and checks of decoded values."""

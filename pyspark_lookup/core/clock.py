@@ -15,7 +15,7 @@ from pyspark_lookup.core.threads import sleep
 
 
 def _steady_s() -> float:
-    # CLOCK_BOOTTIME goes on while the machine is suspended, which an age must count.
+    # CLOCK_BOOTTIME goes on while the machine is suspended, and an age must include that time.
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -28,7 +28,7 @@ def _boot_id() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class HostClock:
-    """Seconds of two clocks, the boot the steady one belongs to, and how to wait."""
+    """The seconds of two clocks, the boot to which the steady one belongs, and a way to wait."""
 
     wall_s: Callable[[], float] = time.time
     steady_s: Callable[[], float] = _steady_s

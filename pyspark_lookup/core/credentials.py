@@ -1,4 +1,4 @@
-"""Credentials in texts: which names mark one, how they look, and the text without them."""
+"""Credentials in texts: which names mark them, what they look like, and the text without them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _ENCODED = re.compile(
     rf"(?i)({_NAME}{_SUFFIX}(?:%22|%27)?(?:%20|\+)*%3[ad](?:%20|\+)*(?:%22|%27)?)(?:(?!%2[267])[^\s&;\"'<>])+|"
     r"(%3a%2f%2f)(?:(?!%2f|%40)[^\s&\"'<>]){0,100}%3a(?:(?!%40)[^\s&\"'<>]){0,200}(?=%40)"
 )
-# A name, and its value beside it.
+# A name and the value after it.
 _PAIR = re.compile(
     rf"""(?i)({_NAME}{_SUFFIX}\\*["']?(?:</\w{{1,30}}>(?:\s|\\+[nrt])*<|\s*,\s*|\s+)\\*["']?value\\*["']?(?:\s*[:=]\s*|>\s*))"""
     rf"""(?:{_QUOTED.format("q")}|[^\s<>"',}}\]]+)""",
@@ -120,7 +120,7 @@ def _without_parts(url: str) -> str:
 
 def _without_user(match: re.Match[str]) -> str:
     scheme, user = match[1], match[2]
-    # Before the @ stands a container.
+    # The part before the @ is a container.
     if scheme.lower() in ("abfs://", "abfss://", "wasb://", "wasbs://") and ":" not in user:
         return match[0]
     return f"{scheme}{_HIDDEN}@"
@@ -136,7 +136,7 @@ def _without_last(match: re.Match[str]) -> str:
 def _without_value(match: re.Match[str]) -> str:
     prefix = match["name"] + match["sep"]
     secret = match[0][len(prefix) :]
-    # `option lookup.storage.token: …` is a sentence of ours.
+    # `option lookup.storage.token: …` is a message of ours, and not a secret.
     if _HIDDEN in secret or (match["sep"].startswith(":") and _OWN_OPTION.search(match.string, 0, match.start())):
         return match[0]
     quote = match["q"] or ""

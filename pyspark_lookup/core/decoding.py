@@ -1,6 +1,6 @@
 """Checks of values that were read from JSON: `as_text(value)` returns a str, or raises TypeError or ValueError.
 
-What lies on a disk or in a store may have been damaged, or written by another version of this package.
+Files on a disk or in a store may be damaged, or written by another version of this package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
 _COUNT_AT_MOST = 2**63
-_EXPONENT_AT_MOST = 400  # more than any double's, and than any decimal of a table
+_EXPONENT_AT_MOST = 400  # more than any double has, and any decimal of a table
 
 
 def show(value: Any) -> str:
@@ -27,7 +27,7 @@ def show(value: Any) -> str:
 
 def as_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{show(value)} is no text")
+        raise TypeError(f"{show(value)} is not text")
     return value
 
 
@@ -39,12 +39,12 @@ def as_name(value: Any) -> str:
     """A file name that stays within its directory: no separators, not `.` or `..`."""
     name = as_text(value)
     if name in ("", ".", "..") or "/" in name or not is_encodable(name):
-        raise ValueError(f"{show(name)} is no name of a file")
+        raise ValueError(f"{show(name)} is not a file name")
     return name
 
 
 def is_encodable(text: str) -> bool:
-    """Whether the system can have the text in the name of a file."""
+    """Whether a file name can have this text on this system."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -63,7 +63,7 @@ def is_utf8(text: str) -> bool:
 def as_count(value: Any) -> int:
     """A whole number from 0 to 2**63 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_AT_MOST:
-        raise TypeError(f"{show(value)} is no count")
+        raise TypeError(f"{show(value)} is not a count")
     return value
 
 
@@ -81,14 +81,14 @@ def as_counts(value: Any) -> tuple[int, ...]:
 def as_number(value: Any) -> float:
     """A number that is finite."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"{show(value)} is no number")
+        raise TypeError(f"{show(value)} is not a number")
     if not math.isfinite(number := float(value)):
-        raise ValueError(f"{number} is no number")
+        raise ValueError(f"{number} is not a number")
     return number
 
 
 def as_decimal(text: str) -> decimal.Decimal | None:
-    """The number that a text is; None if it is none, or has an exponent that no column holds: as an integer it would take minutes."""
+    """The number in a text; None if there is none, or if its exponent is larger than any column's: as an integer it would take minutes."""
     try:
         number = decimal.Decimal(text)
     except decimal.InvalidOperation:
@@ -100,5 +100,5 @@ def as_decimal(text: str) -> decimal.Decimal | None:
 
 def _as_list(value: Any) -> list[Any] | tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{show(value)} is no list")
+        raise TypeError(f"{show(value)} is not a list")
     return value

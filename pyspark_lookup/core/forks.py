@@ -1,8 +1,8 @@
-"""What a forked child takes over from its parent: no lock that a thread held there, and no state that was half changed under one.
+"""Keeps a forked child from inheriting locks that a thread held in its parent, or state that was half changed under one.
 
-Only the thread that forks goes on in the child. A lock that another one held stays locked for ever, so locks lie in what is
-made anew in each process (`lookup.runtime`), or are made here. `functools.cached_property` has a lock per class before
-Python 3.12: `cached_property` has none. A module that another thread was importing is imported anew.
+Only the thread that forks goes on in the child. A lock that another thread held stays locked for ever, so locks are in objects that each
+process makes anew (`lookup.runtime`), or are made here. `functools.cached_property` has a lock per class before Python 3.12:
+`cached_property` has none. A module that another thread was importing is imported again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 T = TypeVar("T")
 
-_LOCKED_PROPERTIES_IN = ("fsspec", "pyiceberg")  # packages of others that we call in threads
+_LOCKED_PROPERTIES_IN = ("fsspec", "pyiceberg")  # other packages that we call in threads
 
 
 class Inherited(Protocol):
@@ -36,7 +36,7 @@ def resets_in_child(owner: Inherited) -> None:
 
 
 class ForkSafeLock:
-    """A lock for what outlives a fork, such as a name of a module: it is free in a child, whoever held it in the parent."""
+    """A lock for objects that outlive a fork, such as names of a module: it is free in a child, whoever held it in the parent."""
 
     def __init__(self) -> None:
         self.reset_in_child()
@@ -51,13 +51,14 @@ class ForkSafeLock:
         self._depth += 1
 
     def __exit__(self, *exc: object) -> None:
-        if self._depth:  # else the thread that holds it has forked, and this is the child
+        if self._depth:  # depth 0: the thread that held the lock has forked, and this is the child
             self._depth -= 1
             self._lock.release()
 
 
 class cached_property(Generic[T]):  # noqa: N801 # as functools has it
-    """A property that is worked out once for each object, without a lock: threads that ask at once may each work it out, and get one value."""
+    """A property that is computed once for each object, without a lock. The race: threads that ask at the same time may each compute it; all
+    get the same value."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self._make = make
@@ -86,8 +87,8 @@ def _reset_all() -> None:
 
 
 def _leave_imports() -> None:
-    """Forget the modules that other threads were importing: nobody finishes them in a child, and their locks stay held."""
-    locks = getattr(importlib._bootstrap, "_module_locks", {})  # Python does not reset them
+    """Forget the modules that other threads were importing: nobody finishes them in a child, and their locks stay locked."""
+    locks = getattr(importlib._bootstrap, "_module_locks", {})  # Python does not reset these locks
     for name, reference in list(locks.items()):
         lock = reference()
         if lock is not None and lock.owner not in (None, threading.get_ident()):

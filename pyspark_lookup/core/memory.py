@@ -1,4 +1,4 @@
-"""How much memory is free, so that data that does not fit raises an error and does not kill the process."""
+"""How much memory is free, so that data that does not fit raises an error instead of killing the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def free_bytes() -> int:
 
 
 def has_room(size: int) -> bool:
-    """Whether `size` bytes of memory are free; true without a look if they are few."""
+    """Whether `size` bytes of memory are free. A small size is not checked."""
     return size <= _LARGE or size <= free_bytes()
 
 
@@ -33,12 +33,12 @@ def check_room(size: int, purpose: str) -> None:
 
 
 def _read_free() -> Iterator[int]:
-    """The bytes that the host, the container and the process's own limit leave, each where it is known."""
+    """The bytes that the host, the container and the process's own limit leave, for each that is known."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         yield _numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     with contextlib.suppress(OSError, ValueError, KeyError):
         statistics = _numbers(_GROUP / "memory.stat")
-        # The group's sum includes the page cache, mapped snapshots too, which the kernel drops when memory runs short.
+        # The group's sum includes the page cache and mapped snapshots, which the kernel drops when memory runs short.
         current_bytes = int((_GROUP / "memory.current").read_text())
         used_bytes = max(current_bytes - statistics["inactive_file"] - statistics["active_file"], 0)
         # Without a limit the file says `max`, and int() fails.

@@ -34,7 +34,7 @@ def bucket_names(name: str) -> list[str]:
 
 
 def cumulate_buckets(values: Mapping[str, int], name: str) -> list[int]:
-    """How many of a time's values were no longer than each of `BOUNDS_MS`."""
+    """For each of `BOUNDS_MS`, how many of a time's values were not longer."""
     return list(itertools.accumulate(values[bucket] for bucket in bucket_names(name)))
 
 
@@ -137,7 +137,7 @@ class CacheMetricGroup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Numbers as they are put into the file after each batch.
+        # In the form in which they are written into the file after each batch.
         self._values = array.array("q", [0] * len(COUNTERS) + [UNSET] * len(GAUGES))
 
     def inc(self, name: str, amount: int = 1) -> None:
@@ -173,7 +173,7 @@ class CacheMetricGroup:
 
 
 class MetricsOfCache(CacheMetricGroup):
-    """The metric group that a user's own cache gets: the same numbers, except hits and misses, which lookups count in `live`."""
+    """The metric group for a user's own cache: the same numbers, except hits and misses, which lookups count in `live`."""
 
     def __init__(self, live: CacheMetricGroup) -> None:
         self._lock, self._values = live._lock, live._values
@@ -184,7 +184,7 @@ class MetricsOfCache(CacheMetricGroup):
 
 
 def add_metrics(snapshots: list[Mapping[str, int]]) -> dict[str, int]:
-    """One snapshot for several processes, oldest first: counters add up, the latest gauge that is set counts."""
+    """The sum of the snapshots of several processes, oldest first: counters add up, and of a gauge the latest set value counts."""
     total = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, UNSET)}
     for snapshot in snapshots:
         for name in COUNTERS:

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class _Workers(Generic[T, R]):
-    """Threads that call `do` for submitted items. If the caller goes away without ending them, they end with the process."""
+    """Threads that call `do` for submitted items. If the caller disappears without ending them, they end with the process."""
 
     def __init__(self, do: Callable[[T], R], at_most: int) -> None:
         self._do = do
@@ -25,7 +25,7 @@ class _Workers(Generic[T, R]):
         self._threads: list[threading.Thread] = []
         self._ending = False
         process_threads.ends_with_process(self)
-        with contextlib.suppress(RuntimeError):  # there are too many, or there is no address space for one more
+        with contextlib.suppress(RuntimeError):  # there are too many threads, or there is no address space for one more
             for number in range(at_most):
                 self._threads.append(process_threads.start(f"lookupcache-build-{number}", self._work))
 
@@ -51,7 +51,7 @@ class _Workers(Generic[T, R]):
             del submitted, future, item
 
     def end(self) -> None:
-        """Begin no more items, and tell the threads to end."""
+        """Start no more items, and tell the threads to end."""
         self._ending = True
         for _ in self._threads:
             self._submitted.put(None)
@@ -63,7 +63,7 @@ class _Workers(Generic[T, R]):
 
 
 def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """The results of `do` for each item, in order, from `threads` threads that run only a little ahead of the caller. 0: in the caller itself."""
+    """The results of `do` for each item, in order, from `threads` threads that run only a little ahead of the caller. 0: in the caller's thread."""
     workers = _Workers(do, threads)
     ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
     try:

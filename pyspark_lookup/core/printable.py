@@ -1,4 +1,4 @@
-"""Somebody else's text on terminals, in logs and in pages."""
+"""Makes foreign text safe for terminals, logs and pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a long build is: a bar in a terminal or notebook, log lines elsewhere."""
+"""Progress of a long build: a bar in a terminal or notebook, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ resets_in_child(_Bar)
 def show(
     label: str, now_s: Callable[[], float], interactive: bool | None = None
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show what is reported as (bytes done, bytes in all) while the block runs.
+    """Show the reported (bytes done, bytes in total) while the block runs.
 
-    A build of less than a second shows nothing; log lines come every ten seconds, and one at the end
-    of a build that had any. `interactive` None: found out.
+    A build of less than a second shows nothing; log lines come every ten seconds, and one at the end of a build that had any. `interactive`
+    None: a bar if somebody watches the output.
     """
     if _is_interactive() if interactive is None else interactive:
         with _Bar(desc=label, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
@@ -68,5 +68,5 @@ def show(
 
 
 def _is_interactive() -> bool:
-    """Whether somebody watches the output: it is a terminal, or a notebook's."""
+    """Whether somebody watches the output: it goes to a terminal or a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -1,10 +1,9 @@
-"""Threads beside their callers, which end before the interpreter does.
+"""Background threads, which end before the interpreter does.
 
-Python (before 3.14) ends a daemon thread that wants the interpreter back while the process ends, wherever that thread is. In a
-destructor of Arrow's, as when a batch over a mapped file is let go of, that aborts the process. So all our threads are started
-here, and at the end of the process they are asked to end, and waited for: what they do is given up at the next place where
-nothing is half done (`check`). They are daemons all the same: one that hangs in foreign code, or in a store that does not
-answer, keeps no process from ending.
+The race: Python (before 3.14) ends a daemon thread that wants the interpreter back while the process is ending, wherever that thread is. In
+a destructor of Arrow's, for instance of a batch over a mapped file, this aborts the process. So all our threads are started here. At the
+end of the process they are asked to end, and awaited: they stop their work at the next place where nothing is half done (`check`). They are
+daemons nevertheless: a thread that hangs in foreign code, or in a store that does not answer, keeps no process from ending.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from typing import Protocol
 from pyspark_lookup.core.forks import resets_in_child
 
 _log = logging.getLogger("pyspark_lookup.threads")
-_END_S = 10.0  # far longer than from one place to the next; short for who waits for a process to end
-_FOREIGN_END_S = 2.0  # of a call into code of others
+_END_S = 10.0  # far longer than between two calls of `check`, but short for somebody who waits for a process to end
+_FOREIGN_END_S = 2.0  # for calls into code of others
 
 
 class ProcessEndsError(BaseException):
-    """The process ends, so a background thread stops its work: nothing has failed."""
+    """The process is ending, so a background thread stops its work: nothing has failed."""
 
 
 class Ending(Protocol):
-    """An owner of threads that wait: `end` makes them return soon."""
+    """An owner of waiting threads: `end` makes them return soon."""
 
     def end(self) -> None: ...
 
@@ -41,7 +40,8 @@ class _Thread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._work = work
         self.foreign = foreign
-        self.over = threading.Event()  # unlike join(), for one that another thread has not started yet, too
+        # Unlike join(), it can also be awaited for a thread that another thread has not started yet.
+        self.over = threading.Event()
 
     def run(self) -> None:
         try:
@@ -49,7 +49,7 @@ class _Thread(threading.Thread):
         except ProcessEndsError:
             pass
         finally:
-            del self._work  # here, and not when the last one lets go of the thread
+            del self._work  # now, and not when the last reference to the thread goes
             _threads.running.discard(self)
             self.over.set()
 
@@ -71,13 +71,13 @@ _threads = _Threads()
 
 
 def start(name: str, work: Callable[[], None], *, foreign: bool = False) -> threading.Thread:
-    """A started thread that runs a function. Raises RuntimeError if there can be no more threads.
+    """Start a thread that runs a function, and return it. Raises RuntimeError if there can be no more threads.
 
-    `foreign`: it runs code of others, and somebody waits for what that returns. Other work is not begun any more when the process
-    ends: that is a RuntimeError, too.
+    `foreign`: it runs code of others, and somebody waits for its result. Other work is not started once the process is ending: that is a
+    RuntimeError, too.
     """
     if _threads.ended.is_set() and not foreign:
-        raise RuntimeError("the process ends")
+        raise RuntimeError("the process is ending")
     thread = _Thread(name, work, foreign)
     _threads.running.add(thread)
     try:
@@ -99,18 +99,18 @@ def has_ended() -> bool:
 
 
 def is_ending() -> bool:
-    """Whether the process ends, and the current thread is one of ours."""
+    """Whether the process is ending, and the current thread is one of ours."""
     return _threads.ended.is_set() and isinstance(threading.current_thread(), _Thread)
 
 
 def check() -> None:
-    """Raise ProcessEndsError in a thread of ours if the process ends. Call it where no work is half done."""
+    """Raise ProcessEndsError in a thread of ours if the process is ending. Call it where no work is half done."""
     if is_ending():
         raise ProcessEndsError
 
 
 def sleep(seconds: float) -> None:
-    """`time.sleep`, but a thread of ours wakes up when the process ends, with ProcessEndsError."""
+    """`time.sleep`, except that a thread of ours wakes up with ProcessEndsError when the process is ending."""
     if isinstance(threading.current_thread(), _Thread):
         _threads.ended.wait(seconds)
         check()
@@ -121,13 +121,13 @@ def sleep(seconds: float) -> None:
 @atexit.register
 def end_all() -> None:
     """End all threads that were started here, and wait for them, up to a limit."""
-    if _threads.ended.is_set():  # whoever is late now was late before
+    if _threads.ended.is_set():  # threads that are late now were late before
         return
     _threads.ended.set()
     for owner in list(_threads.endings.values()):
         owner.end()
     since_s, late_threads = time.monotonic(), set[_Thread]()
-    # Those that are waited for may have begun others just before.
+    # The threads that were awaited may have started others just before.
     while unfinished := _threads.running - late_threads - {threading.current_thread()}:
         thread = min(unfinished, key=lambda thread: thread.foreign)
         left_s = since_s + (_FOREIGN_END_S if thread.foreign else _END_S) - time.monotonic()
@@ -137,4 +137,4 @@ def end_all() -> None:
             late_threads.add(thread)
     if late_threads:
         names = ", ".join(sorted(thread.name for thread in late_threads))
-        _log.info("the process ends, although these have not ended in time: %s", names)
+        _log.info("the process ends although these threads did not stop in time: %s", names)

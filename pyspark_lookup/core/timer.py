@@ -25,14 +25,14 @@ _LONG_S = 10.0
 class Timer:
     """Runs tasks one after the other, each at the time that it asked for. The thread lives as long as there are tasks.
 
-    `start`: begins a thread with a name and a function. Not for use after a fork.
+    `start`: starts a thread with a name and a function. Not for use after a fork.
     """
 
     def __init__(self, start: Callable[[str, Callable[[], None]], object]) -> None:
         self._start = start
         self._changed = threading.Condition()
-        self._times: dict[Task, float] = {}  # when it is next run, on Python's monotonic clock
-        self._queue: list[tuple[float, int, Task]] = []  # these, and older ones of the same tasks
+        self._times: dict[Task, float] = {}  # when it runs next, on Python's monotonic clock
+        self._queue: list[tuple[float, int, Task]] = []  # these times, and earlier ones of the same tasks
         self._numbers = itertools.count()
         self._running = self._ended = False
         self._thread: threading.Thread | None = None
@@ -40,10 +40,10 @@ class Timer:
         ends_with_process(self)
 
     def run_soon(self, task: Task) -> None:
-        """Run a task as soon as possible; if it is running now, once more. Raises RuntimeError if there can be no thread."""
+        """Run a task as soon as possible; if it is running now, once more. Raises RuntimeError if no thread can be started."""
         with self._changed:
             if self._ended:
-                raise RuntimeError("the process ends")
+                raise RuntimeError("the process is ending")
             new = task not in self._times
             self._push(task, -math.inf)
             self._changed.notify()
@@ -64,7 +64,7 @@ class Timer:
         return self._thread is not None and self._thread is not threading.current_thread() and not self._ended
 
     def has_room(self) -> bool:
-        """Whether a task may start background work: only a few run at once; those that take long do not count."""
+        """Whether a task may start background work: only a few run at once, not counting those that take long."""
         since_s = time.monotonic() - _LONG_S
         self._running_work = [(at_s, work) for at_s, work in self._running_work if at_s > since_s and not work.done()]
         return len(self._running_work) < _AT_ONCE
@@ -84,12 +84,12 @@ class Timer:
         heapq.heappush(self._queue, (at_s, next(self._numbers), task))
 
     def _next(self) -> Task | None:
-        """The task that is due, once one is; None if there are none any more."""
+        """The task that is due, once one is; None if there are no more tasks."""
         with self._changed:
             while self._times and not self._ended:
                 at_s, _, task = self._queue[0]
                 wait_s = at_s - time.monotonic()
-                if self._times.get(task) != at_s:  # it is run sooner, or no more
+                if self._times.get(task) != at_s:  # it now runs sooner, or not at all
                     heapq.heappop(self._queue)
                 elif wait_s > 0:
                     self._changed.wait(wait_s)
@@ -105,11 +105,11 @@ class Timer:
         while (task := self._next()) is not None:
             try:
                 again_s = task()
-            except Exception:  # the others go on
+            except Exception:  # the other tasks go on
                 _log.exception("a task of the timer failed")
                 again_s = _AFTER_ERROR_S
             with self._changed:
-                if self._times[task] < math.inf:  # it was asked for meanwhile
+                if self._times[task] < math.inf:  # it was requested again while it ran
                     continue
                 if again_s is None:
                     del self._times[task]

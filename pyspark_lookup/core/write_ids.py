@@ -1,9 +1,8 @@
 """`ValidWriteIdList`: which of a table's writes a reader may see (HIVE-21637).
 
-A table's writes are numbered from 1. A list says up to which number a reader knows of writes (the high
-watermark) and which of those are not committed: still open, or aborted. Everything else up to the
-watermark is valid, nothing above it. Lists are values; they are compared as the sets of writes that they
-let through, never by an order of their own (Hive's order was wrong for one history in seven, HIVE-24975).
+A table's writes are numbered from 1. A list has the highest number that its reader knows (the high watermark), and the writes up to it that
+are not committed: still open, or aborted. All others up to the watermark are valid; none above it is. Lists are values. They are compared
+as the sets of writes that they let through, never by an order of their own (Hive's order was wrong for one history in seven, HIVE-24975).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _UNESCAPED = re.compile(r"[^:,$]+")
 
 
 class RangeResponse(enum.Enum):
-    """How many of a range of write ids something holds for."""
+    """For how many of a range of write ids a condition is true."""
 
     NONE = "NONE"
     SOME = "SOME"
@@ -30,10 +29,10 @@ class RangeResponse(enum.Enum):
 
 
 class ValidWriteIdList:
-    """The writes of `table` that a reader may see: those up to `high_watermark` that are neither `open` nor `aborted`.
+    """The writes of `table` that a reader may see: those up to `high_watermark` that are neither open nor aborted.
 
-    `open_ids`: of writes that have not ended, ascending; `aborted_ids`: of those that will never be seen.
-    Raises ValueError for an empty name, a negative watermark, and ids that are below 1, above the watermark, or in both lists.
+    `open_ids`: of writes that have not ended, ascending; `aborted_ids`: of writes that will never be seen. Raises ValueError for an empty
+    name, a negative watermark, and ids that are below 1, above the watermark, or in both lists.
     """
 
     __slots__ = ("_exceptions", "aborted_ids", "high_watermark", "open_ids", "table")
@@ -59,8 +58,8 @@ class ValidWriteIdList:
     def parse(cls, text: str) -> ValidWriteIdList:
         """The list that `str()` wrote, `table:highWatermark:minOpen:open,…:aborted,…`, as Hive writes it.
 
-        Raises ValueError for anything else: an empty text is no list that lets everything through, and one that was cut off
-        is none without aborted ids.
+        Raises ValueError for any other text. An empty text does not let everything through, and a text that was cut off is not a list
+        without aborted ids.
         """
         parts = text.split(":") if isinstance(text, str) else []
         if len(parts) != 5:
@@ -70,7 +69,7 @@ class ValidWriteIdList:
             raise _parse_error(text, "a table's name first")
         write_ids = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
         lowest = _number(text, least)
-        # Hive takes it from its caller: one of the open ids, not always the least.
+        # Hive takes this number from its caller: it is one of the open ids, not always the least.
         if lowest != NO_OPEN_WRITE_ID if not write_ids.open_ids else lowest not in write_ids.open_ids:
             raise _parse_error(text, f"an open id in third place, or {NO_OPEN_WRITE_ID} where none is open")
         return write_ids
@@ -101,7 +100,7 @@ class ValidWriteIdList:
 
     @property
     def min_open(self) -> int | None:
-        """The least open write id; None without any."""
+        """The least open write id; None if there is none."""
         return self.open_ids[0] if self.open_ids else None
 
     # --- questions --------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ class ValidWriteIdList:
     def covers(self, other: ValidWriteIdList) -> bool:
         """Whether every write that is visible in `other` is visible here, too.
 
-        Raises ValueError for the list of another table, about which there is nothing to say.
+        Raises ValueError for the list of another table, with which it cannot be compared.
         """
         if other.table != self.table:
             raise ValueError(f"lists of write ids of {self.table} and {other.table} cannot be compared")
@@ -147,13 +146,13 @@ class ValidWriteIdList:
         return all(id_ in other_exceptions for id_ in exceptions if id_ <= other.high_watermark)
 
     def equivalent(self, other: ValidWriteIdList) -> bool:
-        """Whether the same writes are visible in both, whatever they know of others (`t:12:8:8:12` and `t:11:8:8:` are equivalent)."""
+        """Whether the same writes are visible in both, whatever else the lists know (`t:12:8:8:12` and `t:11:8:8:` are equivalent)."""
         return self.covers(other) and other.covers(self)
 
     # --- new values -------------------------------------------------------------------------------
 
     def open(self, id_: int) -> ValidWriteIdList:
-        """The list once `id_` was allocated; ids between the watermark and it are open, too.
+        """The list after `id_` is allocated; ids between the watermark and it are open, too.
 
         Raises ValueError for an id that is committed or aborted.
         """
@@ -210,6 +209,6 @@ def _number(text: str, part: str) -> int:
 
 def _parse_error(text: str, expected: str) -> ValueError:
     return ValueError(
-        f"{text!r} is no list of valid write ids, such as 't1:5:2:2,4:' (table, high watermark, least open id, open ids, "
+        f"{text!r} is not a list of valid write ids, such as 't1:5:2:2,4:' (table, high watermark, least open id, open ids, "
         f"aborted ids): expected {expected}"
     )

@@ -1,1 +1,1 @@
-"""A table reference at work in one process: plans, reads, lookups, transactions; `LookupTable`."""
+"""What one process does with a table reference: plans, reads, lookups, transactions, and `LookupTable`."""

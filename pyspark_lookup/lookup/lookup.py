@@ -1,7 +1,7 @@
-"""Rows by key, for a whole batch of keys at once, from a snapshot or from the files; and what a `LookupTable` reads.
+"""Rows by key, for a whole batch of keys at once, from a snapshot or from the files; and the reads of a `LookupTable`.
 
-Answers have the planned columns (keys first), one row per match, and `key_index`: the place of the
-key it answers, ascending; rows of one key come in file order. A key with a null answers nothing.
+Answers have the planned columns (keys first), one row per match, and `key_index`: the position of the matching key in the request,
+ascending. Rows of one key come in file order. A key with a null matches nothing.
 """
 
 from __future__ import annotations
@@ -63,10 +63,9 @@ def get_many(
     execution: Execution | None,
     version: TableVersion | None = None,
 ) -> pa.Table:
-    """The rows whose columns `names` have any of the values in `keys`; all from one version.
+    """The rows whose columns `names` have any of the values in `keys`, all from one version.
 
-    `version`: the current one, if the caller has just resolved it. Raises SchemaError if the keys do not fit, and
-    what reading raises.
+    `version`: the current one, if the caller has just resolved it. Raises SchemaError if the keys do not fit, and the errors of a read.
     """
     resolution, snapshot = reader.snapshots.resolve(plan, execution, version)
     return get_many_from_version(reader, plan, keys, names, execution, resolution, snapshot)[0]
@@ -81,13 +80,15 @@ def get_many_from_version(
     resolution: Resolution,
     snapshot: Snapshot | None,
 ) -> tuple[pa.Table, Resolution]:
-    """The rows of a version that is resolved already, from its snapshot if there is one; and the version that they are of.
+    """The rows of a resolved version, from its snapshot if there is one; and the version that the rows are of.
 
-    It is a newer one if a file was gone and `lookup.on-version-gone` allows that.
+    That is a newer version if a file was gone and `lookup.on-version-gone` allows it.
     """
     if KEY_INDEX in plan.projection.columns.names:
-        raise SchemaError(f"the table and the answer both have a column {KEY_INDEX!r}: leave it out by lookup.columns")
-    if plan.table.fails_when_gone(plan.options):  # other tasks may read this version
+        raise SchemaError(
+            f"column {KEY_INDEX!r} of the table has the name of a column of the answer: leave it out with lookup.columns"
+        )
+    if plan.table.fails_when_gone(plan.options):  # other tasks may read this version, so it must not be replaced here
         resolution = dataclasses.replace(resolution, decided_here=False)
     fields = _key_fields(plan, names)
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
@@ -127,7 +128,7 @@ def _from_store(
         reader.metrics.inc("missCount", _count_known(request_keys))
     if plan.options.cache is not CacheMode.PARTIAL:
         return _get_uncached(reader, plan, arrays, fields, schema, version)
-    # Counts as the cache does: each different key is loaded once, and its repeats are hits.
+    # Counts like the cache: each different key is loaded once, and its repeats are hits.
     different = len(distinct_keys(request_keys, request_keys.hashes(SEED))[0])
     reader.metrics.inc("missCount", different)
     reader.metrics.inc("hitCount", _count_known(request_keys) - different)
@@ -141,12 +142,12 @@ def _from_store(
 
 
 def _count_known(keys: Keys) -> int:
-    """How many keys have no null."""
+    """The number of keys without a null."""
     return keys.rows if keys.valid is None else int(np.count_nonzero(keys.valid))
 
 
 def _key_fields(plan: ReadPlan, names: Sequence[str]) -> list[pa.Field]:
-    """The key columns in the types in which they are read, whether or not they are part of the answer."""
+    """The key columns, in the types in which they are read, whether or not the answer has them."""
     everything = all_columns((plan.projection.data, plan.projection.partitions))
     return [everything.field(name) for name in names]
 
@@ -158,9 +159,9 @@ def read_rows(
     execution: Execution | None,
     version: TableVersion | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, as `TableReader.read` gives them. If the plan names its keys, they are looked up by key.
+    """The rows of a task, like `TableReader.read`. If the plan names its keys, they are looked up by key.
 
-    Raises what `TableReader.read` and `get_many` raise.
+    Raises the errors of `TableReader.read` and `get_many`.
     """
     keys = requested_keys(plan)
     if keys is None or task.count > 1:
@@ -188,7 +189,7 @@ def _from_snapshot(
 
 @dataclasses.dataclass(frozen=True)
 class _PartialRequest:
-    """A lookup as the partial cache takes it: keys in the types of its rows. `value_schema`: the columns it stores beside the keys."""
+    """A request to the partial cache: keys in the types of its rows. `value_schema`: the columns that it stores in addition to the keys."""
 
     space: str
     keys: pa.Schema
@@ -228,7 +229,7 @@ def _from_partial(
     version: TableVersion,
     schema: pa.Schema,
 ) -> pa.Table | None:
-    """The answer through the partial cache; None if it cannot hold such rows."""
+    """The answer through the partial cache; None if the cache cannot store such rows."""
     request = _make_request(reader, plan, keys, fields, version)
     if request is None:
         return None
@@ -272,9 +273,9 @@ def _partial_answer(plan: ReadPlan, request: _PartialRequest, rows: pa.Table, sc
 def get_cached_rows(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, names: Sequence[str], version: TableVersion
 ) -> tuple[pa.Table, Numbers]:
-    """The cached rows of those keys, without a load; and which keys have an answer (one bool each).
+    """The cached rows of those keys, without a load; and for each key whether it has an answer.
 
-    Only `lookup.cache=PARTIAL` has any.
+    Only `lookup.cache=PARTIAL` has such rows.
     """
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     fields = _key_fields(plan, names)
@@ -294,7 +295,7 @@ def _get_uncached(
     schema: pa.Schema,
     version: TableVersion,
 ) -> pa.Table:
-    """The answer from the files, or from a provider, which is asked once for each key."""
+    """The answer from the files, or from a provider, which gets each key once."""
     request_keys = Keys(arrays)
     names = [field.name for field in fields]
     if reader.versions.reads_all_rows:
@@ -334,7 +335,7 @@ def _get_uncached(
 
 
 def _reusable_key_columns(fields: Iterable[pa.Field], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
-    """The key columns whose values in the answer are those of the request. Not floats: their zeros and NaNs have several forms."""
+    """The key columns whose values the answer can take from the request. Not floats: their zeros and NaNs have several forms."""
     pairs = zip(fields, arrays, strict=True)
     return {field.name: array for field, array in pairs if not pa.types.is_floating(array.type)}
 
@@ -347,7 +348,7 @@ def _answer(
     start: int,
     schema: pa.Schema,
 ) -> pa.RecordBatch:
-    """The rows of the keys `numbers` as planned, from the stored `value_columns` and the request's `key_columns`."""
+    """The planned columns of the rows of the keys `numbers`, from the stored `value_columns` and the request's `key_columns`."""
     projection = plan.projection
     names = plan.needed_columns
     indices = as_indices(numbers)
@@ -363,13 +364,13 @@ def _answer(
 
 
 def _key_predicate(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
-    """A predicate that every row with one of the keys fulfils, to read no more than needed."""
+    """A predicate that every row with one of the keys fulfils, so that no more is read than needed."""
     parts = tuple(Among(name, pc.unique(array).drop_null()) for name, array in zip(names, keys, strict=True))
     return parts[0] if len(parts) == 1 else And(parts)
 
 
 def _join(rows: pa.Table, names: Sequence[str], keys: Keys, schema: pa.Schema) -> pa.Table:
-    """The rows of a scan, one for each key that they match."""
+    """The rows of a scan, repeated for each key that they match."""
     matches = match_rows(rows, names, keys)
     answer = rows.select(schema.names[:-1]).take(as_indices(matches.rows))
     columns = [*answer.columns, pa.chunked_array([as_indices(matches.keys)])]
@@ -387,13 +388,13 @@ def scan(
     predicate: str | None,
     clock: HostClock,
 ) -> pa.Table:
-    """The rows of a version of which `predicate` (as `lookup.where`) is true, with these columns (None: all)."""
+    """The rows of a version for which `predicate` (as in `lookup.where`) is true, with these columns (None: all)."""
     overrides: dict[str, str] = {}
     check_columns(columns)
     if columns is not None:
         overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
     selected_columns = planner.table_columns(resolved_table, options.override(overrides))
-    # Parsed separately: if the texts were joined, parentheses in it could cancel lookup.where.
+    # Parsed separately: in a joined text, parentheses in one predicate could change the meaning of the other.
     everything = all_columns((resolved_table.data, resolved_table.partitions))
     with naming("predicate"):
         predicates = [] if predicate is None else [parse_where(predicate, everything)]
@@ -404,7 +405,7 @@ def scan(
 
 
 def check_columns(columns: Sequence[str] | None) -> None:
-    """Raise SchemaError for what is no list of names."""
+    """Raise SchemaError if `columns` is not a list of names."""
     if columns is None:
         return
     is_collection = isinstance(columns, Collection) and not isinstance(columns, str)
@@ -415,7 +416,7 @@ def check_columns(columns: Sequence[str] | None) -> None:
 
 @contextlib.contextmanager
 def naming(argument: str) -> Iterator[None]:
-    """Let the errors of a predicate name the argument that it was passed as."""
+    """A context in which the errors of a predicate name the argument that it was passed as."""
     try:
         yield
     except PredicateError as problem:
@@ -424,9 +425,9 @@ def naming(argument: str) -> Iterator[None]:
 
 @dataclasses.dataclass
 class KeyedRead:
-    """Reads by key of a resolved table, by the columns `names` of `plan`.
+    """How rows of a resolved table are read by key, by the columns `names` of `plan`.
 
-    `direct`: the snapshot whose columns are the answer's, and whose key is one column, of the type `kind`.
+    `direct`: a snapshot that has the answer's columns as they are, and a single key column, of the type `kind`.
     """
 
     names: tuple[str, ...]
@@ -440,7 +441,7 @@ class KeyedRead:
         return list(self.plan.projection.columns.names)
 
     def is_direct(self, snapshot: Snapshot) -> bool:
-        """Whether the answer's columns are those of a snapshot as they are."""
+        """Whether a snapshot has the answer's columns as they are."""
         if self.direct is not snapshot:
             projection, stored_schema = self.plan.projection, snapshot.schema
             fields = [stored_schema.field(name) for name in projection.columns.names if name in stored_schema.names]
@@ -453,12 +454,12 @@ class KeyedRead:
             ):
                 return False
             self.kind = stored_schema.field(self.names[0]).type
-            self.direct = snapshot  # set last: other threads test it first
+            self.direct = snapshot  # set last, because other threads test it first
         return True
 
 
 def plan_keyed(resolved_table: ResolvedTable, options: LookupOptions, clock: HostClock) -> KeyedRead:
-    """How rows of a resolved table are read by key: key columns first, then the others. Raises OptionError without `lookup.keys`."""
+    """A `KeyedRead` of a resolved table: key columns first, then the others. Raises OptionError without `lookup.keys`."""
     named_keys = key_names(options)
     table_columns = planner.table_columns(resolved_table, options)
     everything = all_columns((resolved_table.data, resolved_table.partitions))
@@ -474,7 +475,7 @@ def get_rows(
 ) -> list[dict[str, Any]]:
     """The rows of a version with one key: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names.
 
-    `snapshot`: that of the version, if the caller has it.
+    `snapshot`: the version's, if the caller has it.
     """
     resolution, covering_snapshot = _resolve(reader, read, version, snapshot)
     rows = None if covering_snapshot is None else _rows_direct(reader, read, key, covering_snapshot)
@@ -486,7 +487,8 @@ def get_rows(
 
 
 def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snapshot) -> list[dict[str, Any]] | None:
-    """The rows of one key straight from the snapshot, which is faster than by an Arrow table; None for keys and columns that need one."""
+    """The rows of one key straight from the snapshot, which is faster than through an Arrow table; None for keys and columns for which that is
+    not possible."""
     if not read.is_direct(snapshot):
         return None
     lookup_key = one_key(key, read.kind)
@@ -494,7 +496,8 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
         return None
     try:
         rows = snapshot.get_one(read.columns, lookup_key)
-    except (OverflowError, ValueError):  # a value that no Python type can hold: the slow way names its column
+    except (OverflowError, ValueError):
+        # No Python type can hold a value. The slower way raises an error that names its column.
         return None
     reader.metrics.inc("hitCount")
     return [dict(zip(read.columns, row, strict=True)) for row in rows]
@@ -503,7 +506,7 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
 def rows_of_keys(
     reader: TableReader, read: KeyedRead, keys: pa.Table, version: TableVersion, snapshot: Snapshot | None
 ) -> pa.Table:
-    """The rows of a version with those keys: key columns, the other columns, `key_index`. `snapshot`: that of the version, if at hand."""
+    """The rows of a version with those keys: key columns, the other columns, `key_index`. `snapshot`: the version's, if the caller has it."""
     return get_many_from_version(reader, read.plan, keys, read.names, None, *_resolve(reader, read, version, snapshot))[
         0
     ]
@@ -520,7 +523,7 @@ def _resolve(
 def forget_keys(
     engine: Engine, resolved_table: ResolvedTable, options: LookupOptions, keys: KeysLike | KeyMaker
 ) -> None:
-    """Drop the rows of those keys from this host's partial caches. Raises as `LookupTable.invalidate` does."""
+    """Drop the rows of those keys from this host's partial caches. Raises the errors of `LookupTable.invalidate`."""
     if options.cache is CacheMode.FULL:
         raise OptionError(
             "option lookup.cache = 'FULL': a snapshot has all keys of one version and cannot forget single keys: use reload()"
@@ -532,7 +535,7 @@ def forget_keys(
 
 
 def table_of_keys(resolved_table: ResolvedTable, options: LookupOptions, keys: KeysLike | KeyMaker) -> pa.Table:
-    """Keys as a table, whatever form they were given in. Raises as `as_key_table`."""
+    """The keys as a table, from any form that users give. Raises the errors of `as_key_table`."""
     names = key_names(options)
     return keys(names, resolved_table.columns) if callable(keys) else as_key_table(keys, names)
 

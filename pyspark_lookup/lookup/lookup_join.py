@@ -1,8 +1,8 @@
-"""Batches of keys in, rows out: the lookups of a lookup join or of a SQL function, one or a chain in one pass, as tasks carry them out.
+"""Looks up batches of keys for a lookup join or SQL function, in tasks; a pass carries out one lookup or a chain of them.
 
-What a process opens for a lookup stays open in this module for the next batch and the next task. A task gets its `PassSpec` as text,
-and the versions as columns beside the keys. Lookups are carried out in order; between them only row numbers change; the looked-up
-columns are taken once, at the end.
+What a process opens for a lookup stays open in this module for the next batch and the next task. A task gets its `PassSpec` as text, and
+the versions as columns beside the keys. Lookups are carried out in order. Between them only row numbers change; the looked-up columns are
+taken once, at the end.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from pyspark_lookup.versions.executions import Build, Execution, Resolution
 class Validity:
     """The columns that say when a row is valid, and what to do if two rows of a key are valid at once (type 2 of slowly changing dimensions).
 
-    A row is valid from its `start` on (null: always was) and before its `end` (null: still is). Without a column `end` it is valid
-    until the next row of its key.
+    A row is valid from its `start` on (null: always was) and before its `end` (null: still is). Without a column `end` it is valid until
+    the next row of its key.
     """
 
     start: str
@@ -73,7 +73,7 @@ class Validity:
 
 
 def cast_times(field: pa.Field, times: pa.Array) -> pa.Array:
-    """The times, cast to the type of the column that says when a row is valid. Raises SchemaError if that type cannot hold them all."""
+    """The times, cast to the type of the validity's columns. Raises SchemaError if that type cannot hold all of them."""
     times_type, kind = times.type, field.type
     if (
         pa.types.is_timestamp(times_type)
@@ -84,17 +84,17 @@ def cast_times(field: pa.Field, times: pa.Array) -> pa.Array:
         times_type = pa.timestamp(times_type.unit, kind.tz)  # instants come in the session's time zone
     if not widens(times_type, kind):
         raise SchemaError(
-            f"times of the argument as_of are {times.type}, the table's {field.name!r} is {kind}: both must be of one type: "
-            "cast the time, date or number with df.withColumn"
+            f"times of the argument as_of are {times.type}, the table's {field.name!r} is {kind}: cast the former to the type of "
+            "the latter with df.withColumn"
         )
     return times.cast(kind)
 
 
 def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Validity) -> pa.Table:
-    """The rows of `matches` that were valid at the time asked for: at most one for each key, by `KEY_INDEX`.
+    """The rows of `matches` that were valid at their key's time: at most one for each key, by `KEY_INDEX`.
 
-    `times`: one for each of the `keys`, of the type of the validity's columns; no row is valid at null. Raises OverlapError
-    for two rows that are valid at once, unless `lookup.overlap` is NEWEST.
+    `times`: one for each of the `keys`, in the type of the validity's columns; at null no row is valid. Raises OverlapError for two rows
+    that are valid at once, unless `lookup.overlap` is NEWEST.
     """
     numbers = one_array(matches.column(KEY_INDEX))
     start = one_array(matches.column(validity.start))
@@ -123,8 +123,8 @@ def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Val
 def _overlap(keys: pa.Table, times: pa.Array, row: int, most: int, validity: Validity) -> OverlapError:
     key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in keys.column_names)
     return OverlapError(
-        f"several rows (up to {most}) of one key are valid at once, by {' and '.join(validity.columns)}: here {key} at "
-        f"{times[row].as_py()}; correct the table, or set lookup.overlap = NEWEST for the one with the latest {validity.start}"
+        f"several rows (up to {most}) of one key are valid at the same time, by {' and '.join(validity.columns)}: here {key} at "
+        f"{times[row].as_py()}; correct the table, or set lookup.overlap = NEWEST to take the row with the latest {validity.start}"
     )
 
 
@@ -134,10 +134,10 @@ ERROR_COLUMN = "lookup_error"
 """What failed, where `lookup.on-error=NULL` let a row pass without its columns; null elsewhere."""
 
 _log = logging.getLogger("pyspark_lookup.join")
-_FAILED = b"!"  # in place of a token: the version could not be resolved; the error follows
-_SEVERAL = b"+"  # in front of several tokens, each with its length
+_FAILED = b"!"  # instead of a token: the version could not be resolved; the error follows
+_SEVERAL = b"+"  # before several tokens, each with its length
 _MESSAGE_BYTES = 1000
-_VERSIONS_AT_MOST = 2  # that stay open: the current one and the one before
+_VERSIONS_AT_MOST = 2  # open versions: the current one and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
 
 
@@ -145,9 +145,9 @@ _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, Dama
 class LookupSpec:
     """One lookup of a query: the table's options, and the columns of its answer.
 
-    `keys`: the table's key columns, in the order of the arguments and in the arguments' types (in the table's types if those were
-    unknown). `columns`: the table's columns, as planned; the first of them are the answer, under `names`. `as_of`: the columns that
-    say when a row is valid (the second may be None); the last argument is then a time.
+    `keys`: the table's key columns, in the order of the arguments and in the arguments' types (in the table's types if those were unknown).
+    `columns`: the table's columns, as planned; the first of them are the answer, under `names`. `as_of`: the columns that say when a row is
+    valid (the second may be None); the last argument is then a time.
     """
 
     options: Mapping[str, str]
@@ -157,7 +157,7 @@ class LookupSpec:
     as_of: tuple[str, str | None] | None = None
 
     def cast_arguments(self, arguments: Sequence[pa.Array]) -> list[pa.Array]:
-        """Keys, and times after them, in the types in which they are looked up. Raises SchemaError if they do not fit the table's."""
+        """The arguments (keys, and after them times) in the types in which they are looked up. Raises SchemaError if they do not fit the table's."""
         keys = [widen_keys(field, column) for field, column in zip(self.keys, arguments, strict=False)]
         if self.as_of is not None:
             keys.append(cast_times(self.columns.field(self.as_of[0]), arguments[-1]))
@@ -186,7 +186,7 @@ def _parse_schema(text: str) -> pa.Schema:
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
     """The token of the version that `execution` reads, for all its tasks.
 
-    Raises what resolving raises. With `lookup.on-error=NULL` the tasks get the error in place of a token, and handle it.
+    Raises the errors of a resolution. With `lookup.on-error=NULL` the tasks get the error instead of a token, and handle it.
     """
     engine = runtime().engine(options)
     try:
@@ -204,7 +204,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
 
 
 def join_tokens(tokens: Sequence[bytes]) -> bytes:
-    """Tokens of `issue_token` as one value, which each row carries: one column per token would cost as much as a looked-up column."""
+    """Tokens of `issue_token` joined into one value for each row: one column per token would cost as much as a looked-up column."""
     if len(tokens) == 1:
         return tokens[0]
     return _SEVERAL + b"".join(len(token).to_bytes(2, "big") + token for token in tokens)
@@ -223,7 +223,7 @@ def split_tokens(joined_tokens: bytes) -> list[bytes]:
 
 @dataclasses.dataclass
 class _OpenVersion:
-    """A version from which tasks of this process answer."""
+    """A version that this process has open for lookups."""
 
     plan: ReadPlan
     names: list[str]
@@ -235,7 +235,7 @@ class _OpenVersion:
 
 @dataclasses.dataclass(frozen=True)
 class LookupRows:
-    """The rows of a lookup: the place of the key that each row answers, ascending, and the columns."""
+    """The rows of a lookup: the position of the key that each row answers, ascending, and the columns."""
 
     keys: Numbers
     columns: list[pa.Array]
@@ -261,9 +261,9 @@ class Lookup:
         return [*fields, pa.field(ERROR_COLUMN, pa.string())] if self._options.on_error is OnError.NULL else fields
 
     def find(self, keys: Sequence[pa.Array], token: bytes, execution: Execution | None) -> LookupRows:
-        """The rows of the keys (and times), of the version of a token of `issue_token`; a key with a null has none.
+        """The rows of the keys (and times), in the version of a token of `issue_token`. A key with a null has none.
 
-        Raises what looking up raises; with `lookup.on-error=NULL` a key that failed has a row with the error instead.
+        Raises the errors of a lookup. With `lookup.on-error=NULL` a key that failed has a row with the error instead.
         """
         count = len(self.spec.keys)
         times = keys[count] if self._validity is not None else None
@@ -313,9 +313,8 @@ class Lookup:
         """Raise the error of a version that could not be resolved, unless `lookup.on-error` lets the rows pass."""
         name, _, text = message.partition(": ")
         kind = getattr(errors, name, None)
-        if not isinstance(kind, type) or not issubclass(
-            kind, PysparkLookupError
-        ):  # the error is of a class of the provider
+        # The class is a provider's own.
+        if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):
             kind, text = LookupFunctionError, message
         if self._options.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
             raise kind(text)
@@ -324,7 +323,7 @@ class Lookup:
         return self.spec.columns.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
     def _get_cached(self, open_version: _OpenVersion | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
-        """The rows that can be answered without the store, and which keys have an answer."""
+        """(rows that can be answered without the store, which keys have an answer)."""
         with contextlib.suppress(*_CAUGHT):  # the cache may read the bounds of the version's files
             if open_version is not None:
                 return get_cached_rows(
@@ -333,7 +332,7 @@ class Lookup:
         return self._nothing(), np.zeros(table.num_rows, np.bool_)
 
     def _follow(self, open_version: _OpenVersion, resolution: Resolution, execution: Execution | None) -> None:
-        """Go on with the version that replaced a lost one, so that cached rows of the lost one are not mixed in."""
+        """Switch to the version that replaced a lost one, so that cached rows of the lost one are not mixed in."""
         if resolution.version.digest != open_version.resolution.version.digest:
             with self._lock:
                 open_version.resolution = dataclasses.replace(resolution, decided_here=False)
@@ -346,7 +345,7 @@ class Lookup:
                 open_version = self._versions[token] = self._open(token, execution)
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
-            elif open_version.snapshot is None:  # the first batch has waited for it
+            elif open_version.snapshot is None:  # the first batch has waited for the snapshot
                 open_version.snapshot = self._snapshot(open_version.plan, open_version.resolution, wait_s=0.0)
             return open_version
 
@@ -367,7 +366,7 @@ class Lookup:
         if full is None:
             return None
         if self._options.metadata_source is MetadataSource.CACHE and full.find(resolution.version) is None:
-            full.current()  # the first load of a host that did not resolve
+            full.current()  # the first load, on a host that has not resolved the version
         return reader.snapshots.covering(
             plan, reader.snapshots.get(plan.table, self._options, resolution.version, wait_s)
         )
@@ -375,7 +374,7 @@ class Lookup:
     def _fail(
         self, keys: pa.Table, times: pa.Array | None, rows: pa.Table, has_answer: Numbers, message: str
     ) -> LookupRows:
-        """The answer if only some keys have one, those where `has_answer`: every other key without a null gets a row that says why."""
+        """The answer when only the keys in `has_answer` have one: every other key without a null gets a row with the error `message`."""
         valid = np.ones(keys.num_rows, np.bool_)
         for column in keys.columns:
             if column.null_count:
@@ -416,7 +415,7 @@ def _lookup(text: str, session: tuple[tuple[str, str], ...], pid: int) -> Lookup
 
 
 def open_lookup(spec: LookupSpec, session: Mapping[str, str]) -> Lookup:
-    """This process's lookup of a spec, under what the session sets of a host's options."""
+    """This process's lookup of a spec, with the host's options that the session sets."""
     return _lookup(json.dumps(spec.to_json(), sort_keys=True), tuple(sorted(session.items())), os.getpid())
 
 
@@ -431,7 +430,7 @@ def parse_options(text: str) -> LookupOptions:
 FOUND_COLUMN = "_lookup_found"
 """True in each row of a list; null in the row that Spark makes of an empty list."""
 
-# Limits for the results of a batch: keys with several rows in several tables multiply them.
+# Limits for the results of a batch, because keys with several rows in several tables multiply them.
 _RESULTS_AT_ONCE = 1_000_000
 _BYTES_AT_ONCE = 128 * 2**20
 Place = int | tuple[int, int]
@@ -440,9 +439,9 @@ Place = int | tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A lookup of a pass. `places`: where its keys (and the time) come from. `version`: which it reads, as (column of versions, place in it).
+    """A lookup of a pass. `places`: the columns of its keys (and time). `version`: the one it reads, as (column of tokens, place in it).
 
-    `how`: `left`, `inner`, `left_semi` or `left_anti`. `build`: if it was built in a `foreachBatch` function.
+    `how`: `left`, `inner`, `left_semi` or `left_anti`. `build`: the version was resolved in a `foreachBatch` function.
     """
 
     lookup: LookupSpec
@@ -454,14 +453,14 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class PassSpec:
-    """The lookups of a pass, and the form of its answer: with `many` a list of rows for each row, else one row or null."""
+    """The lookups of a pass, and the form of its answer for each row: with `many` a list of rows, else one row or null."""
 
     stages: tuple[Stage, ...]
     many: bool
 
     @property
     def drops(self) -> bool:
-        """Whether a row may have no results, and be dropped."""
+        """Whether rows without results may be dropped."""
         return any(stage.how != "left" for stage in self.stages)
 
     def to_text(self) -> str:
@@ -490,10 +489,10 @@ def _parse_stage(
 
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """The results so far of the rows from `first` up to `last` of a batch, in their order.
+    """The results so far for the rows from `first` up to `last` of a batch, in their order.
 
-    `rows`: the row of each result. `matches`: for each lookup its columns, and the place of each result in them (-1: the
-    result has no row there). None in place of numbers: consecutive ones. `bytes`: about the size of each result's columns.
+    `rows`: the row of each result. `matches`: for each lookup its columns, and the position of each result in them (-1: the lookup has no
+    row for it). None instead of numbers: consecutive ones. `bytes`: about the size of each result's columns.
     """
 
     first: int
@@ -507,16 +506,16 @@ class _Results:
         return self.last - self.first if self.rows is None else len(self.rows)
 
     def argument(self, column: pa.Array) -> pa.Array:
-        """A column of the batch, for each result."""
+        """A column of the batch, repeated for each result."""
         return column.slice(self.first, self.count) if self.rows is None else column.take(as_indices(self.rows))
 
     def column(self, lookup: int, number: int) -> pa.Array:
-        """A column of a lookup, for each result."""
+        """A column of a lookup, repeated for each result."""
         columns, places = self.matches[lookup]
         return columns[number] if places is None else _take(columns[number], places)
 
     def extend(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
-        """The results of `selection`, in its order, with the match that a lookup has for each."""
+        """The results of `selection`, in its order, with a lookup's match for each."""
         count = self.count if selection is None else len(selection)
         sizes = np.zeros(count, np.int64)
         if columns and len(columns[0]):
@@ -531,7 +530,7 @@ class _Results:
         return _Results(self.first, self.last, rows, (*matches, (columns, places)), self.bytes[selection] + sizes)
 
     def parts(self, count: int, size: int) -> Iterator[_Results]:
-        """The results in parts of about so many results and bytes. The results of one row stay together."""
+        """The results in parts of about `count` results and `size` bytes. The results of one row stay together."""
         if (self.count <= count and self.bytes.sum() <= size) or self.last - self.first == 1:
             yield self
             return
@@ -574,11 +573,11 @@ class LookupPass:
         executions: Sequence[Execution | None],
         row_bytes: int = 2**31 - 1,
     ) -> Iterator[pa.Array]:
-        """For each row of a batch the list of its results (or its result, or null), as structs; in several arrays if they are many.
+        """For each row of a batch the list of its results (or its only result, or null), as structs; in several arrays if they are many.
 
-        `versions`: columns of joined tokens (`join_tokens`), which say the version that answers each row. `executions`: that of each
-        lookup. `row_bytes`: the bytes that the results of one row may take in Spark. Raises NonUniqueKeyError for a second row where there may be one, NotSupportedError for
-        more bytes, and what the lookups raise.
+        `versions`: columns of joined tokens (`join_tokens`), which name the version that answers each row. `executions`: that of each
+        lookup. `row_bytes`: the most bytes that Spark can take as the results of one row. Raises NonUniqueKeyError for a second row if
+        there may be only one, NotSupportedError for too many bytes, and the errors of the lookups.
         """
         for start, stop in _runs(versions):
             tokens = [split_tokens(column[start].as_py()) for column in versions]
@@ -600,7 +599,7 @@ class LookupPass:
         results: _Results,
         size: int,
     ) -> Iterator[_Results]:
-        """The results after the remaining lookups, in parts of about that size."""
+        """The results after the remaining lookups, in parts of about `size` bytes."""
         number = len(results.matches)
         if number == len(self._lookups):
             yield results
@@ -614,7 +613,7 @@ class LookupPass:
         lookup_rows = self._lookups[number].find(
             stage.lookup.cast_arguments(arguments), tokens[column][place], executions[number]
         )
-        # A single left lookup may leave out rows without a match: Spark adds them.
+        # A single left lookup may leave out rows without a match, because Spark adds them.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
         selection, places = _JOINS[how](results.count, lookup_rows)
         for part in results.extend(selection, lookup_rows.columns, places).parts(_RESULTS_AT_ONCE, size):
@@ -646,9 +645,9 @@ class LookupPass:
 
     def _check_size(self, arguments: Sequence[pa.Array], results: _Results, row_bytes: int) -> None:
         """Raise NotSupportedError if the results of one row, which Spark takes as one value, are more than it can hold."""
-        if results.last - results.first > 1:  # `parts` puts only a row larger than a part by itself
+        if results.last - results.first > 1:  # `parts` leaves a row alone only if it is larger than a part
             return
-        # In Spark a struct has 8 bytes for its place, 8 for its nulls, and 8 for each field beside its text.
+        # In Spark a struct has 8 bytes for its position, 8 for its nulls, and 8 for each field in addition to its text.
         size = int(results.bytes.sum()) + results.count * (16 + 8 * len(self._fields))
         if size > row_bytes:
             raise NotSupportedError(
@@ -678,7 +677,7 @@ class LookupPass:
 
 
 def _row_sizes(columns: Sequence[pa.Array]) -> Numbers:
-    """About how many bytes each row of some columns takes: exactly of text and binary, on average of others."""
+    """About how many bytes each row of some columns takes: exactly for text and binary, on average for others."""
     sizes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
@@ -731,10 +730,10 @@ def _join_semi(count: int, lookup_rows: LookupRows) -> _Joined:
 
 
 def _join_anti(count: int, lookup_rows: LookupRows) -> _Joined:
-    """The results without a match, and those whose lookup failed."""
+    """The results without a match, and the results whose lookup failed."""
     places = np.full(count, -1)
     absent = _counts(count, lookup_rows) == 0
-    if lookup_rows.columns:  # there is a column of errors, the last
+    if lookup_rows.columns:  # the last column has the errors, if there is one
         failed_rows = np.flatnonzero(as_bools(lookup_rows.columns[-1].is_valid()))
         places[lookup_rows.keys[failed_rows]] = failed_rows
     selection = np.flatnonzero(absent | (places >= 0))
@@ -760,5 +759,5 @@ def _pass(text: str, session: tuple[tuple[str, str], ...], pid: int) -> LookupPa
 
 
 def open_pass(text: str, session: Mapping[str, str]) -> LookupPass:
-    """This process's pass of a spec, under what the session sets of a host's options."""
+    """This process's pass of a spec, with the host's options that the session sets."""
     return _pass(text, tuple(sorted(session.items())), os.getpid())

@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class OpenTable:
-    """A table as a `LookupTable` resolved it last, so that nothing is planned again while the table stays the same.
+    """A table as a `LookupTable` last resolved it. Nothing is planned again while the table stays the same.
 
-    `options`: as the table's metadata completes them. `full`: its full cache in CACHE mode.
+    `options`: completed by the table's metadata. `full`: its full cache in CACHE mode.
     """
 
     engine: Engine
@@ -78,7 +78,7 @@ class OpenTable:
         return plan_keyed(self.resolved_table, self.options, runtime().clock)
 
     def unchanged(self) -> Snapshot | None:
-        """The snapshot that answers in CACHE mode, if it is of the resolved version and can be used at once."""
+        """The snapshot that answers in CACHE mode, if it is of the resolved version and needs no reload."""
         if self.full is None:
             return None
         snapshots = self.engine.reader.snapshots
@@ -88,7 +88,7 @@ class OpenTable:
 def refresh_table(engine: Engine, options: LookupOptions, before: OpenTable | None, same_options: bool) -> OpenTable:
     """The table at `options.path` now: `before` itself if nothing has changed. `same_options`: `before` has the same options.
 
-    One metadata call; raises as `planner.find`.
+    One metadata call; raises the errors of `planner.find`.
     """
     last_table = before.resolved_table.table if before is not None else None
     last = before.resolved_table if before is not None and same_options and before.engine is engine else None
@@ -118,7 +118,7 @@ _MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, W
 
 
 def write_mode(mode: str) -> WriteMode:
-    """The mode of a write of rows. Raises OptionError for anything else."""
+    """The write mode with that name. Raises OptionError for any other name."""
     member = _MODES.get(mode.lower()) if isinstance(mode, str) else None
     if member is None:
         raise OptionError(f"argument mode = {mode!r}: give 'append', 'overwrite' or 'upsert'")
@@ -126,22 +126,22 @@ def write_mode(mode: str) -> WriteMode:
 
 
 def check_no_batch(options: LookupOptions, operation: str) -> None:
-    """Raise OptionError for `lookup.write.batch`, which this kind of write ignores."""
+    """Raise OptionError for `lookup.write.batch`, which `operation` would ignore."""
     if options.write_batch is not None:
         raise OptionError(f"option lookup.write.batch is for single writes of rows, not for {operation}: remove it")
 
 
 class Transaction:
-    """Several writes that become visible together, at the end of the `with` block; after an error in it, never (Hive's write ids).
+    """Several writes that become visible together when the `with` block ends, or never if it raises (Hive's write ids).
 
-    Made by `LookupTable.transaction`; for one thread of one process. Its reads see the table as it was when the block was
-    entered, and its own writes; they read the files, whatever `lookup.cache` says. Without writes nothing is logged. Commits
-    of others meanwhile stay: if several writes have one key, the last commit wins.
+    Made by `LookupTable.transaction`; for one thread of one process. Its reads see the table as it was at the start of the block, and its
+    own writes; they read the files, whatever `lookup.cache` says. Without writes nothing is logged. Others may commit meanwhile: if several
+    writes have the same key, the last commit wins.
     """
 
     def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
         check_no_batch(options, "a transaction")
-        # A version that only this transaction sees is not worth a place in a cache.
+        # A version that only this transaction sees would waste space in a cache.
         self._options = dataclasses.replace(options, cache=CacheMode.NONE)
         self._engine = engine
         self._clock = clock
@@ -154,7 +154,7 @@ class Transaction:
     # --- writes -----------------------------------------------------------------------------------
 
     def write(self, rows: RowsLike, mode: WritingMode = "append") -> None:
-        """Write rows, as `LookupTable.write` does; an overwrite takes the place of what this transaction has written, too."""
+        """Write rows, like `LookupTable.write`. An overwrite also replaces what this transaction has written before."""
         self._check_open()
         how = write_mode(mode)
         arrow_rows = as_arrow_rows(rows, lambda: self._engine.managed.schema(self._options), how is WriteMode.UPSERT)
@@ -165,11 +165,11 @@ class Transaction:
         )
 
     def upsert(self, rows: RowsLike) -> None:
-        """Write rows in place of those that have their keys, as `LookupTable.upsert` does."""
+        """Replace the rows with the keys of these rows, like `LookupTable.upsert`."""
         self.write(rows, "upsert")
 
     def delete(self, keys: KeysLike) -> None:
-        """Remove the rows with those keys, as `LookupTable.delete` does."""
+        """Delete the rows with those keys, like `LookupTable.delete`."""
         self._check_open()
         self._writes.delete(as_key_table(keys, self._engine.managed.keys(self._options)))
 
@@ -177,22 +177,22 @@ class Transaction:
 
     @property
     def valid_write_ids(self) -> ValidWriteIdList | None:
-        """The writes that this transaction sees: its own write id counts as committed. None before the table exists."""
+        """The writes that this transaction sees; its own write id counts as committed. None before the table exists."""
         self._check_open()
         return self._writes.valid_write_ids()
 
     def scan(self, columns: Sequence[str] | None = None, predicate: str | None = None) -> pa.Table:
-        """The rows it sees, as `LookupTable.scan` gives them."""
+        """The rows that the transaction sees, in the form of `LookupTable.scan`."""
         open_table = self._open()
         return scan(self._engine, open_table.resolved_table, open_table.options, columns, predicate, self._clock)
 
     def get(self, key: Any) -> list[dict[str, Any]]:
-        """The rows it sees with this key, as `LookupTable.get` gives them."""
+        """The rows that the transaction sees with this key, in the form of `LookupTable.get`."""
         open_table = self._open()
         return get_rows(self._engine.reader, open_table.read, key, open_table.resolved_table.version, None)
 
     def get_many(self, keys: KeysLike) -> pa.Table:
-        """The rows it sees with those keys, as `LookupTable.get_many` gives them."""
+        """The rows that the transaction sees with those keys, in the form of `LookupTable.get_many`."""
         open_table = self._open()
         key_table = as_key_table(keys, key_names(open_table.options))
         return rows_of_keys(self._engine.reader, open_table.read, key_table, open_table.resolved_table.version, None)
@@ -201,7 +201,7 @@ class Transaction:
         self._check_open()
         if self._writes.valid_write_ids() is None:
             raise UfsNotFoundError(
-                f"{self._engine.url_of(self._options.path)} is no managed table yet: write to it first"
+                f"{self._engine.url_of(self._options.path)} is not a managed table yet: write to it first"
             )
         table, version = self._writes.version()
         resolved_table = ResolvedTable(table, version, *require_metadata(table, version).columns)
@@ -210,14 +210,14 @@ class Transaction:
     # --- its end ----------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Make its writes the table's, all at once; the end of the block does so. Raises as `LookupTable.write` does."""
+        """Commit all writes at once, as the end of the block does. Raises the errors of `LookupTable.write`."""
         self._check_open()
         self._ended = True
         with self._engine.committing(self._options):
             self.position = self._writes.commit()
 
     def abort(self) -> None:
-        """Give up its writes; an error in the block does so. Does nothing if the transaction has ended."""
+        """Discard all writes, as an error in the block does. Does nothing if the transaction has ended."""
         if not self._ended and self._pid == os.getpid():  # a forked child must not abort its parent's transaction
             self._ended = True
             with self._engine.publish():
@@ -227,7 +227,7 @@ class Transaction:
         if self._ended:
             raise ValueError("this transaction has ended: begin another one")
         if self._pid != os.getpid():
-            raise ValueError("this transaction belongs to the process that has forked this one: begin another one here")
+            raise ValueError("this transaction belongs to the parent process: begin another one in this process")
 
     def __enter__(self) -> Transaction:
         self._check_open()
@@ -275,20 +275,20 @@ class LookupTable:
     def for_name(cls, spark: SparkSession, name: str) -> LookupTable:
         """The catalog table `name` of a session, with the options it was created with.
 
-        Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
+        Raises OptionError if it is not a lookupcache table, if its options are lost, or if ALTER TABLE has changed its location.
         """
         return cls.of_stored(named_options(spark, name)[0])
 
     @classmethod
     def of_stored(cls, options: Mapping[str, str]) -> LookupTable:
-        """A table by the options stored with it, `path` among them. Options that have no effect here are accepted."""
+        """A table with the options that a catalog stored, including `path`. Options that have no effect here are accepted."""
         table = cls(None, options)
         table._idle_options = frozenset()
         return table
 
     @property
     def given(self) -> dict[str, str]:
-        """The options this table was made with, `path` among them: what a Spark read of it takes."""
+        """The options with which this table was made, including `path`: those of a Spark read of the same table."""
         return dict(self._option_texts)
 
     def scan(
@@ -298,12 +298,11 @@ class LookupTable:
         *,
         valid_write_ids: ValidWriteIdList | str | None = None,
     ) -> pa.Table:
-        """The rows of the current version as one Arrow table: one metadata call, data for what changed.
+        """The rows of the current version as one Arrow table. One metadata call, and reads of the data that has changed.
 
-        `columns`: names, in this order (default: all). `predicate`: SQL as in `lookup.where`, in
-        addition to it. `valid_write_ids`: of a managed table, what is to be seen of it (as
-        `lookup.valid-write-ids`). With `lookup.changes-from` the rows are changes, in any order. Raises SchemaError, PredicateError,
-        NotATableError, VersionGoneError or UfsError.
+        `columns`: names, in this order (default: all). `predicate`: SQL as in `lookup.where`, in addition to that option.
+        `valid_write_ids`: the writes of a managed table to read (as `lookup.valid-write-ids`). With `lookup.changes-from` the rows are
+        changes, in any order. Raises SchemaError, PredicateError, NotATableError, VersionGoneError or UfsError.
         """
         if self._options.changes_from is not None and valid_write_ids is None:
             return self._scan_changes(columns, predicate)
@@ -313,10 +312,10 @@ class LookupTable:
             )
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """The rows of `scan()` as an Arrow C stream, for whatever takes one: polars, pandas, DuckDB, `pyarrow.table`.
+        """The rows of `scan()` as an Arrow C stream, for any library that takes one: polars, pandas, DuckDB, `pyarrow.table`.
 
-        `requested_schema`: types that the columns are cast to if all values fit; else they have their own, as the Arrow PyCapsule
-        interface allows. Raises ValueError for other columns, and as `scan`.
+        `requested_schema`: types to which the columns are cast if all values fit; else they keep their own, as the Arrow PyCapsule
+        interface allows. Raises ValueError for other columns, and the errors of `scan`.
         """
         rows = self.scan()
         if requested_schema is not None:
@@ -336,7 +335,7 @@ class LookupTable:
     def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
         """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
 
-        `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
+        `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises the errors of `get_many`.
         """
         with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
             return get_rows(open_table.engine.reader, open_table.read, key, open_table.resolved_table.version, snapshot)
@@ -344,11 +343,10 @@ class LookupTable:
     def get_many(self, keys: KeysLike | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
-        `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in their order or of
+        `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in the order of `lookup.keys`, or of
         dictionaries (see `rows.KeysLike`); or a function that makes such a table (see `rows.KeyMaker`). The answer has one row per match,
-        by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
-        call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
-        as `scan`.
+        sorted by `key_index` (int64: the position of the key in `keys`); rows of one key come in file order. One metadata call in UFS mode.
+        Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and the errors of `scan`.
         """
         with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
             key_table = table_of_keys(open_table.resolved_table, open_table.options, keys)
@@ -357,11 +355,11 @@ class LookupTable:
             )
 
     def invalidate(self, keys: KeysLike | KeyMaker) -> None:
-        """Drop the cached rows of those keys (as for `get_many`) on this host, also the fact that a key has no rows. The next lookup asks the table.
+        """Drop the cached rows of those keys (as for `get_many`) on this host, and the information that a key has no rows.
 
-        This affects all references to the table with the same key columns and lookup.cache=PARTIAL, in all processes. The rows of a
-        load that is under way are not cached. One metadata call in UFS mode. Raises OptionError for lookup.cache=FULL (use `reload`), SchemaError,
-        and OSError if the cache directory cannot be written.
+        The next lookup asks the table again. This affects all references to the table with the same key columns and lookup.cache=PARTIAL,
+        in all processes. A load that is under way does not cache its rows of these keys. One metadata call in UFS mode. Raises OptionError
+        for lookup.cache=FULL (use `reload`), SchemaError, and OSError if the cache directory cannot be written.
         """
         self._check_open()
         engine = self._engine()
@@ -371,7 +369,7 @@ class LookupTable:
 
     @contextlib.contextmanager
     def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[OpenTable, Snapshot | None]]:
-        """The table in its current version, and its snapshot if there is one at hand, for one query of rows."""
+        """The table in its current version for one query, and its snapshot if one is at hand."""
         self._check_open()
         if self._idle_options:
             refuse_in_reads(self._idle_options)
@@ -394,13 +392,13 @@ class LookupTable:
             yield open_table, snapshot
 
     def write(self, rows: RowsLike, mode: WritingMode = "append") -> int:
-        """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
+        """Write rows to this managed table in one commit, and return its log position (the table's, if there are no rows).
 
-        `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. `mode`:
-        "append", "upsert" (see `upsert`), or "overwrite" for these rows in place of all others. The first write creates the table, with
-        `lookup.keys` as its key columns. All of it is visible at once, or nothing. Raises SchemaError for rows that do not
-        fit, WriteConflictError, NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a place with other
-        files, NotSupportedError for a store without exclusive create, CommitUnknownError or another UfsError.
+        `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. `mode`: "append",
+        "upsert" (see `upsert`), or "overwrite", which replaces all other rows. The first write creates the table, with `lookup.keys` as its
+        key columns. All rows become visible at once, or none. Raises SchemaError for rows that do not fit, WriteConflictError,
+        NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a place with other files, NotSupportedError for a store without
+        exclusive create, CommitUnknownError or another UfsError.
         """
         return self._write(rows, write_mode(mode))
 
@@ -422,45 +420,46 @@ class LookupTable:
                     job, arrow_rows.to_batches() if isinstance(arrow_rows, pa.Table) else arrow_rows, "part"
                 )
             except BaseException:
-                with contextlib.suppress(UfsError, DamagedFileError):  # the error itself says more
+                with contextlib.suppress(UfsError, DamagedFileError):  # the original error says more
                     writer.abort(job, ())
                 raise
             state = writer.commit(job, files, None if batch is None else Batch(*batch))
-            if state is None:  # that batch was written before
+            if state is None:  # this batch was written before
                 state = engine.managed.log(engine.url_of(self._options.path)).latest()
                 assert state is not None
                 return state.newest
             return writer.commit_position(job, state)
 
     def upsert(self, rows: RowsLike) -> int:
-        """Write rows as one commit, in which each replaces the rows with its key; returns the log position.
+        """Write rows in one commit, each in place of the rows with its key, and return the log position.
 
-        If several writes have one key, the last commit wins. Raises NonUniqueKeyError if two of the rows have one
-        key, OptionError for a table without key columns, and as `write`.
+        If several writes have the same key, the last commit wins. Raises NonUniqueKeyError if two of the rows have the same key,
+        OptionError for a table without key columns, and the errors of `write`.
         """
         return self._write(rows, WriteMode.UPSERT)
 
     def transaction(self) -> Transaction:
-        """Several writes as one commit: `with table.transaction() as t: t.write(…); t.upsert(…); t.scan()`.
+        """A transaction, several writes in one commit: `with table.transaction() as t: t.write(…); t.upsert(…); t.scan()`.
 
-        `t` sees what was committed when it began and its own writes; nobody else sees them before the block ends well, and
-        nobody ever if it ends with an error or this process dies.
+        `t` sees the table as it was when the transaction began, and its own writes. Nobody else sees these before the block ends, and
+        nobody ever does if the block raises or this process dies.
         """
         self._check_open()
         return Transaction(runtime().engine(self._options), self._options, runtime().clock)
 
     def delete(self, keys: KeysLike | None = None, *, where: str | None = None) -> int:
-        """Remove the rows with those keys (as for `get_many`), or of which the predicate `where` is true, as one commit; its log position.
+        """Delete the rows with those keys (as for `get_many`), or for which the predicate `where` is true, in one commit; returns its log
+        position.
 
-        `where`: SQL as in `lookup.where`, of all rows of the table, which need no keys. It deletes rows that others have committed before
-        its own commit, and no later ones. If there is no such row, nothing is committed. Raises SchemaError for
-        keys of other types, PredicateError, OptionError for both or neither, and as `upsert`.
+        `where`: SQL as in `lookup.where`, on all rows of the table, for which no keys are needed. It also deletes rows that others commit
+        before this commit, but no later ones. If there is no such row, nothing is committed. Raises SchemaError for keys of other types,
+        PredicateError, OptionError unless exactly one of both is given, and the errors of `upsert`.
         """
         self._check_open()
         check_no_batch(self._options, "a delete")
         if (keys is None) == (where is None):
             raise OptionError(
-                "arguments keys and where: give one, the keys or a predicate, such as where=\"state = 'NY'\""
+                "arguments keys and where: give either keys or a predicate, such as where=\"state = 'NY'\""
             )
         engine = runtime().engine(self._options)
         if where is None:
@@ -476,10 +475,10 @@ class LookupTable:
             return writer.delete_where(where)
 
     def compact(self) -> int:
-        """Compact small writes and deletes into files in the order of the keys; returns the log position after it.
+        """Compact small writes and deletes into files sorted by key, and return the log position after it.
 
-        It is one commit that changes no row. If nothing is to be gained, there is no commit. Raises WriteConflictError if
-        others replace the same rows again and again, and as `write`.
+        It is one commit that changes no row. If it would gain nothing, there is no commit. Raises WriteConflictError if others replace the
+        same rows each time, and the errors of `write`.
         """
         self._check_open()
         engine = runtime().engine(self._options)
@@ -487,11 +486,12 @@ class LookupTable:
             return engine.managed.compactor(self._options).compact().newest
 
     def vacuum(self, older_than: str | datetime.timedelta = "7 d", force: bool = False) -> dict[str, int | None]:
-        """Remove files that no version of the last `older_than` needs, in the store's time; `files` and `bytes` of them.
+        """Remove the files that no version of the last `older_than` needs, by the store's clock; returns the number of `files` and their
+        `bytes`.
 
-        `oldest`: the first log position of which all can be read still; None: of any. Versions before it are
-        VersionGoneError. `force`: also for less than 7 days, when nothing reads or writes the table. Raises OptionError for
-        a time that is too short or none, UfsNotFoundError if there is no table, another UfsError.
+        `oldest` in the answer: the first log position from which on every version can be read (None: all can). Reading an earlier version
+        raises VersionGoneError. `force`: allow less than 7 days, for when nothing reads or writes the table. Raises OptionError for a time
+        that is too short or not a duration, UfsNotFoundError if there is no table, or another UfsError.
         """
         self._check_open()
         older_than_s = duration_argument_s("older_than", older_than)
@@ -506,10 +506,11 @@ class LookupTable:
         keys: Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> int:
-        """Change this managed table's definition by one event of its log; returns the log position after it.
+        """Change this managed table's definition with one event of its log, and return the log position after it.
 
-        `columns`: to add, null in the rows there are; a schema, or as in CREATE TABLE, `country STRING`. `keys`: its key columns from now on. `properties`: texts to set, which
-        `describe` shows. Raises SchemaError for what does not fit, and as `write`.
+        `columns`: columns to add, null in existing rows; a schema, or text as in CREATE TABLE: `country STRING`. `keys`: the new key
+        columns. `properties`: texts to set, which `describe` shows. Raises SchemaError for columns or keys that do not fit, and the errors
+        of `write`.
         """
         self._check_open()
         try:
@@ -517,7 +518,9 @@ class LookupTable:
         except ValueError as problem:
             raise SchemaError(f"argument columns = {columns!r}: expected {problem}") from None
         if not isinstance(new_columns, pa.Schema | None):
-            raise TypeError(f"columns are a pyarrow.Schema, or text as 'country STRING', not {type(columns).__name__}")
+            raise TypeError(
+                f"argument columns: give a pyarrow.Schema, or text such as 'country STRING', not {type(columns).__name__}"
+            )
         check_argument("keys", keys, (list, tuple, type(None)), "a list of names of columns")
         for name in keys or ():
             check_argument("keys", name, str, "names of columns")
@@ -529,16 +532,16 @@ class LookupTable:
             return engine.managed.writer(self._options).alter(new_columns, keys, properties)
 
     def reload(self) -> str:
-        """Load the current version into this host's snapshot now; returns its digest.
+        """Load the current version into this host's snapshot now, and return its digest.
 
-        Only with `lookup.cache=FULL`. Fetches only what changed. A progress bar or log lines show a long load.
-        Raises what the load raises; the last snapshot stays then.
+        Only with `lookup.cache=FULL`. Fetches only what has changed. A long load shows a progress bar or log lines. If the load raises, so
+        does this, and the last snapshot stays.
         """
         full = self._full()
         try:
             snapshot = full.reload()
         except CHANGED_KIND:
-            self._resolve(runtime().engine(self._options), self._options)  # it may be another kind of table by now
+            self._resolve(runtime().engine(self._options), self._options)  # the table may be of another kind by now
             if self._full() is full:
                 raise
             full = self._full()
@@ -546,9 +549,9 @@ class LookupTable:
         return snapshot.version.digest
 
     def warm(self) -> str:
-        """Make sure that this host has a snapshot of the current version; returns its digest. One metadata call.
+        """Make sure that this host has a snapshot of the current version, and return its digest. One metadata call.
 
-        Like `reload`, except that in CACHE mode a snapshot that answers queries already is enough.
+        Like `reload`, except that in CACHE mode a snapshot that already answers queries is enough.
         """
         if self._options.metadata_source is MetadataSource.CACHE:
             latest = self._full().latest()
@@ -580,18 +583,18 @@ class LookupTable:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key columns: `lookup.keys`, else those of a managed table. Raises OptionError if there are none."""
+        """The key columns: `lookup.keys`, or those of a managed table. Raises OptionError if there are none."""
         self._check_open()
         return key_names(self._refresh(self._engine(), self._options).options)
 
     def files(self) -> list[dict[str, Any]]:
-        """The files of the current version: `url`, `size`, `identity`, `modified_at`, and of a managed table `write_id`, `rows`."""
+        """The files of the current version: `url`, `size`, `identity`, `modified_at`, and, for a managed table, `write_id` and `rows`."""
         return self._view(View.FILES)
 
     def versions(self) -> list[dict[str, Any]]:
-        """The versions of the table that this host has resolved, oldest first; of a managed table all that its log has.
+        """The versions of the table that this host has resolved, oldest first; for a managed table all versions in its log.
 
-        Columns as of `lookup.view=versions`.
+        The columns are those of `lookup.view=versions`.
         """
         return self._view(View.VERSIONS)
 
@@ -610,20 +613,20 @@ class LookupTable:
 
     @property
     def valid_write_ids(self) -> ValidWriteIdList:
-        """Which writes of this managed table may be seen now. Raises NotSupportedError for a table without a log."""
+        """The write ids of this managed table that are valid now. Raises NotSupportedError for a table without a log."""
         self._check_open()
         engine = runtime().engine(self._options)
         resolved_table = self._resolve(engine, self._options)
         valid = engine.reader.resolver.source(resolved_table.table).valid_write_ids(resolved_table.version)
         if valid is None:
             raise NotSupportedError(
-                f"{self._options.path}: only managed tables, written by this package, have write ids"
+                f"{self._options.path}: only managed tables, which this package writes, have write ids"
             )
         return valid
 
     @property
     def floor(self) -> str | None:
-        """The last commit of this host to the table, in the form of `lookup.floor`; None if there is none. No store call."""
+        """This host's last commit to the table, in the form of `lookup.floor`; None if there is none. No store call."""
         self._check_open()
         engine = runtime().engine(self._options)
         floor = engine.reader.resolver.host.floor(engine.url_of(self._options.path))
@@ -635,15 +638,15 @@ class LookupTable:
         return runtime().engine(self._options).host_metrics()
 
     def metrics_by_worker(self) -> dict[str, dict[str, int]]:
-        """The counters of each process of this host, by `<host>-<process>`; those of ended processes are summed up as `ended`."""
+        """The counters of each process of this host, by `<host>-<process>`. Those of ended processes are added up as `ended`."""
         self._check_open()
         return runtime().engine(self._options).worker_metrics()
 
     def describe(self) -> dict[str, Any]:
         """The table as this host sees it: path, format, columns, version, files, bytes, options.
 
-        Managed, Delta and Iceberg tables add their `table_id`, their `properties`, and the version as `lookup.version` takes it: `position`
-        (managed, Delta) or `snapshot_id` (Iceberg, with `format_version`). Managed ones also add `keys` and `valid_write_ids`.
+        Managed, Delta and Iceberg tables add their `table_id`, their `properties`, and the version in the form that `lookup.version` takes:
+        `position` (managed, Delta) or `snapshot_id` (Iceberg, with `format_version`). Managed tables also add `keys` and `valid_write_ids`.
         """
         self._check_open()
         engine = runtime().engine(self._options)
@@ -669,12 +672,12 @@ class LookupTable:
         return self._refresh(engine, options).resolved_table
 
     def _refresh(self, engine: Engine, options: LookupOptions) -> OpenTable:
-        """The table in its current version. With this table's own options it is remembered for the next call."""
+        """The table in its current version. If `options` are this table's own, it is kept for the next call."""
         before, has_own_options = self._open_table, options is self._options
         open_table = refresh_table(engine, options, before, has_own_options)
         if has_own_options and open_table is not before:
             if before is not None and before.resolved_table.table.id != open_table.resolved_table.table.id:
-                # The path is another kind of table by now.
+                # The path now has another kind of table.
                 engine.reader.let_go(before.resolved_table.table, before.options, self)
             self._open_table = open_table
             engine.reader.hold(open_table.resolved_table.table, open_table.options, self)
@@ -685,7 +688,7 @@ class LookupTable:
             raise ValueError("this LookupTable is closed")
 
     def __repr__(self) -> str:
-        """The path, the cache mode, and the last version that this process has seen (no store call)."""
+        """The path, the cache mode, and the last version that this process has seen, without a store call."""
         place = redact("path", self._options.path) if self._options.path else f"provider {self._options.provider}"
         version = "not read yet"
         if self._open_table is not None and not self._closed:

@@ -1,9 +1,9 @@
-"""`lookup.view`: what a host knows about a table, as rows; and the changes of a managed table.
+"""`lookup.view`: a host's knowledge of a table as rows, and the changes of a managed table.
 
-`files`: the files of the current version (one metadata call). `versions`: the versions this host has
-resolved, or all in a managed table's log. `metrics`: the counters of the hosts that the tasks reach. `summary`: one row about the current version. `token`: the
-token of the version that the execution reads. Only `token` reads rows of the table: it secures them
-(see `version_token`). `changes`: those of a stream's micro-batch, or all between two versions.
+`files`: the files of the current version (one metadata call). `versions`: the versions this host has resolved, or all in a managed table's
+log. `metrics`: the counters of the hosts that the tasks reach. `summary`: one row about the current version. `token`: the token of the
+version that the execution reads. Only `token` reads rows of the table, to secure them (see `version_token`). `changes`: the changes of a
+stream's micro-batch, or all between two versions.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ def managed_state(engine: Engine, options: LookupOptions) -> TableState:
     state = engine.managed.read_log(options)
     if state is None:
         raise NotSupportedError(
-            f"{redact('path', options.path)} is no managed table (any more): only those, written by "
-            "format('lookupcache'), have a log of their changes"
+            f"{redact('path', options.path)} is not (or no longer) a managed table: only tables written by "
+            "format('lookupcache') have a log of their changes"
         )
     return state
 
 
 def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTask, ...]]:
-    """The changes of the commits from `lookup.changes-from` to `lookup.changes-to`, both included, as shares for tasks.
+    """The changes of the commits from `lookup.changes-from` to `lookup.changes-to`, both included, in shares, one for each Spark task.
 
     Raises VersionGoneError for positions that the log does not have, or no longer has.
     """
     state = managed_state(engine, options)
     first, last = options.changes_from or 1, options.changes_to or state.newest
-    # A reader that has read everything asks for the position after the last.
+    # A reader that has read all changes asks for the position after the last.
     for key, position, log_end in (("from", first, state.position + 1), ("to", last, state.position)):
         if position > log_end:
             raise VersionGoneError(
@@ -73,7 +73,8 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
 
 
 def shares(tasks: Sequence[ChangeTask]) -> Iterator[tuple[ChangeTask, ...]]:
-    """The tasks, grouped into shares. Tasks about deleted rows share files, so some go together; the others are grouped by bytes, in their order."""
+    """The tasks, grouped into shares. Tasks about deleted rows are grouped by number, because they share files; the others by bytes, in their
+    order."""
     taking = [task for task in tasks if task.marks and not task.added]
     for start in range(0, len(taking), _TAKING_TASKS):
         yield tuple(taking[start : start + _TAKING_TASKS])
@@ -97,18 +98,20 @@ def read_share(
     optional_columns: Sequence[str] = (),
     extra_predicate: Predicate | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of some tasks, where `lookup.where` and `extra_predicate` are true. `optional_columns`: columns that the table may lack."""
+    """The changes of some tasks for which `lookup.where` and `extra_predicate` are true. `optional_columns`: columns that the table may lack."""
     schema = schema_of_text(tasks[0].schema)
     predicate = parse_where(options.where, schema) if options.where else None
     if extra_predicate is not None:
         predicate = extra_predicate if predicate is None else And((predicate, extra_predicate))
-    # The change columns come last. A column that ALTER TABLE added may be in the table by now.
+    # The change columns come last. The table may have a column that ALTER TABLE added meanwhile.
     table_names = {name.lower() for name in schema.names}
     absent = {name for name in optional_columns if name.lower() not in table_names}
     table_columns = [name for name in columns.names if name not in CHANGE_COLUMNS.names and name not in absent]
     for name, table_name in zip(table_columns, planned_names(table_columns, schema, options.path), strict=True):
         if name != table_name:
-            raise SchemaError(f"column {name!r} of the given schema is spelled {table_name!r} in the table")
+            raise SchemaError(
+                f"column {name!r} of the given schema is spelled {table_name!r} in the table: spell it the same way"
+            )
     yield from read_changes(engine.reader.versions.files, tasks, columns, predicate)
 
 
@@ -119,7 +122,7 @@ def scan_changes(
     columns: Sequence[str] | None,
     predicate: str | None,
 ) -> pa.Table:
-    """The changes between two versions, with `table_columns` and the change columns, or some of them."""
+    """The changes between two versions, with `table_columns` and the change columns, or some of these."""
     everything = change_columns(table_columns)
     extra_predicate = None if predicate is None else parse_where(predicate, everything)
     selected_columns = everything
@@ -142,7 +145,7 @@ _SCHEMAS = {
             ("size", pa.int64()),
             ("identity", pa.string()),
             ("modified_at", _INSTANT),  # for a managed table: the time of the commit
-            ("write_id", pa.int64()),  # null for plain files, as `rows`
+            ("write_id", pa.int64()),  # null for plain files, like `rows`
             ("rows", pa.int64()),
         ]
     ),
@@ -154,11 +157,11 @@ _SCHEMAS = {
             ("bytes", pa.int64()),
             ("token_at", _INSTANT),  # null if no join or SQL function on this host has used it
             # Managed tables only: all versions in the log. The columns above are null for versions that this host has not read.
-            ("version", pa.int64()),  # as lookup.version takes it
+            ("version", pa.int64()),  # in the form that lookup.version takes
             ("committed_at", _INSTANT),
             ("operation", pa.string()),  # create, alter, or the mode of a write
             ("write_id", pa.int64()),
-            ("files_added", pa.int64()),  # null after a vacuum, as `rows_added`
+            ("files_added", pa.int64()),  # null after a vacuum, like `rows_added`
             ("rows_added", pa.int64()),
         ]
     ),
@@ -167,7 +170,7 @@ _SCHEMAS = {
             ("host", pa.string()),
             ("cache_dir", pa.string()),
             ("name", pa.string()),
-            ("value", pa.int64()),  # -1: a gauge that nobody has set
+            ("value", pa.int64()),  # -1: a gauge that is not set
             ("meaning", pa.string()),
             ("detail", pa.string()),
         ]
@@ -177,7 +180,7 @@ _SCHEMAS = {
             ("digest", pa.string()),
             ("files", pa.int64()),
             ("bytes", pa.int64()),
-            ("rows", pa.int64()),  # null if only reading the files would tell
+            ("rows", pa.int64()),  # null if one would have to read the files
             ("unique_keys", pa.bool_()),  # null without a snapshot
             ("keys_of_table", pa.list_(pa.string())),  # of a managed table; null if it has none
             (
@@ -191,14 +194,14 @@ _SCHEMAS = {
 _FOOTERS_AT_MOST = 64
 
 
-_METRICS_TASKS = 64  # several for each executor, as Spark decides where they run
+_METRICS_TASKS = 64  # several for each executor, because Spark decides where they run
 
 
 @dataclasses.dataclass(frozen=True)
 class ViewTask:
     """A task of a view. Most views have one task.
 
-    `metrics` has several, to reach several hosts (`nonce`: of their plan), and `changes` has one per share, with `columns`.
+    `metrics` has several, to reach several hosts (`nonce`: of their plan), and `changes` has one per share, with the `columns` to read.
     """
 
     view: View
@@ -243,7 +246,7 @@ def view_batches(
 
 
 def describe_table(engine: Engine, resolved_table: ResolvedTable, options: LookupOptions) -> dict[str, Any]:
-    """The answer of `LookupTable.describe`."""
+    """The dictionary that `LookupTable.describe` returns."""
     return {
         "path": redact("path", resolved_table.table.url),
         "kind": resolved_table.table.kind,
@@ -292,14 +295,15 @@ def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]
 
 def _is_asked(engine: Engine, task: ViewTask, execution: Execution | None) -> bool:
     if execution is None:
-        return task.number == 0  # nothing tells whether another task has answered
+        return task.number == 0  # without an execution no record tells whether another task has answered
     return answers_for_host(engine, key_of(task.nonce, execution.application, execution.id), task.number)
 
 
 def answers_for_host(engine: Engine, key: str, number: int) -> bool:
-    """Whether the task of this number answers for its host (its cache directory): only one of the tasks with this key does.
+    """Whether task `number` answers for its host (its cache directory). Only one of the tasks with this `key` does.
 
-    A repeated attempt of that task answers again. Without a cache directory task 0 answers.
+    The race: tasks of one host run at the same time. The first to create a record under the key answers, and so does a repeated attempt of
+    it. Without a cache directory task 0 answers.
     """
     if engine.disk is None:
         return number == 0
@@ -325,7 +329,7 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
 
 
 def describe_version(engine: Engine, options: LookupOptions) -> dict[str, Any]:
-    """The row of the view `summary`."""
+    """The only row of the view `summary`."""
     reader = engine.reader
     table, version = reader.resolver.discover(options)
     full = reader.fulls.get_cache(table, options)

@@ -1,4 +1,4 @@
-"""Options become a `ReadPlan`: the table behind the path, its columns, the predicate, the tasks.
+"""Makes a `ReadPlan` of the options: the table behind the path, its columns, the predicate, the tasks.
 
 Every error in an option is reported here, on the driver.
 """
@@ -31,7 +31,7 @@ from pyspark_lookup.versions.model import Table, TableVersion
 from pyspark_lookup.versions.partitions import select_partitions
 from pyspark_lookup.versions.restarts import read_with_restarts
 
-_TASKS_AT_MOST = 10_000  # of one read, because a damaged log may claim any file size
+_TASKS_AT_MOST = 10_000  # of one read: a damaged log may claim any file size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ResolvedTable:
 
     @property
     def columns(self) -> pa.Schema:
-        """All columns: those of the files, then those of the directories; or in the order in which they were declared."""
+        """All columns: the files' columns, then the directories'; or in the order in which they were declared."""
         everything = all_columns((self.data, self.partitions))
         declared, metadata = self.table.declared, self.version.metadata
         if declared is not None:
@@ -60,12 +60,11 @@ class ResolvedTable:
 def find(
     reader: TableReader, options: LookupOptions, last_table: Table | None = None, last: ResolvedTable | None = None
 ) -> ResolvedTable:
-    """The table at `options.path` now: one metadata call, and the data calls its schema needs.
+    """The table at `options.path` now: one metadata call, and the data calls that its schema needs.
 
-    `last_table`: the table that the path was last time, so that a file costs a HEAD instead of a LIST. `last`: the answer that the
-    same options had last time; it is returned again if nothing has changed.
-    A file that is replaced before its schema was read makes planning start over. Raises what
-    `Resolver.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
+    `last_table`: the table that was last at the path, so that a file costs a HEAD instead of a LIST. `last`: the last answer for the same
+    options; it is returned again if nothing has changed. If a file is replaced before its schema was read, planning starts over. Raises the
+    errors of `Resolver.discover` and `TableReader.schema`, and VersionGoneError if the table keeps changing.
     """
     began_s = reader.resolver.now_s()
     table, version = _discover(reader, options, last_table, last)
@@ -77,7 +76,7 @@ def find(
         table, version = reader.resolver.discover(options)
         version = _serve(reader, _with_keys(options, version), table, version, began_s)
     if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.resolver.lacks_files(version):
-        # A job has removed files of this version: the tasks could neither read them nor go on with other files.
+        # A job has removed files of this version: tasks could neither read them nor continue with other files.
         version = reader.resolver.resolve_again(table, options, None, version.digest)
     if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
         return last if last.version is version else dataclasses.replace(last, version=version)
@@ -91,7 +90,7 @@ def find(
 
 
 def with_table_keys(options: LookupOptions, resolved_table: ResolvedTable) -> LookupOptions:
-    """The options, with the table's key columns if they name none."""
+    """The options, with the table's key columns if the options name none."""
     return _with_keys(options, resolved_table.version)
 
 
@@ -105,7 +104,7 @@ def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
 def _serve(
     reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
 ) -> TableVersion:
-    """The version that a full cache in CACHE mode answers from, which may be older than `version`, the last one known."""
+    """The version from which a full cache in CACHE mode answers, which may be older than `version`, the last one known."""
     full = reader.fulls.get_cache(table, options) if options.metadata_source is MetadataSource.CACHE else None
     if full is None:
         return version
@@ -134,10 +133,9 @@ def _discover(
 
 
 def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.Schema:
-    """The columns a read returns, after checking every option that names a column.
+    """The columns that a read returns. Checks every option that names a column.
 
-    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit,
-    OptionError for a partition.
+    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit, OptionError for a partition.
     """
     everything = resolved_table.columns
     options = with_table_keys(options, resolved_table)
@@ -154,7 +152,7 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
                 f"by their bytes: declare it as plain text with lookup.schema, e.g. '{collated_names[0]} STRING, …'"
             )
     if options.cache is CacheMode.FULL and options.provider is None:
-        make_trigger(options)  # a custom trigger is imported, which may fail
+        make_trigger(options)  # a custom trigger is imported, and may fail
     if options.where:
         parse_where(options.where, everything)
     for key, name in (("lookup.valid-from", options.valid_from), ("lookup.valid-to", options.valid_to)):
@@ -173,9 +171,9 @@ def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: 
     missing_names = [name for name in names if name.lower() not in table_names]
     if missing_names:
         says = (
-            "of the schema that was given for it"
+            "which the given schema names"
             if declared
-            else "which it had when the query was planned: the table changed; plan again (make the DataFrame, view or stream anew)"
+            else "which it had when the query was planned: the table changed; plan again (create the DataFrame, view or stream again)"
         )
         raise SchemaError(
             f"{redact('path', url)} has no column {missing_names[0]!r} (it has {names_shown(columns.names, missing_names[0] if declared else '')}), {says}"
@@ -191,9 +189,10 @@ def plan_read(
     predicates: Sequence[Predicate] = (),
     declared: bool = False,
 ) -> ReadPlan:
-    """The plan of a read of `columns` (names, types and nullability as the reader of rows expects them).
+    """The plan of a read of `columns`, with the names, types and nullability that the reader of the rows expects.
 
-    `predicates`: those that hold beside `lookup.where`. `declared`: the user has given this schema. Raises SchemaError if the table does not have such columns.
+    `predicates`: those that hold in addition to `lookup.where`. `declared`: the user has given this schema. Raises SchemaError if the table
+    does not have such columns.
     """
     declared = declared or resolved_table.table.declared is not None
     everything = resolved_table.columns
@@ -201,8 +200,10 @@ def plan_read(
     for column, name in zip(columns, table_names, strict=True):
         check_readable(column, everything.field(name).type, resolved_table.table.url, declared)
         if column.name != name:
-            raise SchemaError(f"column {column.name!r} of the given schema is spelled {name!r} in the table")
-    # A column read in a wider type is planned in that type; others keep the table's.
+            raise SchemaError(
+                f"column {column.name!r} of the given schema is spelled {name!r} in the table: spell it the same way"
+            )
+    # A column that is read in a wider type is planned in that type; the others keep the table's types.
     types = {field.name: field.type for field in columns}
     data = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.data])
     partitions = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.partitions])
@@ -233,17 +234,17 @@ def requested_keys(plan: ReadPlan) -> list[pa.Array] | None:
 
 
 def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPlan) -> list[ReadTask]:
-    """The tasks of a plan: one that resolves at reading for a small table or for rows by key, else shares by bytes.
+    """The tasks of a plan: one that resolves the version when it reads, for a small table or rows by key; else shares by bytes.
 
-    Raises OptionError for a provider's table that gives rows by key only, and the plan does not say which.
+    Raises OptionError if a provider returns rows by key only, and the plan does not name the keys.
     """
     plan_keys = requested_keys(plan)
     if plan_keys is not None:
         return [ReadTask(0, 1)]
     if not reader.versions.reads_all_rows:
         raise OptionError(
-            f"option lookup.provider = {plan.options.provider!r}: it gives rows by key only; say which in lookup.where "
-            '(e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
+            f"option lookup.provider = {plan.options.provider!r}: this provider returns rows by key only; name the keys in "
+            'lookup.where (e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
         )
     files = select_partitions(resolved_table.table, resolved_table.version, plan.options)
     count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)

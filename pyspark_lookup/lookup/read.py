@@ -1,8 +1,8 @@
 """Reads of a table's version.
 
-`ReadPlan` and `ReadTask` are values that travel from the planning process to the reading ones; `TableReader` carries them out. A
-task that resolves its version while reading returns its first batch after all its bytes are secured, so it can restart with a newer
-version without mixing two.
+`ReadPlan` and `ReadTask` are values that travel from the planning process to the reading processes; `TableReader` executes them. A task
+that resolves its version while reading returns its first batch only after all its bytes are secured. So it can restart with a newer version
+without mixing two.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ from pyspark_lookup.versions.restarts import read_with_restarts
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
-    """What a query reads of a table. `id` tells plans apart. `planned_s`: when it was made, on the steady clock of `boot`. `number`: the number of the
-    planned version.
-    """
+    """What a query reads of a table. `id` distinguishes plans. `planned_s`: when it was made, on the steady clock of `boot`. `number`: of the
+    planned version."""
 
     id: str
     options: LookupOptions
@@ -70,7 +69,7 @@ class ReadPlan:
         return self.projection.needed_columns
 
     def age_s(self, clock: HostClock) -> float | None:
-        """How long ago it was made, in seconds; None on another host, whose clock may differ."""
+        """The plan's age in seconds; None on another host, whose clock may differ."""
         return clock.steady_s() - self.planned_s if clock.boot == self.boot else None
 
 
@@ -78,7 +77,7 @@ class ReadPlan:
 class ReadTask:
     """One task of a plan: share `number` of `count` of the version.
 
-    `pieces` of the version `digest` are fixed at planning; None: the version is resolved when the task reads.
+    `pieces` of the version `digest` are fixed at planning. None: the version is resolved when the task reads.
     """
 
     number: int
@@ -101,7 +100,7 @@ class VersionReader:
     def __init__(self, scan: TableScan, load_scan: TableScan, context: HostContext) -> None:
         self._scan, self._load_scan = scan, load_scan
         self._schemas = HostSchemas(scan, context)
-        self._secured: set[str] = set()  # versions that this process has brought here last
+        self._secured: set[str] = set()  # the versions that this process has last secured
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories) of a version."""
@@ -112,11 +111,11 @@ class VersionReader:
         return self.schema(table, version)[0]
 
     def splittable(self, table: Table) -> bool:
-        """Whether one file's rows may go to several tasks."""
+        """Whether the rows of one file may go to several tasks."""
         return self._scan.splittable(table)
 
     def rows(self, table: Table, options: LookupOptions, version: TableVersion) -> int | None:
-        """The number of rows of a version (of `lookup.partition` if that is set); None if only reading them would tell."""
+        """The number of rows of a version (of `lookup.partition` if that is set); None if one would have to read them."""
         return self._scan.rows(table, select_partitions(table, version, options))
 
     @property
@@ -125,11 +124,11 @@ class VersionReader:
         return self._scan.reads_all_rows
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """The rows of keys, from a table that is read by key; None for a table of files. See `TableScan.rows_by_key`."""
+        """The rows of keys, from a table that can only be read by key; None for a table of files. See `TableScan.rows_by_key`."""
         return self._scan.rows_by_key(keys, columns)
 
     def layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
-        """The columns of a version's rows that a cache stores, in a snapshot or by key."""
+        """The columns that a cache stores of a version's rows, in a snapshot or by key."""
         data, partitions = self.schema(table, version)
         everything = all_columns((data, partitions))
         keys = resolve_names(options.keys or (), everything, "lookup.keys")
@@ -149,7 +148,7 @@ class VersionReader:
         files: Sequence[FileVersion],
         predicate: Predicate | None,
     ) -> pa.Table:
-        """The rows of some `files` of a version where `predicate` is true, with all columns of `layout`.
+        """The rows of some `files` of a version for which `predicate` is true, with all columns of `layout`.
 
         Raises SourceChangedError if a file is no longer in its version.
         """
@@ -172,7 +171,7 @@ class VersionReader:
         layout = self.layout(table, options, version)
         files = select_partitions(table, version, options)
         self.prepare(table, version, to_slices(files), layout.projection)
-        if all(file.cacheable for file in files):  # else nothing was cached
+        if all(file.cacheable for file in files):  # otherwise nothing was cached
             self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
 
     def key_bounds(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
@@ -180,14 +179,14 @@ class VersionReader:
         return self._scan.bounds(table, files, layout.partitions, layout.keys)
 
     def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:
-        """All rows of exactly this version from the files themselves. Raises SourceChangedError if one is no longer in it."""
+        """All rows of exactly this version, from its files. Raises SourceChangedError if a file is no longer in it."""
         pieces = to_slices(select_partitions(plan.table, version, plan.options))
         return self.prepare(plan.table, version, pieces, plan.projection).batches()
 
     def prepare(
         self, table: Table, version: TableVersion, pieces: Sequence[Slice], projection: Projection
     ) -> PreparedScan:
-        """Parts of a version's files, ready to be decoded. Raises SourceChangedError if one is no longer in it."""
+        """Parts of a version's files, ready to be decoded. Raises SourceChangedError if a file is no longer in it."""
         return self._scan.prepare(table, pieces, projection, functools.partial(self.data_schema, table, version))
 
 
@@ -195,7 +194,7 @@ class VersionReader:
 
 
 class SnapshotReader:
-    """The full caches of one table reference on this host, and what queries read from them."""
+    """The full caches of one table reference on this host, and the reads of queries from them."""
 
     def __init__(
         self, resolver: Resolver, versions: VersionReader, fulls: FullTables, metrics: CacheMetricGroup
@@ -208,10 +207,10 @@ class SnapshotReader:
     def resolve(
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None, exact: bool = False
     ) -> tuple[Resolution, Snapshot | None]:
-        """The version that `execution` reads, and its snapshot if there is one to read it from.
+        """The version that `execution` reads, and its snapshot if it can be read from one.
 
-        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own). `exact`: the caller
-        reads only parts of its files.
+        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own). `exact`: the caller reads
+        only parts of its files.
         """
         resolution, snapshot = self._resolve(plan, execution, version, exact)
         if version is None and resolution.decided_here:
@@ -231,7 +230,7 @@ class SnapshotReader:
                 if resolution.version.digest == served_version.digest:
                     return resolution, self.covering(plan, snapshot)
                 return resolution, self.find(plan, resolution.version, exact)
-            # What this host knows of the table may be as old as its last reload, or older.
+            # This host's last known version may be as old as its last reload, or older.
             current: Callable[[], TableVersion] | None = functools.partial(self._resolver.refresh, table)
         else:
             current = None
@@ -244,7 +243,7 @@ class SnapshotReader:
     def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
         """The version and snapshot from which a full cache answers in CACHE mode; waits for the first load.
 
-        None without a full cache. Also None while the snapshot lacks a commit of this host: the store answers then, and a reload starts.
+        None without a full cache, and while the snapshot lacks a commit of this host: the store then answers, and a reload starts.
         """
         full = self._fulls.get_cache(table, options)
         latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
@@ -283,7 +282,7 @@ class SnapshotReader:
         return full.build(version, options.build_wait_s if wait_s is None else wait_s, exact)
 
     def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
-        """The snapshot of a version if it has all that the plan needs."""
+        """The snapshot of a version, if it has all columns that the plan needs."""
         if self._fulls.get_cache(plan.table, plan.options) is None:
             return None
         return self.covering(plan, self.get(plan.table, plan.options, version, exact=exact))
@@ -300,7 +299,7 @@ class SnapshotReader:
     def batches(
         self, plan: ReadPlan, snapshot: Snapshot, version: TableVersion, pieces: Sequence[Slice] | None
     ) -> Iterator[pa.RecordBatch]:
-        """The planned rows of a snapshot; with `pieces`, those of such parts of the version's files only."""
+        """The planned rows of a snapshot; with `pieces`, only the rows of these parts of the version's files."""
         ranges = None if pieces is None else [(p.file.url, p.start, p.end) for p in pieces]
         read_schema = functools.partial(self._versions.data_schema, plan.table, version)
         return snapshot_batches(
@@ -318,8 +317,8 @@ _STARTS = 5  # attempts in a row before a changing table is an error
 class TableReader:
     """Reads of one table reference in this process, on this host.
 
-    `scans`: the scan for queries and the scan for snapshots (None: scans of files). `cache`, `trigger`: replace the partial
-    cache and the reload strategy that the options describe. `block_size`: of formats without natural blocks (CSV, JSON, ORC).
+    `scans`: the scan for queries and the scan for snapshots (None: scans of files). `cache`, `trigger`: replace the partial cache and the
+    reload strategy that the options describe. `block_size`: for formats without blocks of their own (CSV, JSON, ORC).
     """
 
     def __init__(
@@ -336,7 +335,7 @@ class TableReader:
         self.metrics = context.metrics
         self._context = context
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
-        # Loads and compactions read each file once, and a snapshot has the decoded rows: their bytes need not be cached.
+        # Loads and compactions read each file once, and a snapshot has the decoded rows: so their bytes need not be cached.
         self._scan, load_scan = scans or (
             Scan(blocks, context.metrics, block_size),
             Scan(blocks.read_only(), context.metrics, block_size, rereads=False),
@@ -349,7 +348,7 @@ class TableReader:
     def replace(
         self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
     ) -> TableVersion:
-        """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
+        """The version to continue with when a file of the resolved one is gone. Raises VersionGoneError if `lookup.on-version-gone` forbids that."""
         if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
             raise self._version_gone(plan, change, resolution.version.number) from change
         return self.resolver.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
@@ -359,9 +358,8 @@ class TableReader:
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a task as batches of the plan's columns, all from one version.
 
-        `version`: the current one, if the caller has just resolved it. Raises VersionGoneError where
-        `lookup.on-version-gone` says so, SchemaError if the table no longer has the planned columns,
-        UfsError or NotATableError if it cannot be read.
+        `version`: the current one, if the caller has just resolved it. Raises VersionGoneError if `lookup.on-version-gone` says so,
+        SchemaError if the table no longer has the planned columns, UfsError or NotATableError if it cannot be read.
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
@@ -405,7 +403,7 @@ class TableReader:
     def _prepare_planned(
         self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
     ) -> PreparedScan:
-        """A task whose version was fixed at planning."""
+        """A scan for a task whose version was fixed at planning."""
         age_s = plan.age_s(self._context.clock)
         if age_s is not None and age_s > SETTLED_AFTER_S:
             # At planning the file was too new to be cached; by now its identity is reliable.
@@ -421,7 +419,7 @@ class TableReader:
             return self._restart(plan, planned_version, execution)
 
     def _restart(self, plan: ReadPlan, lost_version: TableVersion, execution: Execution | None) -> PreparedScan:
-        """The only task of a read, started over with the version that replaced `lost_version`. It has returned no rows yet."""
+        """A scan for the only task of a read, restarted with the version that replaced `lost_version`. The task has returned no rows yet."""
 
         def read(version: TableVersion) -> PreparedScan:
             pieces = to_slices(select_partitions(plan.table, version, plan.options))
@@ -440,10 +438,10 @@ class TableReader:
         execution: Execution | None,
         change: SourceChangedError,
     ) -> PreparedScan:
-        """One of several tasks, after a change of files: a file that was replaced is read again, as a whole.
+        """A scan for one of several tasks, after files have changed: reads each replaced file again as a whole.
 
-        A file that other tasks read parts of would be mixed, and the rows of one that vanished may be
-        anywhere: both are errors even where a newer version is welcome.
+        If other tasks read parts of such a file, their rows would be mixed with others, and the rows of a file that vanished may now be
+        anywhere. Both are errors even if newer versions are allowed.
         """
         if plan.table.fails_when_gone(plan.options):
             raise self._version_gone(plan, change, plan.number) from change
@@ -471,18 +469,18 @@ class TableReader:
     def _version_gone(self, plan: ReadPlan, change: SourceChangedError, number: int | None) -> VersionGoneError:
         self.metrics.inc("versionGoneCount")
         return VersionGoneError(
-            f"the version{'' if number is None else f' {number}'} of {redact('path', plan.table.url)} this query resolved is gone: "
-            f"{change}. Run the query again (with a new load() if its DataFrame was planned before); to change a table under "
-            "running queries, write new file names and keep the old files a while"
+            f"the version{'' if number is None else f' {number}'} of {redact('path', plan.table.url)} that this query resolved is "
+            f"gone: {change}. Run the query again (with a new load() if its DataFrame was planned before); to change a table under "
+            "running queries, write files with new names and keep the old files for a while"
         )
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Keep the full cache's schedule and the provider's connection open until `user` lets go of them, or is collected."""
+        """Keep the full cache's schedule and the provider's connection open until `user` releases them, or is collected."""
         self._users.add(user)
         self.fulls.hold(table, options, user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Close what only `user` still uses; files on disk stay."""
+        """Close what only `user` still uses. Files on disk stay."""
         self._users.discard(user)
         if not self._users:
             self._scan.close()
@@ -496,12 +494,12 @@ class TableReader:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be dropped: it has no users, and everything it knows is on disk."""
+        """Whether it can be dropped: nobody uses it, and all that it knows is on disk."""
         unrecorded = self.resolver.host.has_unwritten or self.partials.has_unrecorded
         return not self._users and not unrecorded
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
-        """Warn if a later execution reads the version of an older plan; once per plan, from one process of the host."""
+        """Warn if a later execution reads the version of an older plan. One process of the host does so, once per plan."""
         if execution is None or self._context.disk is None:
             return
         try:

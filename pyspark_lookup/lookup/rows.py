@@ -1,4 +1,4 @@
-"""Rows and keys in the forms that users have them in Python, as Arrow tables."""
+"""Rows and keys as Arrow tables, from the forms in which Python users have them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark_lookup.errors import SchemaError, foreign_repr, foreign_text, raise
 
 @runtime_checkable
 class ArrowStream(Protocol):
-    """Whatever exports an Arrow C stream: tables of pyarrow, pandas, polars, DuckDB and others (the Arrow PyCapsule interface)."""
+    """Anything that exports an Arrow C stream: tables of pyarrow, pandas, polars, DuckDB and others (the Arrow PyCapsule interface)."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -34,10 +34,11 @@ _KEYS = "keys are a list of values (of tuples, for several key columns) or of di
 def as_arrow_rows(
     rows: Any, table_schema: Callable[[], pa.Schema | None], complete: bool = False
 ) -> pa.Table | pa.RecordBatchReader:
-    """The rows as an Arrow table or stream. `table_schema`: returns the table's columns; called only for rows without types. `complete`: a column that one
-    dictionary has, all must have: a missing value is not a null.
+    """The rows as an Arrow table or stream.
 
-    Raises TypeError for anything else, SchemaError for dictionaries whose values have no type together.
+    `table_schema`: returns the table's columns; called only for rows without types. `complete`: all dictionaries must have the same
+    columns, for a missing value is not a null. Raises TypeError for anything else, SchemaError for dictionaries whose values have no common
+    type.
     """
     if isinstance(rows, (pa.Table, pa.RecordBatchReader)):
         return rows
@@ -45,7 +46,7 @@ def as_arrow_rows(
         return pa.Table.from_batches([rows])
     if _is_of_pandas(rows, "DataFrame"):
         try:
-            # An index with a name is a column, as after groupby or set_index; a mere row number is not.
+            # An index with a name is a column, for instance after groupby or set_index; plain row numbers are not.
             return pa.Table.from_pandas(rows, preserve_index=all(name is not None for name in rows.index.names))
         except pa.ArrowException as problem:
             raise_ours(SchemaError(f"the rows: {problem}"), problem)
@@ -75,7 +76,7 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
     if isinstance(keys, Sequence) and len(names) > 1:
         return _table_from_tuples(keys, names)
     try:
-        # NaN is a key; to pandas it stands for null.
+        # NaN is a valid key, but pandas would take it for null.
         of_pandas = _is_of_pandas(keys, "Series")
         column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=of_pandas)
     except OverflowError as problem:
@@ -90,7 +91,7 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
 
 
 def as_python(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows as dictionaries. Raises SchemaError for a value that no Python type can hold, such as a day after the year 9999."""
+    """The rows as dictionaries. Raises SchemaError for a value that no Python type can hold, such as a day after the year 9999."""
     try:
         dictionaries: list[dict[str, Any]] = rows.to_pylist()
         return dictionaries
@@ -136,13 +137,10 @@ def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None
         raise TypeError(f"a list with a {type(bad_row).__name__}: {_ROWS}")
     types = {} if table_schema is None else {field.name.lower(): field.type for field in table_schema}
     columns: dict[str, pa.Array] = {}
-    for name in dict.fromkeys(
-        name for row in rows for name in row
-    ):  # names of all rows, because some rows may lack one
+    # The names of all rows, because some rows may lack one.
+    for name in dict.fromkeys(name for row in rows for name in row):
         if not isinstance(name, str):
-            raise TypeError(
-                f"a dictionary with the name {foreign_text(foreign_repr(name))}: names of columns are texts"
-            )
+            raise TypeError(f"a dictionary has the key {foreign_text(foreign_repr(name))}: give column names as str")
         if complete and not all(name in row for row in rows):
             raise SchemaError(
                 f"some of the dictionaries have no {name!r}: give it to all (None for null), or write the others separately"
@@ -157,7 +155,8 @@ def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None
 
 
 def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    """The values in the type `kind` (None: the type that Arrow infers). Raises if one would change; only a float may be rounded to a float32."""
+    """The values in the type `kind` (None: the type that Arrow infers). Raises an error if a value would change, except that floats may be
+    rounded to float32."""
     if kind is None or pa.types.is_nested(kind):
         return pa.array(values) if kind is None else exact_array(values, kind)
     array = pa.array(values)
@@ -167,11 +166,11 @@ def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
     if pa.types.is_floating(kind) and pa.types.is_floating(inferred_type):
         rounded_array = array.cast(kind)
         if not pc.all(pc.equal(pc.is_finite(array), pc.is_finite(rounded_array)), min_count=0).as_py():
-            raise pa.ArrowInvalid(f"a value is beyond {kind}")
+            raise pa.ArrowInvalid(f"a value is out of the range of {kind}")
         return rounded_array
     of_times = pa.types.is_timestamp(kind) and (
         inferred_type == kind or (pa.types.is_date(inferred_type) and kind.tz is None)
     )
     if not (converts(inferred_type, kind) or of_times):
-        raise SchemaError(f"{inferred_type} is not {kind}, as in the table")
+        raise SchemaError(f"{inferred_type} is not {kind}, its type in the table")
     return cast_exactly(array, kind)

@@ -1,7 +1,7 @@
-"""The composition root: builds a reader for a table reference out of this process's parts.
+"""The composition root: builds a reader for a table reference from this process's parts.
 
-The one global of the package. It is rebuilt when the process id changes, because nothing opened
-before a fork (a store's connections, a lock) may be used after it.
+The one global of the package. It is rebuilt when the process id changes, because nothing that was opened before a fork (a store's
+connections, a lock) may be used after it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_apart(url: str, cache: Path) -> None:
             f"option path = {redact('path', url)!r} lies in the cache directory {cache}, where files are removed: "
             "keep tables elsewhere, or set lookup.cache.dir to another place"
         )
-    # A glob that does not match the cache's directories reads none of its files.
+    # A glob that does not match the cache's directories reads none of the cache's files.
     pattern = os.path.realpath(table) + path.removeprefix(str(table)) if glob else ""
     if _is_descendant(cache, table) and (not glob or glob_reaches(f"{os.path.realpath(cache)}/{LAYOUT}", pattern)):
         raise OptionError(
@@ -70,7 +70,7 @@ def check_apart(url: str, cache: Path) -> None:
 
 
 def _is_descendant(path: Path, ancestor: Path) -> bool:
-    """Whether a path is `ancestor` or lies below it, by name and by what links lead to. Neither has to exist."""
+    """Whether a path is `ancestor` or lies below it, by name and by the targets of links. Neither has to exist."""
     real, top = Path(os.path.realpath(path)), Path(os.path.realpath(ancestor))
     if real.is_relative_to(top):
         return True
@@ -92,7 +92,7 @@ def _is_same(directory: Path, status: os.stat_result) -> bool:
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
 _ENGINES_KEPT = 256  # without users: each takes at least 25 kB and keeps a file of counters open
-_IDLE_PROBES = 16  # engines that are looked at to find an idle one
+_IDLE_PROBES = 16  # engines that are tried to find an idle one
 
 
 class Engine:
@@ -112,21 +112,24 @@ class Engine:
         self.disk = context.disk
         self._ufs = ufs
         self._context = context
-        self.last_table: Table | None = None  # the table at its path when a token was issued last
+        self.last_table: Table | None = None  # the table that was at the path when a token was last issued
         self._publisher = publisher
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
         self.url_of = ufs.url_of
 
     def publish_metrics(self) -> None:
-        """Put this process's counters where the host finds them; now and then the cache directory is swept, beside the caller."""
+        """Publish this process's counters to the host. Now and then starts a sweep of the cache directory in the background."""
         self._publisher.publish()
         if self.disk is not None and self.disk.sweep_is_due():
             with contextlib.suppress(RuntimeError):  # there are too many threads, or the process ends
                 self._context.start("lookupcache-sweep", self.disk.sweep)
 
     def let_go(self, table_and_options: tuple[Table, LookupOptions] | None, user: object) -> None:
-        """Close what only `user` still uses (`table_and_options`: what it has read, if anything), and the files of counters if nobody else needs them."""
+        """Close what only `user` still uses, and the counters' file if there are no other users.
+
+        `table_and_options`: the table that the user has read (None: none), and its options.
+        """
         self.publish_metrics()
         if table_and_options is not None:
             self.reader.let_go(*table_and_options, user)
@@ -140,14 +143,14 @@ class Engine:
 
     @contextlib.contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Count how long the block takes, if it ends well."""
+        """Measure how long the block takes, unless it raises."""
         started_s = self._context.clock.steady_s()
         yield
         self.reader.metrics.time(name, self._context.clock.steady_s() - started_s)
 
     @contextlib.contextmanager
     def publish(self) -> Iterator[None]:
-        """Publish what is counted in the block, however it ends."""
+        """Publish what the block counts, even if it raises."""
         try:
             yield
         finally:
@@ -155,7 +158,7 @@ class Engine:
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
-        """A writer for a block that commits: see `ManagedTables.committing`. Publishes the counters."""
+        """A writer for a `with` block that commits, see `ManagedTables.committing`. Publishes the counters."""
         with self.publish(), self.managed.committing(options) as writer:
             yield writer
 
@@ -174,9 +177,9 @@ class Runtime:
         self._timer = Timer(start)
         self._lock = threading.RLock()  # reentrant: opening a store runs foreign code, which may open a table
         self._stores: dict[str, Store] = {}
-        self._shared: dict[Any, Any] = {}  # by sources of versions
+        self._shared: dict[Any, Any] = {}  # shared by sources of versions
         self._openers = [opener(clock) for opener in OPENERS]
-        self._disks: dict[str, Disk | str] = {}  # or why the directory cannot be used
+        self._disks: dict[str, Disk | str] = {}  # a disk, or the reason why the directory cannot be used
         # Engines in use, and recently used ones. A dropped engine is built again when needed, as in another process:
         # anything that must survive it is on disk.
         self._engines: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
@@ -185,7 +188,7 @@ class Runtime:
         self._application = ""
 
     def engine(self, options: LookupOptions) -> Engine:
-        """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
+        """The engine for a table reference. If the cache directory cannot be used, that is logged, and the engine works without one."""
         opening = self._open(options)
         with self._lock:
             key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, "" if opening is None else opening.key, options.cache)  # fmt: skip
@@ -200,7 +203,7 @@ class Runtime:
         return engine
 
     def _take_idle(self, requested_key: str) -> Engine | None:
-        """An idle engine, dropped because too many are kept, but not the requested one. It is freed once nobody uses it."""
+        """An idle engine to drop, if too many are kept; never the requested one. It is freed once nobody uses it."""
         for _ in range(_IDLE_PROBES if len(self._recent) > _ENGINES_KEPT else 0):
             key, engine = next(iter(self._recent.items()))
             if engine.reader.is_idle and key != requested_key:
@@ -209,19 +212,23 @@ class Runtime:
         return None
 
     def of_application(self, name: str) -> None:
-        """Count from now on for the Spark application with this id, whose worker this process is."""
+        """Count from now on for the Spark application with this id, of which this process is a worker."""
         with self._lock:
             self._application = name
             for publisher in self._living_publishers():
                 publisher.application = name
 
     def publish(self) -> None:
-        """Put what was counted in this process where the host finds it."""
+        """Publish the counters of this process to the host."""
         for publisher in self._living_publishers():
             publisher.publish()
 
     def _living_publishers(self) -> list[Publisher]:
-        """The publishers that exist now, listed in one step. Other threads add some meanwhile, and the lock may be held by one whose store hangs."""
+        """The publishers that exist now.
+
+        The race: other threads add publishers, and the lock may be held by a thread whose store hangs. So the list is taken in one step,
+        without the lock.
+        """
         return [publisher for ref in self._publishers.valuerefs() if (publisher := ref()) is not None]
 
     def nonce(self) -> str:
@@ -312,7 +319,7 @@ class Runtime:
         return disk_or_reason.counting(metrics)
 
     def cache_problem(self, options: LookupOptions) -> str:
-        """Why this process does without the cache directory that the options name."""
+        """The reason why this process works without the options' cache directory."""
         reason = self._disks.get(key_of(options.cache_directory(), options.cache_max_bytes))
         return reason if isinstance(reason, str) else f"cache directory {options.cache_directory()} cannot be used"
 
@@ -321,7 +328,7 @@ _current: Runtime | None = None
 _making = ForkSafeLock()
 _inherited: list[
     Runtime
-] = []  # never closed here: closing a connection may tell the server, which would end the parent's
+] = []  # never closed here: closing a connection may tell the server, which would end the parent's, too
 
 
 def runtime() -> Runtime:
@@ -341,6 +348,6 @@ def runtime() -> Runtime:
 @atexit.register
 def _at_exit() -> None:
     end_all()  # first, so that the counts of these threads are published, too
-    # A forked child that has not used the runtime inherits its parent's, and must not publish it.
+    # A forked child that has not used the runtime inherits its parent's runtime, and must not publish its counts.
     if _current is not None and _current.pid == os.getpid():
         _current.publish()

@@ -1,8 +1,8 @@
 """The version token, by which all tasks of an execution read one version, wherever they run.
 
-One task resolves it and secures it on its host; some 40 bytes travel with the rows as data; every task then
-answers from exactly that version. The files behind the digest are on record on the host that resolved
-it; another host lists once and must come to the same digest, or does what `lookup.on-version-gone` says.
+One task resolves the version and secures it on its host; the token, some 40 bytes, travels with the rows as data; every task then answers
+from exactly that version. The host that resolved it has its list of files on record; another host lists once and must get the same digest,
+or does what `lookup.on-version-gone` says.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pyspark_lookup.versions.executions import Execution
 from pyspark_lookup.versions.model import Table, TableVersion
 from pyspark_lookup.versions.restarts import read_with_restarts
 
-_BYTES = struct.Struct(">c16sdq")  # a mark, digest, `TableVersion.newest`, the number or -1; the kind follows
-_MARK = b"V"  # an error in place of a token never begins with it
+_BYTES = struct.Struct(">c16sdq")  # a mark, the digest, `TableVersion.newest`, the number or -1; the kind follows
+_MARK = b"V"  # an error that stands instead of a token never begins with it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class VersionToken:
                 raise ValueError(kind)
             return cls(kind, digest.hex(), newest, None if number < 0 else number)
         except (struct.error, TypeError, ValueError):
-            raise OptionError(f"argument version = {show(data)} is no version token") from None
+            raise OptionError(f"argument version = {show(data)} is not a version token") from None
 
 
 def resolve_and_secure(
@@ -64,8 +64,8 @@ def resolve_and_secure(
 ) -> tuple[Table, TableVersion]:
     """The version that `execution` reads, resolved by at most one metadata call, and secured on this host.
 
-    `last_table`: the table that the path was last time. FULL: its snapshot is built, or waited for. Otherwise all bytes of a table
-    of up to `lookup.scan.split-size` are cached; of a larger one nothing can be. Raises what resolving raises.
+    `last_table`: the table that was last at the path. With lookup.cache=FULL its snapshot is built, or waited for. Otherwise all bytes of a
+    table of up to `lookup.scan.split-size` are cached; a larger table is not secured. Raises the errors of a resolution.
     """
     table, version = _resolve(reader, options, execution, last_table)
     by_query = _is_built_by_queries(options)
@@ -115,7 +115,7 @@ def _current(reader: TableReader, table: Table, options: LookupOptions, version:
 
 
 def _is_built_by_queries(options: LookupOptions) -> bool:
-    """Whether queries build the snapshot of a version. That needs files whose changes show in their identity."""
+    """Whether queries build the snapshot of a version. This needs files whose identity shows each change."""
     return options.cache is CacheMode.FULL and options.metadata_source is MetadataSource.UFS
 
 
@@ -127,10 +127,10 @@ def _secure(reader: TableReader, table: Table, options: LookupOptions, version: 
 def version_of_token(
     reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
 ) -> tuple[Table, TableVersion]:
-    """The version of a token as this host can read it; no store call if it has its files on record.
+    """The version of a token as this host can read it. No store call if its files are on record here.
 
-    Raises VersionGoneError if the store has moved on and `lookup.on-version-gone` is FAIL; else the version that replaces it
-    on this host for this execution is returned.
+    If the store has moved on, raises VersionGoneError if `lookup.on-version-gone` is FAIL, else returns the version that replaces it on
+    this host for this execution.
     """
     resolver = reader.resolver
     table = resolver.to_table(options, token.kind)
@@ -146,7 +146,7 @@ def version_of_token(
 def table_of_token(
     reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
 ) -> ResolvedTable:
-    """The version of a token with its columns. Raises as `version_of_token`, and what reading a schema raises."""
+    """The version of a token with its columns. Raises the errors of `version_of_token` and of reading a schema."""
     table, version = version_of_token(reader, options, token, execution)
     (data, partitions), version = read_with_restarts(
         table,
@@ -169,7 +169,7 @@ def _replacement(
         reader.metrics.inc("versionGoneCount")
         raise VersionGoneError(
             f"version {lost_digest if number is None else number} of {redact('path', table.url)}, which this query resolved, was replaced before this process "
-            "read it: run the query again; to change a table under running queries, write new file names and keep the old "
-            "files a while"
+            "read it: run the query again; to change a table under running queries, write files with new names and keep the "
+            "old files for a while"
         )
     return reader.resolver.resolve_again(table, options, execution, lost_digest)

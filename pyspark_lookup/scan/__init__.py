@@ -1,1 +1,1 @@
-"""A table's files to rows: formats, what of a file is read, and what of it was deleted."""
+"""Reads rows of a table's files: the formats, which parts of a file are read, and which rows are deleted."""

@@ -21,7 +21,7 @@ from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion
 from pyspark_lookup.versions.model import Table
 
-_UNCHECKED_BYTES = 64 * 1024 * 1024  # of rows in memory: after so many more, free memory is checked, and a batch ends
+_UNCHECKED_BYTES = 64 * 1024 * 1024  # of rows in memory: after this many more, free memory is checked, and a batch ends
 
 
 def to_slices(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
@@ -30,20 +30,20 @@ def to_slices(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
 
 
 def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable: bool) -> tuple[Slice, ...]:
-    """The `number`-th of `count` shares of the files, about equal in bytes; a pure function, so tasks agree.
+    """The `number`-th of `count` shares of the files, about equal in bytes. A pure function, so all tasks compute the same shares.
 
-    The shares are disjoint and cover every file. Only a file of 1.5 shares or more is cut: a whole one
-    can be read anew if it is replaced, and its footer is opened once.
+    The shares are disjoint and cover every file. Only a file of 1.5 shares or more is cut, because a file that is read as a whole can be
+    read again if it is replaced, and its footer is opened once.
     """
     total = sum(file.size for file in files)
-    if not total:  # a file that became empty is to be opened, and found damaged
+    if not total:  # a file that became empty must be opened, and found damaged
         return to_slices(files) if number == 0 else ()
     low, high = total * number // count, total * (number + 1) // count
     pieces: list[Slice] = []
     start = 0
     for file in files:
         cuts = min(max(round(file.size * count / total), 1), file.size) if splittable else 1
-        # Only the cuts near this share: a table's log may claim any file size.
+        # Considers only the cuts near this share, because a table's log may claim any file size.
         first = (low - start) * cuts // max(file.size, 1) - 1
         last = (high - start) * cuts // max(file.size, 1) + 1
         for cut in range(max(first, 0), min(last + 1, cuts)):
@@ -58,7 +58,7 @@ def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable:
 class PreparedUnit:
     """A unit of a file (e.g. a row group) whose bytes are in memory: its `middle` byte in the file, its approximate `bytes`, its exact `rows`.
 
-    `rows` None: the file has no other units, and decoding it will tell.
+    `rows` None: the file has no other units, and its rows are counted when they are decoded.
     """
 
     file: FileVersion
@@ -76,15 +76,15 @@ class PreparedScan(Protocol):
 
 
 class TableScan(abc.ABC):
-    """Reads a table's rows. The defaults are for rows in files of which nothing is known."""
+    """Reads a table's rows. The defaults are for files about which nothing is known."""
 
     @property
     def reads_all_rows(self) -> bool:
-        """Whether the scan can read all rows, and not only look rows up by key."""
+        """Whether the scan can read all rows; otherwise it can only look rows up by key."""
         return True
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """The rows of `keys` (all different, none null) with `columns` and `KEY_INDEX`; None: they are in files, to be read."""
+        """The rows of `keys` (all different, none null) with `columns` and `KEY_INDEX`; None if the rows are in files that must be scanned."""
         return None
 
     def close(self) -> None:  # noqa: B027 # most hold nothing
@@ -99,20 +99,20 @@ class TableScan(abc.ABC):
 
     @abc.abstractmethod
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, columns in the directories), typed as Spark takes them."""
+        """(columns in the files, columns in the directories), in the types that Spark has."""
 
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]:
-        """The bounds of these columns (spelled as in `schema`) in each file; None: not known."""
+        """The bounds of these columns (spelled as in `schema`) in each file; None if they are not known."""
         return [[None for _ in names] for _ in files]
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
-        """How many rows the files have; None if only reading them would tell."""
+        """The number of rows in the files; None if one would have to read them."""
         return None
 
     def decoded_bytes(self, table: Table, files: Sequence[FileVersion], names: Sequence[str]) -> int | None:
-        """About how many bytes these columns take in a snapshot; None if only reading them would tell."""
+        """About how many bytes these columns take in a snapshot; None if one would have to read them."""
         return None
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
@@ -122,7 +122,7 @@ class TableScan(abc.ABC):
     def deleted_values(
         self, table: Table, deletes: Sequence[Deletes]
     ) -> Iterable[tuple[EqualityColumns, DeletedValues]]:
-        """The values of equality deletes, those with the same columns together."""
+        """The values of equality deletes, grouped by their columns."""
         return ()
 
     @abc.abstractmethod
@@ -133,8 +133,10 @@ class TableScan(abc.ABC):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> PreparedScan:
-        """Everything a task needs, in memory. `columns_of_version` is asked for the columns of the version's files if the pieces
-        lack one that was planned; None: such a column is null.
+        """Everything that a task needs, in memory.
+
+        `columns_of_version` returns the columns of the version's files; it is called if the pieces lack a planned column. None: such a
+        column is null.
         """
 
 

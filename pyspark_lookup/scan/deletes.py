@@ -13,7 +13,7 @@ from pyspark_lookup.errors import DamagedFileError
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.stores import Deletes, FileVersion, Range
 
-_DELETES_AT_MOST = 512  # deletes in memory, of those used last
+_DELETES_AT_MOST = 512  # deletes in memory, the most recently used
 
 
 def drop_deleted(deleted: Numbers | None, first: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Numbers]:
@@ -24,7 +24,8 @@ def drop_deleted(deleted: Numbers | None, first: int, batch: pa.RecordBatch) -> 
 
 
 def live_mask(deleted: Numbers | None, first: int, rows: int) -> Numbers | None:
-    """A mask of `rows` rows from position `first` of a file: True for those not deleted; None if none is. `deleted`: positions, ascending."""
+    """A mask of `rows` rows from position `first` of a file: True for rows that are not deleted; None if none is deleted. `deleted`:
+    positions, ascending."""
     if deleted is None:
         return None
     low, high = np.searchsorted(deleted, [first, first + rows])
@@ -36,7 +37,7 @@ def live_mask(deleted: Numbers | None, first: int, rows: int) -> Numbers | None:
 
 
 class DeletedRows:
-    """The positions of deleted rows in each file; each delete file is decoded once per process."""
+    """The positions of deleted rows in each file. Each delete file is decoded once per process."""
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
@@ -44,12 +45,12 @@ class DeletedRows:
         self._positions_by_name: dict[str, Mapping[str, Numbers]] = {}
         # Of the version that was asked about last: its deletes, and what they say together of each file.
         self._merged: tuple[tuple[str, ...], dict[tuple[str, int], Numbers | None]] = (), {}
-        self._groups: dict[tuple[str, ...], int] = {}  # numbers of those that files have together
+        self._groups: dict[tuple[str, ...], int] = {}  # the numbers of combinations of deletes
 
     def read_positions(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
         """The positions of deleted rows, ascending, by the URL of each file that has some. `root`: the table's URL."""
         files = [file for file in files if any(delete.equality is None for delete in file.deletes)]
-        # All files of a managed table's version have the same ones.
+        # All files of a managed table's version have the same deletes.
         position_deletes = {
             id(file.deletes): tuple(delete for delete in file.deletes if delete.equality is None) for file in files
         }
@@ -80,7 +81,7 @@ class DeletedRows:
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
     def _read(self, deletes: Sequence[Deletes]) -> dict[str, Mapping[str, Numbers]]:
-        """The positions by path of data file, for each of the deletes by its name."""
+        """For each of the deletes by its name, the positions by path of data file."""
         with self._lock:
             by_name = {
                 delete.name: self._positions_by_name[delete.name]
@@ -88,7 +89,7 @@ class DeletedRows:
                 if delete.name in self._positions_by_name
             }
         missing = [delete for delete in deletes if delete.name not in by_name]
-        parts: dict[FileVersion, list[Range]] = {}  # what lies in one file is one request
+        parts: dict[FileVersion, list[Range]] = {}  # ranges in the same file are one request
         for file, part in (place for delete in missing if (place := delete.place) is not None):
             parts.setdefault(file, []).append(part)
         locations = {file: self._blocks.get_blocks_and_locations(file.url, file) for file in parts}
@@ -105,7 +106,7 @@ class DeletedRows:
             file, part = delete.place
             try:
                 by_name[delete.name] = delete.positions(texts[file, part])
-            except DamagedFileError:  # on its way here, perhaps
+            except DamagedFileError:  # the bytes may have been damaged in transfer
                 by_name[delete.name] = delete.positions(self._blocks.read_anew(locations[file], [part])[0])
                 self._blocks.count_damaged()
         with self._lock:

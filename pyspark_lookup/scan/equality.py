@@ -1,6 +1,6 @@
 """Rows that are deleted by their values (Iceberg's equality deletes), as positions in their files.
 
-Null equals null, and NaN equals NaN, but -0.0 is not 0.0, as Iceberg compares.
+Null equals null, and NaN equals NaN, but -0.0 is not 0.0, as in Iceberg.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pyspark_lookup.core.parallel import run_in_order
 from pyspark_lookup.scan.open_file import Latest
 from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion
 
-_THREADS = 8  # mostly waiting for the store
+_THREADS = 8  # which mostly wait for the store
 _KEPT_BYTES = 64 * 1024 * 1024
-_FILES_KEPT = 4 * 1024 * 1024  # positions in all
+_FILES_KEPT = 4 * 1024 * 1024  # positions in total
 
 ReadRows = Callable[[FileVersion, pa.Schema], pa.Table]
 """All rows of a file with such columns, whatever is deleted of it."""
@@ -32,7 +32,7 @@ PlaceRows = Callable[[FileVersion, pa.Schema, Predicate | None], Iterator[tuple[
 
 
 def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Columns whose rows are equal exactly where those of `columns` are, but without nulls and floats, and with structs as their only field."""
+    """Columns that are equal in exactly those rows in which `columns` are, but without nulls and floats, and with structs as their only field."""
     values: list[pa.Array] = []
     for column in columns:
         while pa.types.is_struct(column.type):
@@ -47,7 +47,7 @@ def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
 
 
 def _blank(kind: pa.DataType) -> pa.Scalar:
-    """Any value of a type, to stand where there is a null."""
+    """Any value of a type, as a placeholder for nulls."""
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return pa.scalar("" if pa.types.is_string(kind) else b"", kind)
     if pa.types.is_boolean(kind):
@@ -82,7 +82,7 @@ class DeletedValues:
 
 
 class EqualityDeleted:
-    """The positions of the rows that equality deletes delete; each delete file is decoded once per process."""
+    """The positions of rows that equality deletes delete. Each delete file is decoded once per process."""
 
     def __init__(self, read: ReadRows, place: PlaceRows) -> None:
         self._read = read
@@ -95,7 +95,7 @@ class EqualityDeleted:
         """The positions of deleted rows, ascending, by the URL of each file that has equality deletes."""
         files = [file for file in files if any(delete.equality is not None for delete in file.deletes)]
         for deletes in {id(file.deletes): file.deletes for file in files}.values():
-            collections.deque(self.values(deletes), 0)  # once, before several threads ask for them
+            collections.deque(self.values(deletes), 0)  # compute them once, before several threads need them
         position_arrays = run_in_order(self._file_positions, files, min(len(files), _THREADS) if len(files) > 1 else 0)
         return {file.url: positions for file, positions in zip(files, position_arrays, strict=True)}
 
@@ -116,7 +116,7 @@ class EqualityDeleted:
         return positions
 
     def values(self, deletes: Sequence[Deletes]) -> Iterator[tuple[EqualityColumns, DeletedValues]]:
-        """The deleted values; deletes with the same columns are taken together."""
+        """The deleted values, grouped by the deletes' columns."""
         groups: dict[tuple[object, ...], list[EqualityColumns]] = {}
         for delete in deletes:
             columns = delete.equality
@@ -134,7 +134,7 @@ class EqualityDeleted:
             yield group[0], deleted_values
 
     def _read_rows(self, columns: EqualityColumns) -> pa.Table:
-        """The rows of a delete file, kept by file: each commit makes other groups of files, most of which were read before."""
+        """The rows of a delete file, cached by file: each commit makes other groups of files, most of which were read before."""
         key = (columns.file.url, columns.file.columns, columns.schema)
         rows = self._rows.get(key)
         if rows is None:

@@ -1,7 +1,7 @@
 """Files whose index (footer) is open, and how their rows are decoded.
 
-What was learned of files that never change stays in this process: their indexes, and of small ones which values a
-column has, so that a lookup over many small files looks into those few that have its key.
+Information about files that never change stays in this process: their indexes, and, for small files, which values a column has, so that a
+lookup over many small files reads only the few that have its key.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pyspark_lookup.scan.stored_columns import column_as_planned, missing_column
 from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.storage.stores import FileVersion, Range
 
-_INDEXES = 64 * 1024 * 1024  # bytes of memory, about
-_SMALL = 1024 * 1024  # of bytes of a file whose values are kept
-_VALUES = 4 * 1024 * 1024  # in all, 8 bytes each
-_VALUES_AT_MOST = 1000  # values; with more a file will have one of them
+_INDEXES = 64 * 1024 * 1024  # bytes of memory, approximately
+_SMALL = 1024 * 1024  # bytes of a file whose values are cached
+_VALUES = 4 * 1024 * 1024  # values in total, 8 bytes each
+_VALUES_AT_MOST = 1000  # values of a column; with more, a file would have most requested values
 _SEED = Seed(0x2545F4914F6CDD1D, 0x9E6C63D0876A9A47)
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Bytes [start, end) of one file version: the units whose middle lies there."""
+    """Bytes [start, end) of one file version: the units whose middle byte is in this range."""
 
     file: FileVersion
     start: int
@@ -50,10 +50,10 @@ class Slice:
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """What a scan returns: `columns` (names and types as planned, in order) of rows where `predicate` holds.
+    """What a scan returns: `columns` (names and types as planned, in order) of rows for which `predicate` holds.
 
-    `data` is the planned schema of all columns in the files, `partitions` of those in directories. `declared`: somebody has said
-    what they are, and files are to be read so; else they are what planning found.
+    `data`: the planned schema of all columns in the files; `partitions`: of those in directories. `declared`: these types were declared,
+    and files are read as these; else planning has inferred them.
     """
 
     columns: pa.Schema
@@ -64,7 +64,7 @@ class Projection:
 
     @cached_property
     def needed_columns(self) -> list[str]:
-        """The columns that are returned, then those that are only tested."""
+        """The columns that are returned, then those that only the predicate needs."""
         return list(dict.fromkeys([*self.columns.names, *sorted(referenced_columns(self.predicate))]))
 
 
@@ -79,18 +79,18 @@ class OpenFile:
     piece: Slice
     blocks: BlockCache
     index: FileIndex
-    head: dict[Range, Data]  # what the index was read from, as far as it is here
-    data: dict[Range, Data]  # what its units' rows are decoded from, where the head does not hold it
-    names: dict[str, str]  # planned column -> this file's spelling, for those it has
+    head: dict[Range, Data]  # the bytes from which the index was read, as far as they are in memory
+    data: dict[Range, Data]  # the bytes from which its units' rows are decoded, if `head` lacks them
+    names: dict[str, str]  # planned column -> its spelling in this file, for columns that the file has
     partition: Mapping[str, object]
     reopen: _Reopen
     units: list[Unit] = dataclasses.field(default_factory=list)
-    deleted: Numbers | None = None  # places in the file of deleted rows
-    read_from: tuple[Range, ...] = ()  # what of the file the index was read from, here or not
+    deleted: Numbers | None = None  # positions of deleted rows in the file
+    read_from: tuple[Range, ...] = ()  # the ranges from which the index was read, in memory or not
     starts: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def first_row(self, unit: Unit) -> int:
-        """The position in the file of a unit's first row, in a format that tells how many rows its units have."""
+        """The position in the file of a unit's first row, for a format that has the number of rows of each unit."""
         if not self.starts:
             first = 0
             for index_unit in self.index.units:
@@ -99,12 +99,12 @@ class OpenFile:
         return self.starts[unit.number]
 
     def spell(self, columns: frozenset[str]) -> list[str]:
-        """This file's names of those columns that it has."""
+        """This file's names of those of the columns that it has."""
         return [self.names[name] for name in sorted(columns) if name in self.names]
 
     @cached_property
     def location(self) -> BlocksAndLocations:
-        """Where the file's blocks are, looked up when the first bytes are needed."""
+        """The positions of the file's blocks, looked up when the first bytes are needed."""
         return self.blocks.get_blocks_and_locations(self.piece.file.url, self.piece.file)
 
     def bring_again(self) -> None:
@@ -114,8 +114,8 @@ class OpenFile:
         self.blocks = self.blocks.read_only()
 
     def source(self, unit: Unit, columns: Sequence[str]) -> RangesFile:
-        """The file as decoding one unit sees it: few ranges, however many the file has."""
-        head, data = self.head, self.data  # of one state, should another thread bring them again
+        """The file for decoding one unit: it has only the unit's ranges, however many the file has."""
+        head, data = self.head, self.data  # both of one state, because another thread may read them again
         ranges = {part: data[part] for part in self.index.ranges(unit, columns) if part in data}
 
         def fetch(part: Range) -> Data:
@@ -125,19 +125,19 @@ class OpenFile:
 
 
 class Latest(Generic[T]):
-    """An LRU cache of values up to a total weight; values not used in the last `rounds` rounds are dropped, too."""
+    """An LRU cache of values up to a total weight. Values that were not used in the last `rounds` rounds are dropped, too."""
 
     def __init__(self, at_most: int, rounds: float = math.inf) -> None:
         self._at_most = at_most
         self._rounds = rounds
         self._round = 0
         self._weight = 0
-        # (value, weight, round of the last use), the one that was used longest ago first.
+        # (value, weight, round of the last use), the least recently used first.
         self._entries: collections.OrderedDict[tuple[object, ...], tuple[T, int, int]] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def begin_round(self) -> None:
-        """Begin a round and drop values not used for long, such as those of files that the table no longer has."""
+        """Begin a round, and drop values that were not used for long, for instance those of files that the table no longer has."""
         with self._lock:
             self._round += 1
             while self._entries and self._round - next(iter(self._entries.values()))[2] > self._rounds:
@@ -166,19 +166,19 @@ class Latest(Generic[T]):
 
 
 class KnownFiles:
-    """Indexes and values of immutable files that this process read in the last `reads_kept` reads."""
+    """Indexes and values of immutable files that this process used in its last `reads_kept` reads."""
 
     def __init__(self, reads_kept: int) -> None:
         self._indexes = Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES, reads_kept)
         self._values = Latest[Numbers](_VALUES, reads_kept)
 
     def begin_read(self) -> None:
-        """Begin a read and forget files that none of the last reads looked at."""
+        """Begin a read, and forget files that none of the last reads used."""
         self._indexes.begin_round()
         self._values.begin_round()
 
     def index(self, file: FileVersion) -> tuple[FileIndex, tuple[Range, ...]] | None:
-        """The file's index and what it was read from, if it was opened before."""
+        """The file's index and the bytes from which it was read, if the file was opened before."""
         return self._indexes.get(_place(file)) if file.immutable else None
 
     def keep(self, file: FileVersion, index: FileIndex, read_from: Iterable[Range]) -> None:
@@ -190,7 +190,7 @@ class KnownFiles:
         self._indexes.remove(_place(file))
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
-        """Whether a unit may have one of the values that the predicate asks for; True if its values were not learned."""
+        """Whether a unit may have one of the values that the predicate requires; True if its values were not learned."""
         for among in _cached_conditions(file, projection.predicate):
             hashes = _hash_values(among)
             values = self._values.get(_key(file, unit, among, projection)) if hashes is not None else None
@@ -202,7 +202,7 @@ class KnownFiles:
         return True
 
     def learn(self, file: OpenFile, projection: Projection) -> None:
-        """Remember the values in the units of a small file that are in memory, for `may_have`."""
+        """Remember the values in the units of a small file that is in memory, for `may_have`."""
         for among in _cached_conditions(file, projection.predicate):
             if _hash_values(among) is None:
                 continue
@@ -228,12 +228,12 @@ def _key(file: OpenFile, unit: Unit, among: Among, projection: Projection) -> tu
 
 
 def _cached_conditions(file: OpenFile, predicate: Predicate | None) -> list[Among]:
-    """The conditions of a predicate on columns whose values are kept, which are those of small files."""
+    """The conditions of a predicate on columns whose values are cached, which are those of small files."""
     return [among for among in _value_conditions(predicate) if among.column in file.names] if _is_small(file) else []
 
 
 def _value_conditions(predicate: Predicate | None) -> list[Among]:
-    """The parts of a predicate that say which values a column must have."""
+    """The parts of a predicate that list the values of a column."""
     if isinstance(predicate, Among):
         return [predicate]
     parts = predicate.parts if isinstance(predicate, And) else ()
@@ -242,7 +242,7 @@ def _value_conditions(predicate: Predicate | None) -> list[Among]:
 
 @functools.lru_cache(maxsize=8)
 def _hash_values(among: Among) -> Numbers | None:
-    """The hashes of the values; None for floats, of which equal ones have several forms, and for many."""
+    """The hashes of the values; None for floats, because equal ones have several forms, and for too many values."""
     if len(among.values) > _VALUES_AT_MOST or pa.types.is_floating(among.values.type):
         return None
     return Keys([among.values]).hashes(_SEED)
@@ -267,7 +267,7 @@ def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proje
 
 
 def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The batches of a unit with the `stored` columns. Bytes that cannot be decoded are fetched once more: the cached ones may be damaged."""
+    """The batches of a unit with the `stored` columns. Bytes that cannot be decoded are fetched once more, because the cached ones may be damaged."""
     yielded_rows = 0
     try:
         for batch in file.index.batches(unit, stored, file.source(unit, stored)):
@@ -288,7 +288,7 @@ def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.R
 def to_read(part: Range, file: OpenFile) -> Range:
     """The range to read in order to get a missing one.
 
-    That is the range that the index was read from, if it includes the missing one: it is more likely to be cached.
+    If the range from which the index was read includes it, it is that one, because that is more likely to be cached.
     """
     offset, length = part
     around = (r for r in file.read_from if r[0] <= offset and offset + length <= r[0] + r[1])

@@ -1,4 +1,4 @@
-"""`HostSchemas`: the columns of a table's versions, cached by digest in the process and on the host, because a version never changes."""
+"""`HostSchemas`: the columns of a table's versions, cached by digest in the process and on the host. A version never changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.versions.model import Table, TableVersion, require_metadata
 
-_AT_MOST = 8  # in a process
+_AT_MOST = 8  # versions in a process
 
 
 class HostSchemas:
@@ -25,7 +25,7 @@ class HostSchemas:
         self._schemas = Latest[tuple[pa.Schema, pa.Schema]](_AT_MOST)
 
     def get_columns(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, partition columns) of a version, as the table's metadata says, or its files."""
+        """(columns in the files, partition columns) of a version, from the table's metadata or, without that, from its files."""
         if version.metadata is not None or table.retained:
             return require_metadata(table, version).columns
         if not all(file.cacheable for file in version.files):

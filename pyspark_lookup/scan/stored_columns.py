@@ -1,4 +1,4 @@
-"""Columns of files under other names, or with fewer fields, than the table has them: see `StoredColumn`."""
+"""Columns whose names or fields in files differ from those in the table: see `StoredColumn`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pyspark_lookup.scan.formats import FileIndex, Unit
 from pyspark_lookup.storage.stores import FileVersion, StoredColumn
 from pyspark_lookup.versions.partitions import partition_value
 
-_FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")  # in Parquet, and in ORC
+_FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")  # the metadata keys of Parquet and of ORC
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _UUID_BYTES, _UUID_TEXT = 16, 36
 _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _DESCRIBED_BETTER = {
     (_LOCAL, _INSTANT),  # instants without a zone are in UTC
-    (pa.date32(), _LOCAL),  # a date that was widened begins its day
-    (pa.binary(), pa.string()),  # some writers of Parquet say neither that bytes are text
-    (pa.int32(), pa.int16()),  # nor that numbers are short
+    (pa.date32(), _LOCAL),  # a widened date is the start of its day
+    (pa.binary(), pa.string()),  # some writers of Parquet do not mark bytes as text
+    (pa.int32(), pa.int16()),  # nor numbers as short
     (pa.int32(), pa.int8()),
 }
 """The types that files have, and those by which the table's metadata describes such columns."""
@@ -41,7 +41,7 @@ def find_names(
 ) -> dict[str, str]:
     """The name in a file of each planned column that the file has. `declared`: all columns that the files are declared to have, in order.
 
-    Raises SchemaError for a file of columns without names that has more than are declared.
+    Raises SchemaError for a file of columns without names that has more columns than are declared.
     """
     if file.columns is None and declared is not None and index.nameless:
         if len(index.schema) > len(declared):
@@ -66,7 +66,7 @@ def find_names(
 
 
 def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str, planned: pa.DataType) -> pa.DataType:
-    """The type of a file's column, of which the table's metadata may say more than the file."""
+    """The type of a file's column. The table's metadata may say more about it than the file."""
     if file.columns is None:
         return index.schema.field(stored).type
     return _type(index.stored_schema.field(stored).type, planned, _column(file.columns, name))
@@ -75,7 +75,7 @@ def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str,
 def stats_as_planned(
     file: FileVersion, index: FileIndex, unit: Unit, stored: str, planned: pa.DataType | None
 ) -> ColumnStats | None:
-    """The bounds of a file's column in the planned type (None: whatever it is), if they are bounds there."""
+    """The bounds of a file's column in the planned type (None: its own type), if they are still bounds in that type."""
     stored_type = index.schema.field(stored).type
     stats = index.stats(unit, stored)
     if stats is None or file.columns is None or stored_type == planned:
@@ -92,12 +92,12 @@ def column_as_planned(file: FileVersion, column: pa.Array, name: str, planned: p
     """A file's column in the planned type. Raises SchemaError if a value would change."""
     if file.columns is None or (column.type == planned and not pa.types.is_nested(planned)):
         return cast_column(column, planned, name, file.url)
-    # A struct may have fields of the planned names that are others.
+    # A struct may have other fields with the planned names.
     return _array(column, planned, _column(file.columns, name), name, file.url)
 
 
 def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
-    """The value of a column in all rows of a file that lacks it: that of its partition, or the column's default, or null."""
+    """The value of a column in all rows of a file that lacks it: its partition value, the column's default, or null."""
     text = dict(file.partition or ()).get(name)
     if text is not None:
         return _parse_value(text, planned)
@@ -105,7 +105,7 @@ def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
 
 
 def may_lack(file: FileVersion, name: str) -> bool:
-    """Whether a file that lacks a column may have a value other than null for it (a default, or that of its partition)."""
+    """Whether a column that a file lacks may have a value other than null there (a default, or its partition value)."""
     default = None if file.columns is None else _column(file.columns, name).default
     return default is not None or name in dict(file.partition or ())
 
@@ -133,7 +133,7 @@ def _default(column: StoredColumn, kind: pa.DataType) -> object:
 
 
 def _parse_value(text: str, kind: pa.DataType) -> object:
-    """The value of a text in the metadata: bytes are written in hexadecimal digits."""
+    """The value of a text in the metadata, where bytes are written in hexadecimal digits."""
     if pa.types.is_floating(kind):
         return float(text)
     return bytes.fromhex(text) if pa.types.is_binary(kind) else partition_value(text, kind)
@@ -173,7 +173,7 @@ class _Fields:
         return {_get_field_id(field): place for place, field in reversed(list(enumerate(self.all)))}
 
     def find(self, column: StoredColumn, by_place: bool = False) -> int | None:
-        """The position of a column; None if it is not there. `by_place`: a column without names is taken by its position."""
+        """The position of a column; None if it is not there. `by_place`: a column without names is found by its position."""
         if column.field_id is None:
             return self._folded.get(column.stored.lower())
         if any(field_id is not None for field_id in self._by_id):
@@ -206,7 +206,7 @@ def _type(stored: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa
 def _array(column: pa.Array, planned: pa.DataType, stored: StoredColumn, name: str, origin: str) -> pa.Array:
     if pa.types.is_struct(planned) and pa.types.is_struct(column.type):
         places = _Fields(column.type)
-        arrays, children = column.flatten(), []  # which applies the parent's nulls and offset to the children
+        arrays, children = column.flatten(), []  # flatten() applies the parent's nulls and offset to the children
         for field in planned:
             child = _column(stored.parts, field.name)
             place = places.find(child)
@@ -231,7 +231,7 @@ def _array(column: pa.Array, planned: pa.DataType, stored: StoredColumn, name: s
 
 
 def _text_of_uuids(column: pa.Array) -> pa.Array:
-    """16 bytes each as text: 8-4-4-4-12 digits."""
+    """16 bytes each as text: 8-4-4-4-12 hexadecimal digits."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     fixed = column.cast(pa.binary()).fill_null(bytes(_UUID_BYTES)).cast(pa.binary(_UUID_BYTES))

@@ -1,7 +1,7 @@
 """Rows of a `TableVersion` as Arrow batches: prune, read through the block cache, filter.
 
-`Scan.prepare` does all I/O of a task before its first batch, so that a version which vanishes
-meanwhile is noticed while nothing has been handed out. The prepared task only decodes.
+`Scan.prepare` does all I/O of a task before its first batch. So if a version vanishes meanwhile, that is noticed before any row was
+returned. The prepared task only decodes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, EqualityColumns,
 from pyspark_lookup.versions.model import Table
 from pyspark_lookup.versions.partitions import partition_fields, raw_partition_values, typed_partition_values
 
-# A scan that looks into so few units decodes its predicate's columns first and fetches the others
-# only where rows match; above, a second round of requests costs more than it saves.
+# A scan of up to this many units decodes its predicate's columns first, and fetches the others only where rows match. With more
+# units, a second round of requests costs more than it saves.
 _TWO_PHASE_UNITS = 8
 _TWO_PHASE_BYTES = 256 * 1024
-_READS_KEPT = 200  # after so many in which a file was not looked at, its index costs less to read again than to keep
+_READS_KEPT = 200  # after this many reads without a use of a file, its index is cheaper to read again than to keep
 
 
 class Scan(TableScan):
@@ -51,15 +51,15 @@ class Scan(TableScan):
 
     def splittable(self, table: Table) -> bool:
         assert table.format is not None
-        return open_format(table.format, self._block_size).splittable  # whatever the columns
+        return open_format(table.format, self._block_size).splittable  # whatever its columns
 
     # --- schema -----------------------------------------------------------------------------------
 
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
-        """See `TableScan`.
+        """Implements `TableScan.schema`.
 
-        Reads what tells each file's schema (a footer; all of a CSV or JSON file), through the cache; nothing where somebody has
-        declared it. A column in both counts as the directory's. Raises SchemaError naming both files if they disagree.
+        Reads the part of each file that shows its schema (a footer; all of a CSV or JSON file), through the cache; nothing if the columns
+        are declared. A column that is in both counts as the directory's. Raises SchemaError naming both files if they disagree.
         """
         partitions = partition_fields(table, files)
         folded = {name.lower() for name in partitions.names}
@@ -74,7 +74,7 @@ class Scan(TableScan):
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]:
-        """The bounds of these columns in each file, as in `TableScan`. Reads each file's statistics through the cache."""
+        """Implements `TableScan.bounds`. Reads each file's statistics through the cache."""
         described = {file.url: _described_bounds(table, file, partitions, names) for file in files}
         unknown = [file for file in files if described[file.url] is None]
         read = zip(unknown, self._open(table, to_slices(unknown), None), strict=True)
@@ -92,7 +92,7 @@ class Scan(TableScan):
             if name in values:
                 row.append(ColumnStats.from_constant(values[name]))
             elif name not in spelled:
-                # Null in every row; but what names rows of others has the keys of its time only.
+                # Null in every row. But delete files have the key columns of their own time only.
                 unknown = file.piece.file.identity == DELETE_FILE or may_lack(file.piece.file, name)
                 row.append(None if unknown else ColumnStats.from_constant(None))
             else:
@@ -103,7 +103,7 @@ class Scan(TableScan):
     def unit_bounds(
         self, table: Table, files: Sequence[FileVersion], projection: Projection
     ) -> list[tuple[ColumnStats | None, int]]:
-        """(bounds of the projection's only column, bytes) of each unit of which rows may be in the projection."""
+        """(bounds of the projection's only column, bytes) of each unit that may have rows of the projection."""
         (name,) = projection.columns.names
         bounds = []
         for file in self._open(table, to_slices(files), projection):
@@ -118,7 +118,7 @@ class Scan(TableScan):
         return bounds
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
-        """See `TableScan`. Reads footers, through the cache, where needed."""
+        """Implements `TableScan.rows`. Reads footers through the cache, if needed."""
         counts = [file.statistics.rows if file.statistics is not None else None for file in files]
         unknown = [file for file, count in zip(files, counts, strict=True) if count is None]
         counts = [count for count in counts if count is not None]
@@ -128,7 +128,7 @@ class Scan(TableScan):
         return sum(known_counts) - deleted if len(known_counts) == len(counts) else None
 
     def decoded_bytes(self, table: Table, files: Sequence[FileVersion], names: Sequence[str]) -> int | None:
-        """See `TableScan`. Reads footers through the cache, for formats that have them."""
+        """Implements `TableScan.decoded_bytes`. Reads footers through the cache, for formats that have them."""
         if not self.splittable(table):
             return None
         requested = pa.schema([pa.field(name, pa.null()) for name in names])
@@ -140,7 +140,7 @@ class Scan(TableScan):
         return sum(known_sizes) if len(known_sizes) == len(sizes) else None
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
-        """See `TableScan`. Reads delete files through the cache."""
+        """Implements `TableScan.read_deleted`. Reads delete files through the cache."""
         return merge_positions(
             self._deleted.read_positions(table.url, files), self._equality_deleted(table).read_positions(files)
         )
@@ -148,7 +148,7 @@ class Scan(TableScan):
     def deleted_values(
         self, table: Table, deletes: Sequence[Deletes]
     ) -> Iterable[tuple[EqualityColumns, DeletedValues]]:
-        """See `TableScan`. Reads delete files, through the cache."""
+        """Implements `TableScan.deleted_values`. Reads delete files through the cache."""
         return self._equality_deleted(table).values(deletes)
 
     def _equality_deleted(self, table: Table) -> EqualityDeleted:
@@ -176,7 +176,7 @@ class Scan(TableScan):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> Prepared:
-        """See `TableScan`: no store call follows.
+        """Implements `TableScan.prepare`. No store call follows.
 
         Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit the projection.
         """
@@ -221,7 +221,7 @@ class Scan(TableScan):
         return remaining
 
     def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
-        """Open every file's index, all files at once: one round of requests where a tail suffices."""
+        """Open every file's index, all files at once: one round of requests if a tail suffices."""
         assert table.format is not None
         declared = _declared_schema(table, pieces)
         forms = {
@@ -257,7 +257,7 @@ class Scan(TableScan):
                 form = forms[piece.file.format]
                 try:
                     result = form.open_index(piece.file, data[number], columns)
-                except DamagedFileError:  # on its way here, perhaps
+                except DamagedFileError:  # the bytes may have been damaged in transfer
                     result, data[number] = self._open_anew(form, columns, piece.file, locations[number])
                 if isinstance(result, list):
                     following[number] = result
@@ -270,7 +270,7 @@ class Scan(TableScan):
     def _open_anew(
         self, form: FileFormat, planned: pa.Schema | None, file: FileVersion, location: BlocksAndLocations
     ) -> tuple[FileIndex, dict[Range, Data]]:
-        """A file's index and the ranges it was read from, read from the store and not from the cache. Raises DamagedFileError or UfsError."""
+        """A file's index and the ranges from which it was read, read from the store and not from the cache. Raises DamagedFileError or UfsError."""
         self._known_files.forget(file)
         data: dict[Range, Data] = {}
         requested = form.first_ranges(file)
@@ -299,11 +299,12 @@ class Scan(TableScan):
         missing_names = sorted(name for name in needed_names if not any(name in file.names for file in opened))
         if projection.declared or not missing_names or not opened or columns_of_version is None:
             return  # as in Spark, a declared column that no file has is null
-        elsewhere = {name.lower() for name in columns_of_version().names}  # files that are not read here may have it
+        # Files that are not read here may have the column.
+        elsewhere = {name.lower() for name in columns_of_version().names}
         missing_names = [name for name in missing_names if name.lower() not in elsewhere]
         if missing_names:
             raise SchemaError(
-                f"column {missing_names[0]!r} is in no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} any more: the table "
+                f"no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} has column {missing_names[0]!r} any more: the table "
                 "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             )
 
@@ -318,13 +319,13 @@ class Scan(TableScan):
                 return ColumnStats.from_constant(missing_value(file.piece.file, name, projection.data.field(name).type))
             planned = projection.data.field(name).type
             if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
-                return None  # of another type than is asked for
+                return None  # its type is not the requested one
             return stats_as_planned(file.piece.file, file.index, unit, file.names[name], planned)
 
         return may_match(projection.predicate, stats)
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
-        """Read the bytes of all units into memory; if it pays, only those of units with matching rows."""
+        """Read the bytes of all units into memory; if that saves work, only those of units with matching rows."""
         tested = referenced_columns(projection.predicate)
         units = sum(len(file.units) for file in opened)
         deferred_bytes = sum(
@@ -367,13 +368,13 @@ class Prepared:
         self._metrics = metrics
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, in file order, in batches of about 64k; the schema is the projection's exactly."""
+        """The rows, in file order, in batches of about 64k, with exactly the projection's schema."""
         yield from coalesce(self._filter(), self._projection.columns, self._metrics)
 
     def units(self) -> Iterator[PreparedUnit]:
-        """Every unit in file order, whatever the predicate, with the deleted rows; threads may decode some at once."""
+        """Every unit in file order, whatever the predicate, with the deleted rows. Threads may decode several at once."""
         for file in self._opened:
-            size = file.piece.file.size // max(len(file.index.units), 1)  # a slice may have none of those it cuts
+            size = file.piece.file.size // max(len(file.index.units), 1)  # a slice may contain the middle of no unit
             for unit in file.units:
                 self._metrics.inc("rowGroupsReadCount")
                 batches = decode(file, unit, self._projection.columns.names, self._projection)
@@ -384,7 +385,7 @@ class Prepared:
                 yield PreparedUnit(file.piece.file, unit.middle, size, rows, batches)
 
     def place(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
-        """(file, positions in it, the live rows there) of all units that may hold rows for which the predicate is true."""
+        """(file, positions in it, the live rows there) of all units that may have rows for which the predicate is true."""
         for file, unit, batches in self._decode(self._projection.columns.names):
             first = file.first_row(unit)
             for batch in batches:
@@ -424,7 +425,7 @@ def _declared_schema(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
 
 
 def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.Schema]]:
-    """The schema of each file; columns of text files have the type of their values in all files."""
+    """The schema of each file. Columns of text files have the type of their values in all files."""
     inferred_by_name: dict[str, Inferred] = {}
     for file in opened:
         for name, inferred in (file.index.inferred or {}).items():
@@ -445,7 +446,7 @@ def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.S
 def _described_bounds(
     table: Table, file: FileVersion, partitions: pa.Schema, names: Sequence[str]
 ) -> list[ColumnStats | None] | None:
-    """The bounds of a file's columns as the table's metadata has them; None if some are missing there."""
+    """The bounds of a file's columns according to the table's metadata; None if it lacks some."""
     values = _partition_values(table, file, partitions)
     bounds = {} if file.statistics is None else file.statistics.bounds
     stats: dict[str, ColumnStats] = {
@@ -456,5 +457,5 @@ def _described_bounds(
 
 
 def _partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
-    # What names rows of others belongs to no partition, or to several.
+    # Delete files belong to no partition, or to several.
     return typed_partition_values(table, file, fields) if fields.names and file.identity != DELETE_FILE else {}

@@ -1,4 +1,4 @@
-"""`Opening`: how the table of a reference is opened that names no files, but another system."""
+"""`Opening`: how to open a table reference that names another system instead of files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pyspark_lookup.versions.version_source import SourceParts, VersionSource
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """What takes the place of files. `key`: names it among the references of a process. `complete`: returns options as the system completes
-    them, or raises OptionError if they contradict it.
+    """How such a table is opened. `key`: names it among the references of a process. `complete`: returns the options completed by the system,
+    or raises OptionError if they contradict it.
 
-    `source` makes its source of versions, `scan` its scan. `cache`, `trigger`: take the place of the partial cache and the reload
-    strategy that the options describe, if they are given.
+    `source` makes its source of versions, `scan` its scan. `cache`, `trigger`: replace the partial cache and the reload strategy that the
+    options describe, if they are given.
     """
 
     key: str
@@ -40,4 +40,4 @@ class Opener(Protocol):
     def __init__(self, clock: HostClock) -> None: ...
 
     def open(self, options: LookupOptions) -> Opening | None:
-        """How to open the table of these options; None if they name none of this kind. Raises OptionError."""
+        """How to open the table of these options; None if they do not name such a system. Raises OptionError."""

@@ -1,4 +1,4 @@
-"""The kinds of tables: a kind is its package and its line here."""
+"""The kinds of tables: each has its package and its line here."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Spark calls, and what calls Spark: the only package that imports pyspark."""
+"""Spark's data source, streams, joins and SQL functions: the only package that imports pyspark."""

@@ -1,6 +1,6 @@
 """`readStream` on a managed table: its changes, by the log position of the last commit that was consumed.
 
-One process on the driver plans; a task has the files of its rows and asks nobody what they mean.
+One process on the driver plans. A task gets the files of its rows, and needs no call to learn what they mean.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files"
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReader:
-    """The reader of a stream with these options. Raises OptionError or NotSupportedError if they cannot make a stream."""
+    """The reader of a stream with these options. Raises OptionError or NotSupportedError if they are not those of a stream."""
     parsed = stream_options(options, schema)
     if parsed.pinned is not None:
         raise OptionError(f"option {next(iter(parsed.pins))} is for batch reads: use lookup.stream.start")
@@ -67,7 +67,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._added = added
         self._table: Table | None = None
         self._until: int | None = None
-        self._reached: dict[str, Any] | None = None  # where a micro-batch begins, if Spark does not say
+        self._reached: dict[str, Any] | None = None  # where the next micro-batch begins, if Spark does not say
 
     # --- offsets ----------------------------------------------------------------------------------
 
@@ -84,10 +84,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reached
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """The log position at which the next micro-batch ends: within the limit, but at least one commit.
+        """The log position at which the next micro-batch ends: within the limit, but after at least one commit.
 
-        Spark 4.1 gives no arguments. The first micro-batch of a restarted query then goes to the end of the log, also if
-        nothing has changed.
+        Spark 4.1 passes no arguments. The first micro-batch of a restarted query then goes to the end of the log, even if nothing has
+        changed.
         """
         start = self._reached if start is None else start
         state = self._state(*(() if start is None else (start,)))
@@ -98,7 +98,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, state: TableState, start: dict[str, Any], until: int, limit: ReadLimit | None) -> dict[str, Any]:
         after = _parse_offset(start)[1]
         if after == 0:
-            # The rows there are come at once: they are of one version.
+            # The table's present rows come in one micro-batch, because they are of one version.
             assert self._table is not None
             return self._offset(state, until) if read_version(self._log(), self._table, state, until).files else start
         spent = [0, 0, 0]
@@ -134,33 +134,33 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return runtime().engine(self._options).managed.log(self._table.url)
 
     def _state(self, *offsets: Mapping[str, Any]) -> TableState:
-        """The state of the log now. The log must be the one that the offsets belong to."""
+        """The state of the log now. Raises VersionGoneError if it is not the log to which the offsets belong."""
         engine = runtime().engine(self._options)
         state = managed_state(engine, self._options)
         self._table = engine.managed.table(self._options)
         for table_id, position in map(_parse_offset, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(
-                    f"{redact('path', self._options.path)} was dropped and created anew since this stream began: begin anew with "
+                    f"{redact('path', self._options.path)} was dropped and created anew since this stream began: start again with "
                     "a new checkpoint"
                 )
             if position > state.position:
                 raise VersionGoneError(
                     f"{redact('path', self._options.path)}: the log ends at {state.position}, before what this stream has "
-                    f"consumed ({position}). Was it restored? Begin anew with a new checkpoint"
+                    f"consumed ({position}). Was the table restored? Start again with a new checkpoint"
                 )
         return state
 
     # --- tasks ------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a micro-batch: the same ones whenever it is planned again."""
+        """The tasks of a micro-batch, which are the same each time it is planned."""
         state = self._state(start, end)
         assert self._table is not None
         self._reached = end
         after, until = _parse_offset(start)[1], _parse_offset(end)[1]
         if after == 0:
-            # Spark asks for nothing, too: an aggregation ends what it knows in a micro-batch without rows.
+            # Spark also requests an empty range: an aggregation then completes its results in a micro-batch without rows.
             tasks = plan_snapshot(self._table, self._log(), state, until) if until else []
         else:
             rows_only = self._options.view is View.DATA
@@ -186,7 +186,7 @@ def _parse_offset(offset: Any) -> tuple[str, int]:
         return as_text(offset["table"]), as_count(offset["position"])
     except UNREADABLE:
         raise DamagedFileError(
-            f"{show(offset)} in this stream's checkpoint is no offset of a lookupcache table: begin anew with a new checkpoint"
+            f"{show(offset)} in this stream's checkpoint is not an offset of a lookupcache table: start again with a new checkpoint"
         ) from None
 
 
@@ -199,7 +199,7 @@ def _exceeds(limit: ReadLimit | None, spent: Sequence[int]) -> bool:
 def _read(
     options: LookupOptions, columns: pa.Schema, added: Sequence[str], tasks: Sequence[ChangeTask]
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of some tasks. `added`: columns that ALTER TABLE added; the table itself may not have them yet."""
+    """The changes of some tasks. `added`: columns that ALTER TABLE added, which the table's log may not have yet."""
     options = options.on_host(session_options())
     engine = runtime().engine(options)
     try:
@@ -207,7 +207,7 @@ def _read(
     except SourceChangedError as gone:
         raise_ours(
             VersionGoneError(
-                f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"
+                f"{gone}: files of changes that this stream reads were vacuumed. Start again with a new checkpoint"
             ),
             gone,
         )

@@ -1,6 +1,6 @@
-"""`lookup_join`: a DataFrame or a stream, enriched with rows of a lookup table by key.
+"""`lookup_join`: adds to a DataFrame or stream the rows of a lookup table with the same key.
 
-A chain of lookups is one step of the plan: what `lookup_join` returned is built anew, with one lookup more.
+A chain of lookups is one step of the plan: a lookup on the result of `lookup_join` builds that step again, with one lookup more.
 """
 
 from __future__ import annotations
@@ -67,20 +67,21 @@ _HOW = {"left": "left", "leftouter": "left", "inner": "inner", "semi": "left_sem
     "anti": "left_anti",
     "leftanti": "left_anti",
 }
-_CHAIN = "_lookup_chain"  # the attribute of a DataFrame that says what it is made of
-_BROADCASTS = "_lookup_broadcasts"  # and that of one that Spark's joins made
-# Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py), and up
-# to more where keys are known to repeat: lookups hand their rows over in lists.
+_CHAIN = "_lookup_chain"  # the attribute of a DataFrame with its chain of lookups
+_BROADCASTS = "_lookup_broadcasts"  # the attribute of a DataFrame that Spark's joins made
+# Up to this many rows Spark's own broadcast join is faster in a batch query (benchmarks/bench_join.py), and up to more if keys
+# are known to repeat, because lookups return their rows in lists.
 _BROADCAST_ROWS = 2_000_000
 _BROADCAST_REPEATED_ROWS = 3_000_000
-# A pass over fewer rows than these, and half as many as the tables have, is done before the broadcasts are built
+# A pass over fewer rows than these, and over half as many as the tables have, is done before the broadcasts are built
 # (benchmarks/bench_star.py).
 _PASS_ROWS = 500_000
 
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcasts:
-    """Consecutive lookups for which `auto` chose broadcasts: their DataFrame, the rows of their tables in all, and each as a pass would have it."""
+    """Consecutive lookups for which `auto` chose broadcasts: their DataFrame, the total rows of their tables, and each in the form that a pass
+    needs."""
 
     base: DataFrame
     rows: int = 0
@@ -99,17 +100,18 @@ class _Choice:
 
 @dataclasses.dataclass(frozen=True)
 class _Explanation:
-    """The text that explains a lookup. `full`: the table's options if hosts are to keep a snapshot of it; they are asked whether they do."""
+    """The text that explains a lookup. `full`: the table's options if hosts should keep a snapshot of it; then they are asked whether they do."""
 
     text: str
     full: Mapping[str, str] | None
 
 
 class _Unknown(StructField):
-    """A column of a DataFrame whose schema Spark does not tell."""
+    """A column of a DataFrame whose schema Spark does not reveal."""
 
 
-# By the name of a pass, or of a broadcast, the newest last; text, so that no session is held. A stream's function may make others for ever.
+# By the name of a pass or broadcast, the newest last. Only text, so that no session is kept alive; bounded, because a stream's
+# function may make new ones for ever.
 _explained: collections.OrderedDict[str, tuple[tuple[_Explanation, ...], str]] = collections.OrderedDict()
 _EXPLAINED_AT_MOST = 500
 _explained_lock = ForkSafeLock()
@@ -128,25 +130,25 @@ def lookup_join(
 ) -> DataFrame:
     """`df` with the columns of the table's rows that have the same key, always current.
 
-    Works on batch DataFrames and streams, in Spark Classic and Connect. Each execution and each micro-batch answers
-    from one version of the table, the newest at its start (design: Alluxio's get_meta once per query).
+    Works on batch DataFrames and streams, in Spark Classic and Connect. Each execution and each micro-batch answers from one version of the
+    table, the newest at its start (design: Alluxio's get_meta once per query).
 
-    `table`: a path (has a `/`), a catalog table's name, or a `LookupTable`; None with `lookup.provider`. `on`: a column, a list
-    of columns equal on both sides, or a dict `{column of df: column of table}` (`s.id` is a field of a struct); without it the table's own keys
-    (`lookup.keys`, of its options or its log), which `df` then has columns of. `how`: `left`, `inner`, or `left_semi` and `left_anti` for the rows that
-    have, or do not have, a match. `columns`: of the table, in that order (default: all but its keys). `prefix`: put before their names. A key with
-    several rows gives as many; one with a null has no match.
+    `table`: a path (has a `/`), a catalog table's name, or a `LookupTable`; None with `lookup.provider`. `on`: a column, a list of columns
+    with the same names on both sides, or a dict `{column of df: column of table}` (`s.id` is a field of a struct); by default the table's
+    own keys (`lookup.keys`, from its options or its log), which must then be columns of `df`, too. `how`: `left`, `inner`, or `left_semi`
+    and `left_anti` for the rows with, or without, a match. `columns`: of the table, in that order (default: all but its keys). `prefix`:
+    put before their names. A key with several rows gives as many; a key with a null has no match.
 
-    Lookups of what `lookup_join` returned are one pass: together they cost little more than one of them. A key may be a column that an
-    earlier one has found. An operation in between begins another pass.
+    Lookups on the result of a `lookup_join` form one pass: together they cost little more than one of them. A key may be a column that an
+    earlier lookup has added. An operation in between begins another pass.
 
-    `strategy`: `cache` looks keys up in this package's caches; `broadcast` reads the table through them and has Spark
-    broadcast it; `auto` chooses, and `explain_lookup` says why. `as_of`: a column of `df` with the time at which the row is to
-    be valid, by the table's columns `lookup.valid-from` and `lookup.valid-to` (see `asof`): one row at most. `options`: the mapping that `spark.read` takes, as {"lookup.cache": "FULL"};
-    without `lookup.cache` a table of files of up to `lookup.scan.split-size` has FULL.
+    `strategy`: `cache` looks keys up in this package's caches; `broadcast` reads the table through them and lets Spark broadcast it; `auto`
+    chooses, and `explain_lookup` says why. `as_of`: a column of `df` with the time at which the row must be valid, by the table's columns
+    `lookup.valid-from` and `lookup.valid-to`; at most one row then matches. `options`: the mapping that `spark.read` takes, such as
+    {"lookup.cache": "FULL"}; without `lookup.cache` a table of files of up to `lookup.scan.split-size` has FULL.
 
-    Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and at
-    execution what a lookup raises (see `lookup.on-error`).
+    Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and, at execution, the errors of
+    a lookup (see `lookup.on-error`).
     """
     pairs = None if on is None else _parse_join_keys(on)
     kind = _HOW.get(str(how).lower().strip().replace("_", ""))
@@ -179,12 +181,12 @@ def lookup_join(
     chain, broadcasts = _get_chain(df), _get_broadcasts(df)
     roots = {key.path[0].lower() for key in keys if len(key.path) > 1}
     if roots & {name.lower() for earlier in (*chain.lookups, *broadcasts.lookups) for name in earlier.names}:
-        # A pass hands columns on, not what is in them.
+        # A pass returns columns unchanged.
         chain, broadcasts = Chain(df, "a key lies in a column that an earlier lookup has found"), _Broadcasts(df)
     if not choice.broadcast:
         return _pass(chain, lookup)
     if choice.rows is not None and (few := _explain_pass(broadcasts.base, broadcasts.rows + choice.rows)) is not None:
-        # The earlier ones join the pass: it costs little more for them.
+        # The earlier lookups join the pass, because it costs little more for them.
         joining = (dataclasses.replace(earlier, why=few) for earlier in (*broadcasts.lookups, lookup))
         return _pass(_get_chain(broadcasts.base), *joining)
     plain = dataclasses.replace(lookup, table=dim_table, broadcast=True)
@@ -198,7 +200,7 @@ def lookup_join(
 
 
 def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
-    """A DataFrame of the chain with more lookups added, all in one pass."""
+    """The DataFrame of a chain with more lookups added, all in one pass."""
     longer = dataclasses.replace(chain, lookups=(*chain.lookups, *lookups))
     _explain(longer.name, longer.lookups, longer.apart, len(lookups))
     joined = longer.to_dataframe()
@@ -207,7 +209,7 @@ def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
 
 
 def _explain(name: str, lookups: tuple[ChainedLookup, ...], apart: str, new: int = 1) -> None:
-    """Remember what `explain_lookup` says about a step of the plan, and log those of its lookups that are new."""
+    """Keep the text with which `explain_lookup` explains a step of the plan, and log it for lookups that are new."""
     for lookup in lookups[-new:]:
         _log.info("lookup join %s: %s (%s)", lookup.name, _strategy_name(lookup), lookup.why)
     explanations = tuple(map(_build_explanation, lookups))
@@ -254,8 +256,9 @@ def _is_persisted(df: DataFrame) -> bool:
 
 
 def _explain_pass(df: DataFrame, rows: int) -> str | None:
-    """Why a pass beats broadcasting tables of so many rows together; None if it does not, or Spark cannot estimate the rows of `df`."""
-    # Of looked-up columns Spark knows no size, from which it would tell the rows.
+    """The reason why a pass is better than broadcasts of tables with this many rows in total; None if it is not, or Spark cannot estimate the
+    rows of `df`."""
+    # Spark does not know the size of looked-up columns, from which it would estimate the rows.
     expected, enough = estimated_rows(_get_chain(df).base), _PASS_ROWS + rows // 2
     return (
         None if expected is None or expected >= enough else f"a batch of about {expected:,} rows, fewer than {enough:,}"
@@ -265,8 +268,8 @@ def _explain_pass(df: DataFrame, rows: int) -> str | None:
 def explain_lookup(df: DataFrame) -> str:
     """How each lookup in a DataFrame's plan is carried out, and why: its table, strategy and cache; a text of several lines, to `print`.
 
-    Where a full cache is wanted one host is asked, by a job, whether it has room for a snapshot. Of lookups that this process
-    has joined, the last 500 of them; there is none in what was built elsewhere.
+    For a full cache, a job asks one host whether it has room for a snapshot. Only the last 500 lookups that this process has joined can be
+    explained, and none that another process has built.
     """
     pass_names = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan_text(df)))
     with _explained_lock:
@@ -283,12 +286,12 @@ def explain_lookup(df: DataFrame) -> str:
 
 
 def _snapshot_line(spark: SparkSession, full: Mapping[str, str] | None) -> str:
-    """A line that says why a host keeps no snapshot of a table; empty if it has one, would keep one, or need not."""
+    """A line that says why a host keeps no snapshot of a table; empty if it has one, would keep one, or does not need one."""
     if full is None or in_flow_function(spark):
         return ""
     try:
         reason = load_view(spark, full, View.SUMMARY).collect()[0].not_kept
-    except Exception as problem:  # the store or Spark fails: then so will the query, and say why
+    except Exception as problem:  # the store or Spark fails: then the query will fail as well, and say why
         reason = f"unknown, {type(problem).__name__}"
     return "" if reason is None else f"\n  snapshot: none, the table is read from its files ({reason})"
 
@@ -314,7 +317,7 @@ def _parse_join_keys(on: Any) -> list[tuple[str, str]]:
 
 
 def _known_fields(df: DataFrame) -> list[StructField]:
-    """The columns of the DataFrame. In the function of a pipeline's flow Spark does not tell them: there, those of its lookups."""
+    """The columns of the DataFrame. In the function of a pipeline's flow Spark does not reveal them; then only the columns of its lookups."""
     if in_flow_function(df.sparkSession):
         return [field for lookup in _get_chain(df).lookups for field in lookup.fields]
     return df.schema.fields
@@ -336,7 +339,7 @@ def _find_fields(fields: Sequence[StructField], name: str) -> list[tuple[StructF
 def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tuple[StructField, ...]:
     """The column of the DataFrame that an argument names, as its path through structs.
 
-    Where Spark does not tell the schema, an `_Unknown` of the type `table_type`, against which tasks check it.
+    If Spark does not reveal the schema, an `_Unknown` of the type `table_type`, against which tasks check the column.
     """
     fields = _find_fields(_known_fields(df), name)
     if not fields:
@@ -351,7 +354,7 @@ def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tup
 
 
 def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
-    """A column of the DataFrame, cast to the table's type if that holds all of its values."""
+    """A column of the DataFrame, cast to the table's type if that has all of its values."""
     field, names = path[-1], tuple(field.name for field in path)
     if isinstance(field, _Unknown):
         return Key(names, table_type, cast=False, planned=False)
@@ -361,16 +364,16 @@ def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
 
 
 def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str) -> Key:
-    """The key column of the DataFrame, in a type that the table's keys can be compared with."""
+    """The key column of the DataFrame, in a type that can be compared with the table's keys."""
     table_type = table.column_type(table_column)
     path = _field(df, df_column, "on", table_type)
     field = path[-1]
     if isinstance(field.dataType, CharType):
         raise SchemaError(
-            f"key {df_column!r} is {field.dataType.simpleString()}, whose texts are padded with blanks to that length, and the table's are not: look "
+            f"key {df_column!r} is {field.dataType.simpleString()}, whose values are padded with blanks, and the table's are not: look "
             f"them up without the blanks, e.g. df.withColumn({df_column!r}, expr('CAST(rtrim({df_column}) AS STRING)'))"
         )
-    if isinstance(field.dataType, VarcharType):  # text, with a limit
+    if isinstance(field.dataType, VarcharType):  # text with a maximum length
         _check_key(df_column, StringType(), table_column, table_type)
         return Key(tuple(field.name for field in path), StringType(), cast=True)
     _check_key(df_column, field.dataType, table_column, table_type)
@@ -396,7 +399,7 @@ def _validity(table: DimensionTable) -> tuple[str, str | None]:
 
 
 def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str, str | None]) -> Key:
-    """The column of the DataFrame with the time, in the type of the table's validity columns."""
+    """The time column of the DataFrame, in the type of the table's validity columns."""
     table_type = table.column_type(validity[0])
     path = _field(df, as_of, "as_of", table_type)
     field = path[-1]
@@ -435,25 +438,25 @@ def _check_key(df_column: str, df_type: DataType, table_column: str, table_type:
 
 
 def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> None:
-    """Raise OptionError if two columns of the result would have one name."""
+    """Raise OptionError if two columns of the result would have the same name."""
     added = [*names, *([ERROR_COLUMN] if table.parsed.on_error is OnError.NULL else [])]
     used_names = {field.name.lower() for field in _known_fields(df)}
     for name in added:
         if name.lower() in used_names:
             raise OptionError(
-                f"column {name!r} of the table is also one of the DataFrame: give prefix='…', choose others by "
+                f"the table and the DataFrame both have a column {name!r}: give prefix='…', choose other columns with "
                 "columns=[…], or rename one"
                 if name in names
-                else f"column {name!r}, which lookup.on-error = 'NULL' adds, is also one of the DataFrame: rename it"
+                else f"column {name!r}, which lookup.on-error = 'NULL' adds, is also in the DataFrame: rename it there"
             )
         used_names.add(name.lower())
     for name in used_names:
         if name == FOUND_COLUMN or name.startswith(VERSION_COLUMN):
-            raise OptionError(f"column {name!r}: that name is used by lookup joins; rename it")
+            raise OptionError(f"column {name!r}: lookup joins use this name; rename it")
 
 
 def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) -> _Choice:
-    """The strategy by which a table is joined to a DataFrame, and why."""
+    """The strategy with which a table is joined to a DataFrame, and the reason for it."""
     by_null = table.parsed.on_error is OnError.NULL
     if strategy == "broadcast":
         if as_of:
@@ -471,7 +474,7 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) ->
     cached = table
     unknown = in_flow_function(df.sparkSession)
     if table.parsed.provider is None and not (has_cache_option and (strategy == "cache" or unknown or df.isStreaming)):
-        # A snapshot that is there knows more.
+        # A snapshot that exists knows more.
         viewed = with_cache(table, CacheMode.FULL) if defaults_to_full(table) else table
         facts = viewed.facts()
         cached = with_default_cache(table, facts.bytes)

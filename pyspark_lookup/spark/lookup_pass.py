@@ -1,8 +1,8 @@
-"""Several lookups of one DataFrame as a single step of the plan (a pass).
+"""A pass: several lookups of one DataFrame as a single step of the plan.
 
-The versions come from a relation of one row, which is broadcast: Spark resolves it once per execution and micro-batch.
-An Arrow UDF gets them beside the keys of all lookups and returns lists of rows, which `inline_outer` makes rows again
-(plain `inline` would evaluate the UDF twice).
+The versions come from a relation of one row, which is broadcast: Spark resolves it once per execution and micro-batch. An Arrow UDF gets
+them beside the keys of all lookups and returns lists of rows, which `inline_outer` turns into rows (plain `inline` would evaluate the UDF
+twice).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ VERSION_COLUMN = "_lookup_version"
 """What the names of columns with versions begin with."""
 
 _versions_lock = ForkSafeLock()
-_RELATIONS_AT_MOST = 64  # of a session
-# The first line of the optimized plan, as `explain(mode="cost")` has it.
+_RELATIONS_AT_MOST = 64  # per session
+# The first line of the optimized plan, in the form of `explain(mode="cost")`.
 _STATISTICS = re.compile(r"Statistics\(sizeInBytes=([0-9.E+]+) ([KMGTPE]?i?)B(?:, rowCount=([0-9.E+]+))?")
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _HUGE_BYTES = 2**50
@@ -61,8 +61,8 @@ _WIDTHS = {"string": 20, "binary": 100, "byte": 1, "boolean": 1, "short": 2, "in
 class Key:
     """A key column of a DataFrame, and the type in which tasks get it.
 
-    `planned`: False for one whose type nobody knows yet: it comes as it is, for a column of the table of that type, and tasks
-    compare the two. `path`: its name; of a field of a struct the names that lead to it.
+    `planned`: False if its type is not known yet: the column is passed on as it is, for a table column of that type, and tasks compare the
+    two. `path`: its name; for a field of a struct the names that lead to it.
     """
 
     path: tuple[str, ...]
@@ -77,7 +77,7 @@ class Key:
 
     @property
     def expression(self) -> Column:
-        # By one name: of two, the first may as well be the alias of a table.
+        # By a single name: the first of two names may also be the alias of a table.
         column = functools.reduce(Column.getField, self.path[1:], sf.col(quote(self.path[0])))
         if not self.planned:
             return _compared_by_bytes(self.column, column)
@@ -86,9 +86,10 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class ChainedLookup:
-    """A lookup of a chain: the DataFrame's `keys` for the table's. With `validity` the last key is the time of the row.
+    """A lookup of a chain. `keys`: the DataFrame's, for the table's keys; with `validity` the last one is the time of the row.
 
-    `build`: if it was built in a `foreachBatch` function. `broadcast`: it is no part of a pass. `why`: it is, or is not.
+    `build`: the micro-batch in whose `foreachBatch` function it was built, if any. `broadcast`: it is a broadcast and not part of a pass.
+    `why`: the reason for that choice.
     """
 
     table: DimensionTable
@@ -142,7 +143,7 @@ class ChainedLookup:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Consecutive lookups of the DataFrame `base`. `apart`: why the base's own lookups, if any, are not among them."""
+    """Consecutive lookups on the DataFrame `base`. `apart`: why the base's own lookups, if any, are not among them."""
 
     base: DataFrame
     apart: str
@@ -164,17 +165,18 @@ class Chain:
         probe = lookup_udf(self.name, spec, fields, len(relations))
         rows = self.base
         for _, relation in relations:
-            # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
+            # Spark takes the relation for huge. Without the hint it would broadcast the DataFrame.
             rows = rows.crossJoin(sf.broadcast(relation))
         joined = [_joined_column(tables) for tables, _ in relations]
         rows = rows.select("*", sf.inline_outer(probe(*arguments.values(), *map(sf.col, joined))))
         if spec.drops:
             rows = rows.filter(sf.col(FOUND_COLUMN))
         if in_flow_function(self.base.sparkSession):
-            # Which columns the base has is not known: Spark refuses a name of two of them. This is true of each row.
+            # The columns of the base are not known. Spark refuses a name that two of them have, and this condition is true for
+            # each row.
             nulls = [sf.col(quote(field.name)).isNull() for lookup in self.lookups for field in lookup.fields]
             rows = rows.filter(functools.reduce(operator.or_, nulls, sf.lit(True)))
-        # Not `drop`, for which a Connect server analyses its input at once: a pipeline's own may not exist yet.
+        # Not `drop`: a Connect server analyses its input at once, and a pipeline's own datasets may not exist yet.
         hidden = joined + [field.name for field in fields if field.name == FOUND_COLUMN]
         return rows.selectExpr(f"* EXCEPT ({', '.join(map(quote, hidden))})")
 
@@ -188,7 +190,7 @@ class Chain:
         return f"lookup_{len(names)}_{'_'.join(lookup.table.place for lookup in self.lookups)[:60]}_{marks}"
 
     def _place(self, key: Key, number: int, arguments: dict[tuple[tuple[str, ...], str], Column]) -> Place:
-        """Where a lookup's key comes from: a column of an earlier lookup, or an argument of the UDF, which is added if need be."""
+        """The place of a lookup's key: a column of an earlier lookup, or an argument of the UDF, which is added if necessary."""
         folded = tuple(name.lower() for name in key.path)
         for earlier, lookup in enumerate(self.lookups[:number]):
             for column, field in enumerate(lookup.fields):
@@ -200,8 +202,8 @@ class Chain:
 
 
 def _compared_by_bytes(name: str, key: Column) -> Column:
-    """A key whose type only Spark's planner will know. Tasks do not see collations and CHAR, so such a key is refused in the plan."""
-    kind = sf.typeof(key)  # a constant to the optimizer, as is all that is made of it
+    """A key whose type only Spark's planner will know. Tasks do not see collations and CHAR, so the plan itself refuses such a key."""
+    kind = sf.typeof(key)  # a constant to the optimizer, like everything computed from it
     message = sf.concat(
         sf.lit(f"key '{name}' is "),
         kind,
@@ -213,21 +215,21 @@ def _compared_by_bytes(name: str, key: Column) -> Column:
 
 
 def lookup_udf(name: str, spec: PassSpec, fields: Sequence[StructField], versions: int) -> Any:
-    """The UDF that looks a row up: its arguments, then columns with versions. Returns a list of structs of `fields`, or one struct."""
+    """The UDF that looks a row up: its arguments are keys, then columns with versions. It returns a list of structs of `fields`, or one struct."""
     row = StructType(list(fields))
     kind: Any = ArrayType(row) if spec.many else row
-    with warnings.catch_warnings():  # type hints cannot say how many arguments there are
+    with warnings.catch_warnings():  # type hints cannot express a variable number of arguments
         warnings.filterwarnings("ignore", "It is preferred to specify type hints", UserWarning)
         probe = Probe(name, spec.to_text(), versions)
         return arrow_udf(probe, kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
 
 
 def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tuple[tuple[str, ...], DataFrame]]:
-    """For all `tables`: (some of them, a relation of one row and one column with the versions that the execution reads of these).
+    """For all `tables`: (some of them, a relation of one row and one column with the versions of these that the execution reads).
 
-    A table that lookups in `df` read comes from their relation, so that all of a query read one version of it. The same DataFrames
-    for the same tables: Spark uses the exchange of one again, and refuses two observations of one name unless they are one. The last ones
-    are kept with the session, and go with it: PySpark makes one for each micro-batch of `foreachBatch`.
+    A table that earlier lookups in `df` read comes from their relation, so that the whole query reads one version of it. The same tables
+    always get the same DataFrames: Spark reuses the exchange of an identical one, and refuses two different observations with the same
+    name. The latest ones are kept with the session, and go with it: PySpark makes a session for each micro-batch of `foreachBatch`.
     """
     spark = df.sparkSession
     observed = not in_flow_function(spark) and df.isStreaming
@@ -259,7 +261,7 @@ def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[
 
 
 class _Relation(NamedTuple):
-    """The versions of some tables: the name in plans, the DataFrame, and the micro-batch in whose function it was made (if in one)."""
+    """The versions of some tables: the name in plans, the DataFrame, and the micro-batch in whose function it was made (if any)."""
 
     name: str
     versions: DataFrame
@@ -284,19 +286,19 @@ def _resolve_versions(
     name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
     joined = _joined_column(tables)
     resolve = Resolve(name, {column: (lookup.options_text, lookup.build) for column, lookup in tables.items()}, joined)
-    # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
+    # The range makes it a relation of Spark's own, whose exchange Spark reuses in the same plan.
     columns = StructType([StructField(column, BinaryType()) for column in (*tables, joined)])
-    # Spark Connect asks the server for the columns of what `mapInArrow` is given, if it is not told.
+    # Without a schema, Spark Connect asks the server for the columns of the input of `mapInArrow`.
     single_row = spark.range(0, 1, 1, 1).to(StructType([StructField("id", LongType())]))
     versions = single_row.mapInArrow(resolve, columns)
     if observed:
         for column, lookup in tables.items():
             digest = sf.lower(sf.hex(sf.substring(column, 2, 16)))
             number = sf.conv(sf.hex(sf.substring(column, 26, 8)), 16, -10).cast("long")
-            # A table has several, of several names, if it is in passes with different others.
+            # A table has several columns with different names, if it is in passes with different other tables.
             observation = f"lookup_{lookup.table.label}" if len(tables) == 1 else f"lookup_{lookup.table.label}_{mark}"
             url = sf.max(sf.lit(lookup.table.url)).alias("table")
-            # Null of plain files, which have no numbers.
+            # Null for plain files, which have no version numbers.
             version = sf.max(sf.when(number >= 0, number)).alias("version")
             versions = versions.observe(observation, sf.max(digest).alias("digest"), url, version)
     return name, versions.select(joined)
@@ -308,9 +310,9 @@ def _joined_column(tables: Iterable[str]) -> str:
 
 
 def plan_text(df: DataFrame, mode: str = "extended") -> str:
-    """The text of a DataFrame's plans. `DataFrame.explain` would print it, among the output of other threads.
+    """The text of a DataFrame's plans, which `DataFrame.explain` would print among the output of other threads.
 
-    In a flow's function the plan that it is to have.
+    In a flow's function it is the plan that the DataFrame will have.
     """
     frame: Any = df
     if in_flow_function(df.sparkSession):
@@ -330,15 +332,15 @@ def estimated_rows(df: DataFrame) -> int | None:
         return int(float(rows))
     expected = float(size) * 1024 ** _UNITS.index(unit)
     width = 8 + sum(_WIDTHS.get(field.dataType.typeName(), 8) for field in df.schema)
-    # What Spark knows nothing of is huge to it.
+    # Spark takes a relation of unknown size for huge.
     return None if expected > _HUGE_BYTES else int(expected / width)
 
 
 def broadcast_join(df: DataFrame, lookup: ChainedLookup) -> DataFrame:
-    """The join by Spark's broadcast of the table, read through the cache."""
+    """The join by Spark's broadcast of the table, which is read through the cache."""
     table = lookup.table
     if df.isStreaming and "lookup.version-at" not in table.options:
-        # A table of several tasks would stay as it was when the stream began.
+        # A table with several tasks would stay as it was when the stream began.
         table = dataclasses.replace(table, options={**table.options, "lookup.version-at": "READ"})
     used_names = {name.lower() for name in (*df.columns, *lookup.names)}
     free = (key for number in itertools.count() if (key := f"_lookup_key_{number}") not in used_names)

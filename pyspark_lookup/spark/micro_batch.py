@@ -1,6 +1,6 @@
-"""Which micro-batch a thread works for: on the driver in a `foreachBatch` function, in a task by Spark's properties.
+"""Finds the micro-batch for which a thread works: on the driver in a `foreachBatch` function, in a task by Spark's properties.
 
-Users set job groups, and hand work to threads that lack Spark's properties. So a lookup is told where it is built, and carries it.
+Users set job groups, and hand work to threads that lack Spark's properties. So each lookup carries the micro-batch in which it was built.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CONNECT_WORKER = "pyspark/sql/connect/streaming/worker/foreach_batch_worker.py"
 
 
 def read_build(property_of: Callable[[str], str | None]) -> Build | None:
-    """The micro-batch that a thread's properties name; None outside of one.
+    """The micro-batch that a thread's properties name; None if they name none.
 
-    A batch that runs again after a restart counts as another one: it reads what is current then.
+    A batch that runs again after a restart counts as another one: it reads the version that is then current.
     """
     stream, batch = property_of("sql.streaming.queryId"), property_of("streaming.sql.batchId")
     return Build(stream, f"{batch} in {property_of(ROOT_EXECUTION)}", time.time()) if stream and batch else None
@@ -39,7 +39,7 @@ def current_build(spark: SparkSession) -> Build | None:
 
 
 def _classic_build(spark: Any) -> Build | None:
-    """The micro-batch of this thread; in a pool's thread, that of the stream that owns the session."""
+    """The micro-batch of this thread; in a thread of a pool, that of the stream that owns the session."""
     try:
         return read_build(spark.sparkContext.getLocalProperty) or _session_build(spark._jsparkSession)
     except (AttributeError, NotImplementedError, PySparkException, Py4JError):
@@ -47,7 +47,7 @@ def _classic_build(spark: Any) -> Build | None:
 
 
 def _session_build(session: Any) -> Build | None:
-    """The micro-batch of the stream whose own session (of the JVM) this is."""
+    """The micro-batch of the stream that owns this session (of the JVM)."""
     for query in list(session.sharedState().activeStreamingQueries().values()):
         if query.sparkSessionForStream().equals(session):
             batch = query.getLatestExecutionContext().batchId()
@@ -56,7 +56,7 @@ def _session_build(session: Any) -> Build | None:
 
 
 def _main_file() -> str:
-    """The program of this process."""
+    """The path of the program of this process."""
     return (getattr(sys.modules.get("__main__"), "__file__", None) or "").replace("\\", "/")
 
 

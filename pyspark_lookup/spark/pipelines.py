@@ -1,7 +1,8 @@
-"""Declarative Pipelines: where a program is one of their files, and what Spark then refuses.
+"""Declarative Pipelines: whether code runs in one of their files, where Spark refuses some operations.
 
 In a flow's function (`@dp.materialized_view`, `@dp.table`, …) nothing may be analysed or executed: the datasets that it reads may not exist
-yet. Anywhere in such a file the session stays as it is. Each refusal leaves a stack trace in the server's log, so nothing is tried to find out.
+yet. Code in such a file must not change the session. Each refusal leaves a stack trace in the server's log, so nothing is tried to find
+out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def in_flow_function(spark: SparkSession) -> bool:
 
 
 def _contexts(spark: Any) -> list[Any]:
-    """What the session's requests of this thread tell the server of the pipeline that they come from."""
+    """The contexts in which requests of this thread tell the server to which pipeline they belong."""
     if isinstance(spark, SparkSession):
         return []  # of Spark Classic, which has no pipelines
     extensions = getattr(spark.client.thread_local, "user_context_extensions", ())

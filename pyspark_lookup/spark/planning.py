@@ -1,8 +1,8 @@
-"""Planning on the driver: Spark's options and schemas to the engine's plan, and back.
+"""Planning on the driver: converts Spark's options and schemas to the engine's plan, and back.
 
-CREATE TABLE hands its options to `schema()` only; the catalog keeps the metadata of fields. So they
-are written into the metadata of a column, and read back under the options of the read. Each column's metadata
-also has the table's mark and the column's name, by which a write knows its table, and ALTER TABLE is noticed.
+CREATE TABLE passes its options to `schema()` only; the catalog keeps the metadata of fields. So the options are written into the metadata
+of a column, and a read adds its own options to them. Each column's metadata also has the table's mark and the column's name: a write
+recognises its table by them, and a read notices ALTER TABLE.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _OF_WRITES = ("lookup.write.", "lookup.storage.")
 
 
 def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable | None]:
-    """The schema Spark asked for, and the table as planning resolved it (None for a view of the table).
+    """The schema that Spark asked for, and the table as planning resolved it (None for a view of the table).
 
-    For CREATE TABLE it carries the options, and the table is made at its path if they say so.
+    For CREATE TABLE the schema carries the options, and the table is created at its path if they say so.
     """
     creating = "provider" in options
-    # What is stored with a table is for all that is done with it.
+    # Options that are stored with a table apply to all uses of it.
     source_options, explicit = (_table_to_create(options), ()) if creating else _split_explicit(options)
     parsed = runtime().effective(LookupOptions.parse(source_options, conf=conf_file_options()))
     refuse_in_reads(explicit, parsed.view, stream=parsed.view in (View.DATA, View.CHANGES))
@@ -70,7 +70,7 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable |
 
 
 def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that the catalog is to keep; the table is created first if they ask for that. Raises what creating it raises."""
+    """The options for the catalog to keep. If they say so, the table is created first. Raises the errors of its creation."""
     catalog_options = _catalog_options(options)
     create = catalog_options.pop(_CREATE, "false")
     try:
@@ -83,7 +83,7 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
         raise OptionError(
             f"option {_CREATE} = 'true' needs lookup.schema, the columns of the new table, e.g. 'id INT, name STRING'"
         )
-    del catalog_options["lookup.schema"]  # from now on its log says what they are
+    del catalog_options["lookup.schema"]  # from now on the table's log has the columns
     parsed = LookupOptions.parse(catalog_options, conf=conf_file_options())
     engine = runtime().engine(parsed)
     with engine.publish():
@@ -92,7 +92,7 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The options given in OPTIONS (…), without the catalog's properties: an option also arrives as `option.<key>`, a property does not."""
+    """The options given in OPTIONS (…), without the catalog's properties: only an option also arrives as `option.<key>`."""
     catalog_options = {key: text for key, text in options.items() if f"option.{key}" in options or key == "path"}
     for key in sorted(options.keys() - catalog_options.keys()):
         if key.startswith("lookup."):
@@ -114,7 +114,7 @@ def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _single_path(options: Mapping[str, str]) -> dict[str, str]:
-    """The options of a load() with its one path. Raises OptionError for several, which Spark passes as a JSON list."""
+    """The options of a load() with its only path. Raises OptionError for several paths, which Spark passes as a JSON list."""
     load_options = dict(options)
     paths = load_options.pop("paths", None)
     if paths is not None:
@@ -131,7 +131,7 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _split_explicit(options: Mapping[str, str]) -> tuple[dict[str, str], Collection[str]]:
-    """(the options of a load(), the names of those given for this read). A read within a lookup names them; its other options are the table's."""
+    """(the options of a load(), the names of those given for this read). A read within a lookup names these; its other options are the table's."""
     load_options = _single_path(options)
     load_options.pop(BUILT, None)
     explicit = load_options.pop(EXPLICIT, None)
@@ -145,8 +145,9 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
     mark = os.urandom(8).hex()
     for field in schema:
         field.metadata = {MARK_METADATA: f"{mark}:{field.name}"}
-    # With a column of this type Spark aliases every column of an INSERT anew, so that what arrives with them is this
-    # table's and not that of the rows' own columns; unless these are of the same length, so that each table has its own.
+    # With a column of this type Spark gives every column of an INSERT an alias, so the metadata that arrives is this table's and
+    # not that of the rows' own columns. If both have columns of the same length, there is no alias: so each table has a length of
+    # its own.
     text = next((field for field in schema if field.dataType == StringType()), None)
     if text is not None:
         text.dataType = VarcharType(_LONGEST - 1 - int(mark[:7], 16))
@@ -156,11 +157,11 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
 
 
 def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options of a write, including where it goes. Raises OptionError if that would be a guess."""
+    """The options of a write, including its path. Raises OptionError if the path would be a guess."""
     write_options = _single_path(write)
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
-    marks = {read_mark(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
-    # Not one of its subclasses: those are of columns that nobody has aliased.
+    marks = {read_mark(field)[0] for field in schema} - {""}  # a column without a mark was added by ALTER TABLE
+    # Exactly this type: its subclasses are the types of columns without an alias.
     carries_options = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
     is_catalog_table = carries_options and not any(_VARCHAR in (field.metadata or {}) for field in schema)
     catalog_options = {} if carrier is None else table_options(schema)
@@ -168,11 +169,11 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
         if catalog_options and not is_catalog_table and _differ(catalog_options.get("path", ""), write_options["path"]):
             raise OptionError(
                 f"option path = {redact('path', write_options['path'])!r}: the rows carry the options of the catalog table at "
-                f"{redact('path', catalog_options.get('path', ''))}, which a catalog table created from them would take for its own. Read "
-                "them with spark.read.format('lookupcache').load(path), or select their columns by expressions"
+                f"{redact('path', catalog_options.get('path', ''))}, and a catalog table created from the rows would take over these options. "
+                "Read the rows with spark.read.format('lookupcache').load(path), or select their columns by expressions"
             )
         same_path = bool(catalog_options) and not _differ(catalog_options.get("path", ""), write_options["path"])
-        # An INSERT … WITH (path …) that names its table's own place, or rows of it: what is for writes counts.
+        # An INSERT … WITH (path …) that names the table's own path, or rows of the table: options for writes count.
         of_table = {key: text for key, text in catalog_options.items() if same_path and key.startswith(_OF_WRITES)}
         options = {
             **of_table,
@@ -183,12 +184,8 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
         options = {**catalog_options, **_added_column_options(schema), **write_options}
     else:
         raise OptionError(
-            "which table is written cannot be told: Spark does not pass a catalog table's options to its writer, and "
-            + (
-                "the options that came with the rows may be another table's. "
-                if carrier
-                else "the rows bring none either. "
-            )
+            "it is not clear which table is written: Spark does not pass a catalog table's options to its writer, and "
+            + ("the options that came with the rows may be another table's. " if carrier else "the rows carry none. ")
             + "Use INSERT INTO dim WITH (path 's3://bucket/dim') SELECT …, or df.write.format('lookupcache').mode('append')"
             ".save('s3://bucket/dim'). In place of CREATE TABLE dim … AS SELECT: CREATE TABLE dim USING lookupcache OPTIONS "
             f"(path '…', 'lookup.schema' 'id INT, …', '{_CREATE}' 'true'), then INSERT INTO dim SELECT …"
@@ -222,7 +219,7 @@ def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions
 
 def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict[str, str]:
     """The options that a catalog table was created with; {} for a read that names its own path or provider."""
-    # A read that names its path is no read of the catalog table its schema may have come from.
+    # The schema of a read that names its path may have come from a catalog table, but the read is not of that table.
     if "path" in load_options or "lookup.provider" in load_options:
         return {}
     stored = table_options(schema)
@@ -237,7 +234,7 @@ def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict
 
 
 class Planning:
-    """A read that this process is planning."""
+    """A read that this process plans."""
 
     def __init__(
         self,
@@ -259,7 +256,7 @@ class Planning:
     def from_options(
         cls, read: Mapping[str, str], schema: StructType, resolved_table: ResolvedTable | None
     ) -> Planning:
-        """The planning of a read with these options; Spark knows the schema already."""
+        """The planning of a read with these options whose schema Spark already knows."""
         load_options, explicit = _split_explicit(read)
         stored = _stored_options(load_options, schema)
         options = runtime().effective(LookupOptions.parse(load_options, stored, conf_file_options()))
@@ -321,7 +318,7 @@ class Planning:
 
 
 def _with_declared_columns(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
-    """The options with the columns of `.schema(…)`, as if `lookup.schema` declared them."""
+    """The options with the columns of `.schema(…)`, as if `lookup.schema` had declared them."""
     columns = pa.schema([(field.name, spark_type(field.type)) for field in columns])
     if options.schema is not None and options.schema != columns:
         raise OptionError(

@@ -1,7 +1,7 @@
-"""In an executor's worker: which execution this is, the batches of one task, and what the tasks of a lookup run.
+"""Functions for an executor's worker: the execution of a task, its batches, and the functions that the tasks of a lookup run.
 
-These are functions that Spark carries to its workers by name, with one text each. Their bytes are equal for equal texts,
-so that Spark sees when two relations are one and resolves it once.
+Spark carries these functions to its workers by name, each with one text. Their bytes are equal for equal texts, so Spark sees when two
+relations are the same and resolves them once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, read_build
 from pyspark_lookup.spark.worker_errors import without_traceback
 from pyspark_lookup.versions.executions import Build, Execution
 
-_HEAP = re.compile("([0-9]+)([kmgt]?)b?")  # as Spark takes it, megabytes without a unit
+_HEAP = re.compile("([0-9]+)([kmgt]?)b?")  # Spark's notation, in megabytes without a unit
 _LARGEST_ARRAY = 2**31 - 16  # of the JVM
 
 
@@ -37,7 +37,7 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """The batches of one task. All bytes are read from the store before the first batch is yielded.
 
-    `columns`: those of the batches; what the plan does not read of them is null.
+    `columns`: those of the batches; columns that the plan does not read are null.
     """
     count_for_application()
     options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options())
@@ -51,7 +51,7 @@ def read(
         else:
             assert isinstance(task, ReadTask)
             batches = read_rows(engine.reader, plan, task, current_execution(build, built_at_s))
-        # Now: a query with a LIMIT stops its workers after the first batch.
+        # Publish now, because a query with a LIMIT stops its workers after the first batch.
         engine.publish_metrics()
         for batch in batches:
             yield batch if batch.schema.names == columns.names else _widen(batch, columns)
@@ -76,7 +76,7 @@ def session_options() -> dict[str, str]:
     context = TaskContext.get()
     if context is None:
         return {}
-    # Asked by name, a mistyped key would be ignored; Spark keeps no public list of them.
+    # All are read, because a mistyped key that is not asked for would be ignored; Spark has no public list of them.
     host_values = {key: context.getLocalProperty(SPARK_CONF_PREFIX + key.removeprefix("lookup.")) for key in HOST_KEYS}
     local_properties = getattr(context, "_localProperties", None) or {}
     other_values = {
@@ -88,7 +88,7 @@ def session_options() -> dict[str, str]:
 
 
 def largest_row() -> int:
-    """How many bytes Spark's JVM can take as one row: it copies a row while it makes room for it, and other tasks do the same."""
+    """The most bytes that Spark's JVM can take as one row: it copies a row while it makes room for it, and other tasks do the same."""
     context = TaskContext.get()
     if context is None:
         return _LARGEST_ARRAY
@@ -104,9 +104,9 @@ def largest_row() -> int:
 def current_execution(build: Build | None = None, built_at_s: float | None = None) -> Execution | None:
     """The execution of this task, whose tasks all read one version: a stream's micro-batch, or a whole query.
 
-    `build`: the micro-batch in whose function the lookup was built, whatever thread runs it; without one, Spark's properties say
-    whether there is a micro-batch. `built_at_s`: when a DataFrame was built, of which the driver does not say where. None
-    outside Spark, or where Spark does not say: the task then resolves for itself.
+    `build`: the micro-batch in whose function the lookup was built, whichever thread runs it; without it, Spark's properties say whether
+    there is a micro-batch. `built_at_s`: when a DataFrame was built, if the driver did not know its micro-batch. None outside Spark, or if
+    Spark does not say: the task then resolves for itself.
     """
     context = TaskContext.get()
     if context is None:
@@ -127,12 +127,12 @@ def current_execution(build: Build | None = None, built_at_s: float | None = Non
 class Resolve:
     """The function for `mapInArrow` that returns one row: the version of each table that this execution reads, and all of them joined.
 
-    `tables`: by the column that its version goes into, the options of each, and where its lookup was built.
-    `joined`: the last column.
+    `tables`: for each column the options of the table whose version it has, and where the lookup was built. `joined`: the name of the last
+    column.
     """
 
     def __init__(self, name: str, tables: Mapping[str, tuple[str, Build | None]], joined: str) -> None:
-        self.__name__ = name  # as plans show it
+        self.__name__ = name  # the name that plans show
         self._tables = dict(tables)
         self._joined = joined
 
@@ -154,7 +154,7 @@ class Resolve:
 
 
 class Probe:
-    """The iterator Arrow UDF of a pass: looks up the keys among its arguments; the last arguments are the versions."""
+    """The iterator Arrow UDF of a pass: looks up the keys among its arguments. The last arguments are the versions."""
 
     def __init__(self, name: str, spec: str, versions: int) -> None:
         self.__name__ = name
@@ -171,7 +171,7 @@ class Probe:
             for arrays in batches:
                 keys, versions = arrays[: -self._versions], arrays[-self._versions :]
                 for answers in lookups.answers(keys, versions, executions, row_bytes):
-                    lookups.publish()  # a worker that is killed has published all but the batch in its hands
+                    lookups.publish()  # a worker that is killed has published all but its current batch
                     yield answers
         finally:
             lookups.publish()

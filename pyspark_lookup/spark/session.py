@@ -1,4 +1,4 @@
-"""`configure(spark)`: the session settings that serve lookupcache best."""
+"""`configure(spark)`: the session settings that suit lookupcache best."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ RECOMMENDED: Mapping[str, str] = {
 
 
 def configure(spark: SparkSession) -> SparkSession:
-    """Set the recommended run-time confs on a session, overwriting its own; returns the session.
+    """Set the recommended run-time confs on a session, even if it has other values; returns the session.
 
-    `lookupcache` works without: these make its logs queryable and the batches larger that an Arrow UDF
-    behind a scan gets.
+    `lookupcache` works without them. They make its logs queryable, and the batches larger that an Arrow UDF after a scan gets.
     """
     for key, value in RECOMMENDED.items():
         spark.conf.set(key, value)

@@ -1,7 +1,7 @@
 """The `lookupcache` data source. Spark calls it in short-lived planner and reader processes.
 
-Spark imports this module to list formats, so it stays light: the engine is imported inside the
-methods, the one place in this package where imports are not at the top.
+Spark imports this module to list formats, so it stays light: the engine is imported inside the methods. This is the only module of the
+package whose imports are not all at the top.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class DefaultSource(DataSource):
     """A table of files, read through this host's cache, always in its current version.
 
-    Options: see `pyspark_lookup.options.lookup_options`. Instances are pickled between Spark's planner processes;
-    what `schema()` found travels to `reader()` with them, so that one load() makes one metadata call.
+    Options: see `pyspark_lookup.options.lookup_options`. Spark pickles instances to pass them between its planner processes. The table that
+    `schema()` resolved travels to `reader()` with them, so one load() makes one metadata call.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -47,7 +47,7 @@ class DefaultSource(DataSource):
         return "lookupcache"
 
     def schema(self) -> StructType:
-        """The table's columns now; for CREATE TABLE also its options, as metadata of the first one."""
+        """The table's columns now; for CREATE TABLE also its options, as metadata of the first column."""
         from pyspark_lookup.spark import planning
 
         schema, self._resolved_table = planning.plan_schema(self.options)
@@ -57,7 +57,7 @@ class DefaultSource(DataSource):
         from pyspark_lookup.spark import planning
 
         plan = planning.Planning.from_options(self.options, schema, self._resolved_table)
-        # It has no pushFilters: until Spark 5.0 the filters of one scan reach others of the same relation (SPARK-58551).
+        # There is no pushFilters: until Spark 5.0 the filters of one scan reach others of the same relation (SPARK-58551).
         return LookupReader(plan, self._built_at_s)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -81,7 +81,7 @@ class DefaultSource(DataSource):
 
 @errors_without_traceback
 class LookupReader(DataSourceReader):
-    """Plans the tasks of a batch read and reads them. Tasks need nothing of its state: `partitions()` puts all into them."""
+    """Plans the tasks of a batch read and reads them. `partitions()` puts everything that a task needs into it."""
 
     def __init__(self, plan: Planning, built_at_s: float) -> None:
         self._plan: Planning | None = plan
@@ -96,9 +96,9 @@ class LookupReader(DataSourceReader):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading
 
-        if partition is None or partition.value is None:  # what Spark 4.1, and later ones, make of no tasks
+        if partition is None or partition.value is None:  # Spark 4.1 and later make this of no tasks
             return iter(())
         return reading.read(*partition.value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": None, "_built_at_s": 0.0}  # what a task needs is in its partition
+        return {"_plan": None, "_built_at_s": 0.0}  # a task's partition has all that it needs

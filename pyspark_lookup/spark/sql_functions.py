@@ -1,7 +1,7 @@
-"""`register_lookup`: a lookup table as a function of SQL.
+"""`register_lookup`: a lookup table as an SQL function.
 
-Spark calls an Arrow UDF with the keys and, by a scalar subquery over a source, the version. The subquery is read
-once per reference; the execution's record makes the references of one query agree on a host.
+Spark calls an Arrow UDF with the keys and, from a scalar subquery on a source, the version. The subquery runs once for each use of the
+function; the execution's record makes them agree on one version on each host.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from pyspark_lookup.spark.table_argument import (
 )
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_creating = (
-    ForkSafeLock()
-)  # a lookup's functions and its view are one lookup's, also where threads register others of that name
-_TRIED = "_lookup_tried_"  # before the name of functions that are created to see whether Spark takes them
+# A lookup's functions and its view belong together, even if other threads register lookups with the same name.
+_creating = ForkSafeLock()
+_TRIED = "_lookup_tried_"  # prefix of functions that are created to see whether Spark accepts them
 
 
 def register_lookup(
@@ -49,13 +48,12 @@ def register_lookup(
 ) -> None:
     """Make `SELECT f.*, airport(f.dest).name FROM flights f` work: temporary functions of this session.
 
-    `name(key…)`: a struct of the table's `columns` (default: all but the key), null where no row has the key; with
-    `multi` an array of structs, empty where none has. `name_rows(key…)`: a table function that returns the rows of one
-    constant key, key columns first. `key`: the table's key column, or several in the order of the arguments. `table`,
-    `options`: as for `lookup_join`.
+    `name(key…)`: a struct of the table's `columns` (default: all but the key), null if no row has the key; with `multi` an array of
+    structs, empty if no row has it. `name_rows(key…)`: a table function that returns the rows of one constant key, key columns first.
+    `key`: the table's key column, or several in the order of the arguments. `table`, `options`: as for `lookup_join`.
 
-    Each execution answers from the newest version at its start. Raises OptionError and SchemaError for arguments that do
-    not fit; a query raises NonUniqueKeyError for a key with several rows, unless `multi`.
+    Each execution answers from the newest version at its start. Raises OptionError and SchemaError for arguments that do not fit; a query
+    raises NonUniqueKeyError for a key with several rows, unless `multi`.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
@@ -70,7 +68,7 @@ def register_lookup(
         dim_table = with_default_cache(dim_table, dim_table.facts().bytes)
     if not dim_table.returned_fields:
         raise OptionError("argument columns: give at least one column of the table")
-    # The rows of a key show the key as well: as it is in the table, if it was chosen there.
+    # The rows of a key also show the key, in the table's spelling if it was selected.
     key_fields = tuple(StructField(column, dim_table.column_type(column)) for column in dim_table.keys)
     value_fields = tuple(field for field in dim_table.returned_fields if field.name not in dim_table.keys)
     whole = dataclasses.replace(dim_table, returned_fields=(*key_fields, *value_fields))
@@ -79,7 +77,7 @@ def register_lookup(
         _check_name(name, registered)
         try:
             _create(dim_table, whole, _TRIED + name.lower(), multi)
-        finally:  # those that are there stay whole until Spark has shown that it takes both
+        finally:  # the existing functions stay until Spark has accepted both new ones
             _drop(spark, _TRIED + name.lower())
         _create(dim_table, whole, name, multi)
         registered.add(name.lower())
@@ -103,7 +101,7 @@ def _drop(spark: SparkSession, name: str) -> None:
 
 
 def _check_name(name: str, registered: set[str]) -> None:
-    """Raise OptionError if another lookup of the session has a function of that name."""
+    """Raise OptionError if another lookup of the session has a function with that name."""
     lower_name = name.lower()
     clashes = {f"{lower_name}_rows": f"{lower_name}_rows", lower_name.removesuffix("_rows"): lower_name}
     for clashing, function in clashes.items():

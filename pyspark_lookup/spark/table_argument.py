@@ -33,7 +33,7 @@ from pyspark_lookup.storage.disk import key_of
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
 _FORMAT = "lookupcache"
-# What says which columns and rows a read shows; a lookup says that by its own arguments.
+# Options that select columns and rows of a read; a lookup selects them by its own arguments.
 _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
 
 
@@ -50,8 +50,8 @@ class DimensionTable:
 
     @property
     def place(self) -> str:
-        """The last part of where the table is, as names in plans may have it."""
-        # What follows a URL's `?` may be a signature.
+        """The last part of the table's path or name, in a form that names in plans may have."""
+        # The part of a URL after `?` may be a signature.
         place = (self.parsed.path or self.parsed.provider or "").partition("?")[0].rpartition("@")[2]
         last = re.sub(r"[^A-Za-z0-9]+", "_", place.rstrip("/").rsplit("/", 1)[-1])
         return last.strip("_")[:40] or "table"
@@ -63,7 +63,7 @@ class DimensionTable:
 
     @property
     def url(self) -> str:
-        """The table's place, without secrets."""
+        """The table's path or name, without secrets."""
         return redact("path", self.parsed.path) if self.parsed.path else f"provider {self.parsed.provider}"
 
     def read(self, columns: Sequence[str]) -> DataFrame:
@@ -78,7 +78,7 @@ class DimensionTable:
         return self.schema[name].dataType
 
     def facts(self) -> Row:
-        """The row of the view `summary`, as the driver's host knows the table; over Connect, as one of the server's hosts does."""
+        """The row of the view `summary`, from the driver's host; over Connect, from one of the server's hosts."""
         return _facts(self.spark, self.options)
 
 
@@ -94,15 +94,15 @@ def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
 
 
 def plans_here(spark: SparkSession) -> bool:
-    """Whether this process plans tables: the driver does, and a process to which a Connect server tells nothing.
+    """Whether this process plans tables itself: the driver does, and so does a flow's function, to which a Connect server reveals nothing.
 
-    In a driver Spark would start a Python process for it each time.
+    In a driver, Spark would otherwise start a Python process for each plan.
     """
     return in_flow_function(spark) or isinstance(spark, SparkSession)
 
 
 def _columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
-    """A table's columns now."""
+    """The columns of a table now."""
     if plans_here(spark):
         return planning.plan_schema({**options, EXPLICIT: ""})[0]
     return _load(spark, options).schema
@@ -131,7 +131,9 @@ def look_up(
 ) -> DimensionTable:
     """The table that a lookup names, with its columns as Spark sees them now.
 
-    `keys`: None for those that its options or its log name; `key_argument`: what the caller calls them. `as_of`: of what is valid at a time. Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
+    `keys`: None for the keys that its options or its log name; `key_argument`: the caller's name for them. `as_of`: the lookup needs the
+    rows that are valid at a time. Raises OptionError for options or a name that mean no table, SchemaError for a column that the table does
+    not have.
     """
     argument_options = {key: option_text(value) for key, value in options.items()}
     explicit = {key.lower() for key in argument_options}
@@ -165,7 +167,7 @@ def look_up(
     names = _resolve(columns, schema, "columns")
     if KEY_INDEX in names:
         raise SchemaError(
-            f"column {KEY_INDEX!r} of the table is also one of the lookup's answer: leave it out with columns=[…], or rename it"
+            f"column {KEY_INDEX!r} of the table has the name of a column of the lookup's answer: leave it out with columns=[…], or rename it"
         )
     for name in (*key_names, *names):
         if is_collated(schema[name].dataType):
@@ -196,7 +198,7 @@ def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[st
 
 
 def _known_floor(options: LookupOptions) -> str | None:
-    """The last commit that this host made to the table: hosts that answer from cached metadata must not go behind it."""
+    """The last commit that this host made to the table: hosts that answer from cached metadata must include it."""
     if options.provider is not None or options.metadata_source is MetadataSource.UFS:
         return None
     engine = runtime().engine(options)
@@ -205,14 +207,14 @@ def _known_floor(options: LookupOptions) -> str | None:
 
 
 def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that decide a table's columns, without its cache: to learn the columns needs none."""
+    """The options that decide a table's columns, without those of its cache, which is not needed for that."""
     schema_options = {key: text for key, text in options.items() if key not in _OF_READS}
     if "lookup.provider" in schema_options:
         return schema_options
     schema_options.pop("lookup.keys", None)
     without = merge_options(schema_options, {"lookup.cache": CacheMode.NONE.value})
     if without.get("lookup.metadata.source", "").strip().upper() == MetadataSource.CACHE.value:
-        # With a full cache no interval says when the store is asked: what is known will do.
+        # With a full cache no interval says when to ask the store: the last known version will do.
         without.setdefault("lookup.metadata.sync-interval", "-1")
     return without
 
@@ -231,12 +233,12 @@ def _resolve(columns: Sequence[str], schema: StructType, argument: str) -> list[
 
 
 def quote(name: str) -> str:
-    """A column's name in backquotes, as SQL takes any name."""
+    """A column's name in backquotes, in which SQL takes any name."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys in the order of the table's own `lookup.keys`, if these are the same: each order has a cache of its own."""
+    """The keys in the order of the table's own `lookup.keys`, if both name the same columns: each order would have a cache of its own."""
     text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
     if text is None:
         return keys
@@ -280,7 +282,7 @@ def _plain_text(field: StructField) -> StructField:
 
 
 def resolve_table_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
-    """The options of the table that an argument means, with those given besides. Raises OptionError if it means none."""
+    """The options of the table that an argument means, and the additional `options`. Raises OptionError if it means no table."""
     argument_options = {key: option_text(value) for key, value in options.items()}
     refuse_in_reads(argument_options)
     stored, _ = _table(spark, table, argument_options)
@@ -293,7 +295,7 @@ def is_cache_set(options: Mapping[str, str]) -> bool:
 
 
 def defaults_to_full(table: DimensionTable) -> bool:
-    """Whether a lookup gives the table a full cache if it is small: nobody said which, and none would need a trigger."""
+    """Whether a lookup gives the table a full cache if it is small: no cache is set, and a full one needs no trigger."""
     by_query = table.parsed.metadata_source is MetadataSource.UFS and table.parsed.provider is None
     return by_query and not is_cache_set(table.options)
 

@@ -1,4 +1,4 @@
-"""`warm`: a table's current version on as many executors as can be reached, before somebody asks for it."""
+"""`warm`: loads a table's current version on as many executors as can be reached, before the first query needs it."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ def _warm(table: LookupTable) -> dict[str, Any]:
 def warm(
     spark: SparkSession, table: TableArgument, tasks: int = 32, options: Mapping[str, Any] | None = None
 ) -> list[Warmed]:
-    """Load a table's current version into the full cache of as many executors as can be reached; returns one entry for each.
+    """Load a table's current version into the full cache of as many executors as can be reached. Returns one entry for each.
 
-    `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: of the Spark job that looks for executors; best
-    several times as many as there are. `options`: as {"lookup.keys": "id"}. An executor that fails is told of with its
-    `error`. Raises OptionError for options that mean no full cache, ValueError for fewer than one task.
+    `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: of the Spark job that looks for executors; best several times
+    as many as there are executors. `options`: such as {"lookup.keys": "id"}. The entry of an executor that fails has the `error`. Raises
+    OptionError for options that mean no full cache, ValueError for fewer than one task.
     """
     if tasks < 1:
         raise ValueError(f"tasks = {tasks}: give 1 or more")
     table_options = {**resolve_table_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
-    LookupOptions.parse(table_options, conf=conf_file_options())  # what is wrong is said here, not by tasks
+    LookupOptions.parse(table_options, conf=conf_file_options())  # report wrong options here, and not in tasks
     numbers = spark.range(0, tasks, 1, tasks)
     rows = numbers.mapInArrow(_Warm(json.dumps(table_options), runtime().nonce()), _COLUMNS).collect()
     return sorted((Warmed(**row.asDict()) for row in rows), key=lambda row: (row.host, row.cache_dir))

@@ -1,7 +1,7 @@
 """Errors of this package that end a worker: Spark shows their message in one line, without a traceback.
 
-Spark formats an error with the frames of its worker, of this package and of all causes, unless the environment of the process
-says to hide them. A worker process ends with its first error, so what is set there is for that error only.
+Spark formats an error with the frames of its worker, of this package and of all causes, unless an environment variable of the process says
+to hide them. A worker process ends with its first error, so setting the variable affects that error only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 
 def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for a function that a worker calls, or whose generator it reads: Spark shows this package's errors as their message only."""
+    """A decorator for a function that a worker calls, or whose generator it reads: of this package's errors Spark then shows only the message."""
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **named: Any) -> Any:
@@ -34,7 +34,7 @@ def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
 def errors_without_traceback(cls: _Class) -> _Class:
     """A decorator for a class whose public methods Spark's workers call: `without_traceback` for each of them."""
     for name, method in list(vars(cls).items()):
-        # Where there is no stream's reader, Spark fails to stop it: only the frames of that error still say why there is none.
+        # Without a stream's reader, Spark fails again when it stops it, and only the frames of that error show why there is none.
         if isinstance(method, types.FunctionType) and not name.startswith("_") and name != "streamReader":
             setattr(cls, name, without_traceback(method))
     return cls

@@ -1,7 +1,7 @@
-"""Writing a managed table from Spark: the driver begins and commits, tasks put files, each in a process of its own.
+"""Writes a managed table from Spark: the driver begins and commits, tasks put files, each in a process of its own.
 
-What travels is the options and the `Job`. A task that Spark runs twice puts files of its own twice, of which the commit
-names one set; a stream's micro-batch that is committed already is not committed again.
+Only the options and the `Job` travel between them. A task that Spark runs twice puts two sets of files, of which the commit names one; a
+stream's micro-batch that has been committed is not committed again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyspark_lookup.spark.worker_errors import errors_without_traceback
 
 @dataclasses.dataclass
 class Written(WriterCommitMessage):
-    """A task's commit message: the files it wrote and, in a stream, the query and the job whose directory they lie in."""
+    """A task's commit message: the files that it wrote and, in a stream, the query and the job in whose directory they are."""
 
     files: tuple[DataFile, ...]
     query: str | None = None
@@ -37,7 +37,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """The writer of a batch write, with its write id: the write has begun. Raises what beginning it raises."""
+    """The writer of a batch write, which has begun and has its write id. Raises the errors of its beginning."""
     parsed = _parse(options, schema)
     batch = parsed.write_batch
     name = None if batch is None else batch_directory(batch, runtime().nonce())
@@ -45,13 +45,13 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of a streaming query; each micro-batch begins when it commits. Raises what beginning a write raises."""
+    """The writer of a streaming query; each micro-batch begins when it commits. Raises the errors of beginning a write."""
     if "path" not in {key.lower() for key in options}:
         raise OptionError(
-            "option path is missing: a stream is written by df.writeStream.format('lookupcache').start(path); "
-            "toTable does not pass on where a table lies"
+            "option path is missing: write a stream with df.writeStream.format('lookupcache').start(path); "
+            "toTable does not pass on the path of a table"
         )
-    # What Spark keeps for itself of the options of a stream.
+    # Spark does not pass on some options of a stream.
     parsed = _parse({key: text for key, text in options.items() if key.lower() != "checkpointlocation"}, schema)
     if parsed.write_batch is not None:
         raise OptionError(
@@ -88,7 +88,7 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
 
 
 def _write_files(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
-    """Write the rows of one attempt of a task; returns its files."""
+    """Write the rows of one attempt of a task, and return its files."""
     context = TaskContext.get()
     task_options = options.on_host(session_options())
     engine = runtime().engine(task_options)
@@ -133,7 +133,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 @errors_without_traceback
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Commits a streaming query's micro-batches. Spark makes a new one for each commit, so all a commit needs is in the messages."""
+    """Commits a streaming query's micro-batches. Spark makes a new one for each commit, so the messages have all that a commit needs."""
 
     def __init__(self, options: LookupOptions, job: Job) -> None:
         self._options = options
@@ -145,7 +145,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
         if not query or not batch:
             raise OptionError(
-                "Spark does not say which streaming query this task belongs to: its batches cannot be told apart"
+                "Spark does not say to which streaming query and batch this task belongs, so its rows cannot be written exactly once"
             )
         job = dataclasses.replace(self._job, directory=batch_directory((query, int(batch)), self._job.directory))
         return Written(_write_files(self._options, job, iterator), query, job)

@@ -1,1 +1,1 @@
-"""The underlying file system (UFS), what this host keeps of it on disk, and what it publishes about itself."""
+"""The underlying file system (UFS), this host's cache directory, and the counters that it publishes."""

@@ -1,8 +1,8 @@
 """The block cache: (file version, byte range) -> bytes, from this host's disk or by one fetch.
 
-A block is a natural unit of its format: a parquet footer or column chunk, an Arrow record batch, an
-aligned range of another file. The store says which version is current; this cache is asked for that
-version and never answers from another (Alluxio's getBlocksAndLocations, by equality of versions).
+A block is a natural unit of its format: a parquet footer or column chunk, an Arrow record batch, an aligned range of another file. The
+caller knows the current version from the store; the cache answers for exactly the version that it is asked for (Alluxio's
+getBlocksAndLocations, by equality of versions).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Data = bytes | memoryview
 _Block = tuple[int, Range]
 """A block of one of several files: its place among them, and its range."""
 
-_CLAIMED_AT_ONCE = 256  # blocks, and open lock files, per round
+_CLAIMED_AT_ONCE = 256  # blocks, and so open lock files, per round
 _MERGE_GAP_BYTES = 64 * 1024  # ranges this close are one request
 _MERGED_BYTES = 16 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlocksAndLocations:
-    """One file version as the cache knows it: `cached_blocks` are the (offset, length) of blocks on disk.
+    """The cached blocks of one file version: `cached_blocks` are the (offset, length) of blocks on disk.
 
     A block may vanish afterwards (evicted, damaged); reading it is then a miss.
     """
@@ -45,15 +45,15 @@ class BlocksAndLocations:
 
 
 def make_path_key(scope: str, path: str) -> str:
-    """The key under which the blocks of a store's file are kept."""
+    """The key of a store's file in the cache."""
     return key_of(scope, path)
 
 
 class BlockCache:
     """Blocks of one store's files, on this host's disk; without a disk, straight from the store.
 
-    One loader per block across the processes of the host: others wait up to `wait_s` for it, then
-    fetch for themselves. A failing cache never fails a read.
+    The race: processes of the host may need the same block at once. One of them fetches it, the others wait up to `wait_s` and then fetch
+    it themselves. A failing cache never fails a read.
     """
 
     def __init__(self, ufs: Ufs, context: HostContext, wait_s: float) -> None:
@@ -63,7 +63,7 @@ class BlockCache:
         self._wait_s = wait_s
 
     def read_only(self) -> BlockCache:
-        """The same cache, which does not keep what is fetched through it: for a reader that stores the bytes elsewhere."""
+        """The same cache, but it does not keep fetched bytes: for a reader that stores them elsewhere."""
         twin = copy.copy(self)
         twin._keeps = False
         return twin
@@ -84,10 +84,9 @@ class BlockCache:
         return BlocksAndLocations(version, cached_blocks, path_key, version_key)
 
     def read(self, requests: Sequence[tuple[BlocksAndLocations, Sequence[Range]]]) -> list[list[Data]]:
-        """The bytes of each block of each file, in the order of `requests`. Missing blocks are fetched and kept.
+        """The bytes of each block of each file, in the order of `requests`. Missing blocks are fetched and cached.
 
-        Raises SourceChangedError if a file that must be fetched is no longer in its version, another
-        UfsError if the store fails.
+        Raises SourceChangedError if a file that must be fetched is no longer in its version, another UfsError if the store fails.
         """
         block_data: dict[_Block, Data] = {}
         missing: list[_Block] = []
@@ -105,10 +104,10 @@ class BlockCache:
         return [[block_data[index, block] for block in blocks] for index, (_, blocks) in enumerate(requests)]
 
     def read_anew(self, location: BlocksAndLocations, blocks: Sequence[Range]) -> list[Data]:
-        """The bytes of blocks, fetched again and not kept. All cached blocks of the file's version are removed.
+        """The bytes of blocks, fetched again and not cached. All cached blocks of the file's version are removed.
 
-        For bytes that cannot be decoded: they may have been damaged on their way here. If the new ones can be decoded, call
-        `count_damaged`. Raises as `read`.
+        For bytes that cannot be decoded: they may have been damaged on their way here. If the new bytes can be decoded, call
+        `count_damaged`. Raises the errors of `read`.
         """
         if self._context.disk is not None:
             self._context.disk.forget_blocks(location.path_key, location.version_key)
@@ -145,7 +144,7 @@ class BlockCache:
                     claimed[path] = self._claim(disk, key.name, 0, locks)
                 if not claimed[path]:
                     elsewhere.append((disk, index, block))
-                # Looked up again under the lock: its last holder may just have published it.
+                # The race: the lock's last holder may just have published the block, so it is looked up again under the lock.
                 elif not self._find(disk, key, block_data, index):
                     to_fetch.append((index, block))
             self._fetch(locations, to_fetch, block_data)
@@ -156,7 +155,7 @@ class BlockCache:
                 self._context.metrics.inc("blockWaitCount")
                 if not self._claim(disk, key.name, wait_s, locks):
                     wait_s = 0  # `wait_s` is for the whole read: do not wait again for each block of a stuck loader
-                if not self._find(disk, key, block_data, index):  # the other loader failed, died, or holds on too long
+                if not self._find(disk, key, block_data, index):  # the other loader failed, died, or takes too long
                     self._fetch(locations, [(index, block)], block_data)
 
     def _find(self, disk: Disk, key: BlockKey, block_data: dict[_Block, Data], index: int) -> bool:
@@ -168,7 +167,7 @@ class BlockCache:
         return data is not None
 
     def _claim(self, disk: Disk, name: str, timeout_s: float, locks: contextlib.ExitStack) -> bool:
-        """Acquire a block's lock into `locks`. Returns whether to load the block: also if the directory is broken, without a lock."""
+        """Acquire a block's lock into `locks`. Returns whether to load the block; if the directory is broken, that is without a lock."""
         try:
             lock = disk.acquire("block", name, timeout_s)
         except OSError:
@@ -206,7 +205,7 @@ class BlockCache:
 
 
 def _merge(blocks: list[Range]) -> list[tuple[Range, list[Range]]]:
-    """Sorted blocks as requests: neighbours share one, up to a size; each with its members."""
+    """Sorted blocks as requests: neighbouring blocks share one, up to a size. Each request comes with its blocks."""
     spans: list[tuple[Range, list[Range]]] = []
     for offset, length in blocks:
         if spans:

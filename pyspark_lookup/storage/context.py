@@ -1,4 +1,4 @@
-"""What all parts of a table reference share in this process."""
+"""`HostContext`: what all parts of a table reference share in this process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def in_thread(name: str, run: Callable[[], None]) -> None:
 class HostContext:
     """The cache directory (None: there is none), the counters, the clock and the randomness of one table reference.
 
-    `start`: runs a function in a thread of this name. `timer`: runs the schedules that need no timer of their own (None: each
-    has its own).
+    `start`: runs a function in a thread with this name. `timer`: runs the schedules of several tables (None: each has its own timer).
     """
 
     disk: Disk | None

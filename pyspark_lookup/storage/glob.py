@@ -1,4 +1,5 @@
-"""Paths with wildcards, as in Spark: the files that match, and the directories that lead to them. A backslash before a wildcard makes it a letter."""
+"""Paths with wildcards, as in Spark: the files that match, and the directories that lead to them. A backslash before a wildcard makes it a
+plain character."""
 
 from __future__ import annotations
 
@@ -37,16 +38,16 @@ def glob_reaches(directory: str, pattern: str) -> bool:
 
 
 def _components_match(components: Sequence[str], pattern_components: Sequence[str]) -> bool:
-    """Whether the components match, as far as both have them."""
+    """Whether the components match, up to the length of the shorter list."""
     return all(fnmatch.fnmatchcase(name, part) for name, part in zip(components, pattern_components, strict=False))
 
 
 @functools.lru_cache(maxsize=128)
 def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
-    """The components of each pattern that a pattern with braces stands for."""
+    """The components of each pattern for which a pattern with braces stands."""
     braces = re.search(r"(?<!\\)\{([^{}]*)\}", pattern)
     if braces is None:
-        # To fnmatch a backslash is a letter like any other.
+        # To fnmatch a backslash is an ordinary character.
         plain = re.sub(r"\\(.)", lambda escaped: f"[{escaped[1]}]" if escaped[1] in "*?[" else escaped[1], pattern)
         return (tuple(plain.replace("[^", "[!").split("/")),)
     choices = (pattern[: braces.start()] + choice + pattern[braces.end() :] for choice in braces[1].split(","))

@@ -1,7 +1,7 @@
 """`Publisher` and `read_table_counts`: the counters of a host's processes, shared in the cache directory (FLIP-221's metric group).
 
-Each process has a file per table, and writes its numbers there after each batch of a Spark task and each call. So the sums over a
-host's processes are exact, except for the running batch of a process that was killed.
+Each process has a file per table, and writes its numbers there after each batch of a Spark task and each call. So the sums over a host's
+processes are exact, except for the running batch of a process that was killed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, Ca
 from pyspark_lookup.storage.disk import CounterFile, Counts, Disk, key_of
 
 _MERGE_ABOVE = 64
-_APPLICATIONS_KEPT = 16  # ended ones with a total of their own: those of older ones are merged
+_APPLICATIONS_KEPT = 16  # ended applications with a total of their own; older ones are merged
 _OLDER = "older"
-_GAUGES_AT = "gaugesAt"  # Unix microseconds at which one last changed in the process
+_GAUGES_AT = "gaugesAt"  # Unix microseconds at which a gauge last changed in the process
 _NUMBER = struct.Struct("=q")
 _GAUGES_BEGIN = len(COUNTERS) * _NUMBER.size
 _NAMES = (*COUNTERS, *GAUGES, _GAUGES_AT)
 
 
 class Publisher:
-    """One table's counters in this process, and how they reach the other processes of the host. Not for use after a fork."""
+    """One table's counters in this process, published to the other processes of the host. Not for use after a fork."""
 
     def __init__(self, metrics: CacheMetricGroup, disk: Disk | None, label: str, url: str, clock: HostClock) -> None:
         self.metrics = metrics
@@ -46,9 +46,9 @@ class Publisher:
         self._closed = False
 
     def publish(self) -> None:
-        """Put this process's counters where others of the host find them."""
+        """Publish this process's counters to the other processes of the host."""
         if self._disk is not None:
-            with self._lock:  # else a thread could overwrite newer numbers with those it has read before
+            with self._lock:  # otherwise a thread could overwrite newer numbers with older ones that it has read
                 self._write(self._disk, self.metrics.pack())
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Publisher:
                 self._file, self._before, self._closed = None, self._published, True
 
     def _write(self, disk: Disk, packed: bytes) -> None:
-        if self._closed and packed == self._before:  # nothing since
+        if self._closed and packed == self._before:  # nothing has changed since
             return
         if packed == self._published and self._file is not None:
             return
@@ -96,7 +96,7 @@ class Publisher:
         return {**about, "applications": applications}, values
 
     def host_total(self) -> dict[str, int]:
-        """The sum of the counters of all processes of this host that have published, with this one, and the host's gauges."""
+        """The sum of the published counters of all processes of this host, including this one, and the host's gauges."""
         if self._disk is None:
             return {**self.metrics.snapshot(), **dict.fromkeys(HOST_GAUGES, UNSET)}
         self.publish()
@@ -104,7 +104,7 @@ class Publisher:
         return {**total, **host_gauges(self._disk, total, self._clock)}
 
     def by_worker(self) -> dict[str, dict[str, int]]:
-        """The counters of each process of this host that has published, by `<host>-<process>`; this one included.
+        """The published counters of each process of this host, including this one, by `<host>-<process>`.
 
         The counters of processes that ended long ago are merged into one entry, `ended`.
         """
@@ -116,7 +116,7 @@ class Publisher:
 
 
 def _less(packed: bytes, before: bytes) -> bytes:
-    """The packed numbers with counters less those of `before`; gauges stay as they are."""
+    """The packed numbers, with counters reduced by those of `before`; gauges stay as they are."""
     counted = array.array("q", packed)
     for place, number in enumerate(array.array("q", before)[: len(COUNTERS)]):
         counted[place] -= number
@@ -125,7 +125,7 @@ def _less(packed: bytes, before: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class ApplicationCounts:
-    """The counts of one table by a host's processes of one Spark application, or of none."""
+    """The counts of one table by a host's processes that belong to one Spark application, or to none."""
 
     values: Mapping[str, int]
     processes: int
@@ -173,7 +173,7 @@ def read_table_counts(disk: Disk, clock: HostClock) -> list[TableCounts]:
 
 
 def host_gauges(disk: Disk, total: Mapping[str, int], clock: HostClock) -> dict[str, int]:
-    """`HOST_GAUGES` of a table with these counters."""
+    """The `HOST_GAUGES` of a table with these counters."""
     space = disk.space()
     return {
         "reloadLag": _lag(total, clock),
@@ -208,7 +208,7 @@ def _applications(counts: Counts) -> list[str]:
 
 
 def _application(counts: Counts) -> str | None:
-    """The one application that counts are of ("": of none); None for those of several together."""
+    """The application that counts belong to ("": none); None for the counts of several."""
     return None if counts.about.get("applications") else str(counts.about.get("application", ""))
 
 
@@ -232,10 +232,10 @@ _RELOADS_KEPT = 200
 
 @dataclasses.dataclass(frozen=True)
 class Reload:
-    """One load of a snapshot on this host: when it began (Unix time), how long it took, and what came of it.
+    """One load of a snapshot on this host: its start (Unix time), how long it took, and its outcome.
 
-    `error` is empty if it went well; then `version`, `rows` and `bytes` are those of the snapshot. `fetched`: bytes received
-    from the store meanwhile.
+    `error` is empty if it succeeded; then `version`, `rows` and `bytes` are those of the snapshot. `fetched`: the bytes received from the
+    store meanwhile.
     """
 
     at_s: float
@@ -255,7 +255,7 @@ def remember_reload(disk: Disk, key: str, url: str, reload: Reload) -> None:
 
 
 def _parse_reloads(record: Any) -> tuple[str, list[Reload]]:
-    """(URL, loads) of a record. Raises one of `decoding.UNREADABLE` for any other record."""
+    """(URL, loads) of a record. Raises one of `decoding.UNREADABLE` if it is malformed."""
     reloads = []
     for row in record["reloads"]:
         at_s, seconds = (as_number(row[name]) for name in ("at_s", "seconds"))

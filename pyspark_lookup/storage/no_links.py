@@ -18,7 +18,7 @@ class PlaceTakenError(OSError):
 def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | None = None) -> Iterator[int]:
     """A descriptor of the directory `names` below `root`, which itself may be reached by links.
 
-    `mode`: of those that are made where they are missing; they are there after a crash, too. Raises as `descend`.
+    `mode`: of the missing directories that are made, so that they survive a crash. Raises the errors of `descend`.
     """
     fd = descend(os.open(root, DIRECTORY), names, os.fspath(root), mode, durable=True)
     try:
@@ -28,18 +28,18 @@ def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | N
 
 
 def descend(fd: int, names: Sequence[str], root: str, mode: int | None, durable: bool) -> int:
-    """A descriptor of the directory `names` below an open one, which is closed; `root` is its path, for errors.
+    """A descriptor of the directory `names` below an open one, which is closed. `root`: the path of that one, for errors.
 
-    `mode`: of those that are made where they are missing. `durable`: they are there after a crash, too. Raises FileNotFoundError
-    for a missing one without `mode`, PlaceTakenError where a link or a file is in a directory's place.
+    `mode`: of the missing directories that are made. `durable`: they survive a crash. Raises FileNotFoundError for a missing one without
+    `mode`, PlaceTakenError for a link or a file where a directory should be.
     """
     for depth, name in enumerate(names):
         try:
             below = _enter(fd, name, mode, durable)
         except NotADirectoryError:
             raise PlaceTakenError(
-                f"{os.path.join(root, *names[: depth + 1])} is a link or a file in the place of a directory, and nothing is written "
-                "or removed through it: remove it"
+                f"{os.path.join(root, *names[: depth + 1])} is a link or a file where a directory should be, so nothing is written "
+                "or removed there: remove it"
             ) from None
         finally:
             os.close(fd)
@@ -48,7 +48,7 @@ def descend(fd: int, names: Sequence[str], root: str, mode: int | None, durable:
 
 
 def _enter(above: int, name: str, mode: int | None, durable: bool) -> int:
-    """A descriptor of the directory of that name in an open one. NotADirectoryError for a link, too."""
+    """A descriptor of the directory of that name in an open one. Raises NotADirectoryError, also for a link."""
     while True:
         try:
             return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=above)

@@ -1,8 +1,8 @@
 """The only door to remote storage: `get_meta`, `list_status`, `read_ranges`, `put_if_absent` over any fsspec URL.
 
-Every attempt is counted by kind and by bytes here, transient errors are tried again, and foreign
-errors leave as ours. Nothing is cached: no listing cache is on, an answer is the store's answer now.
-Reads are pinned to a `FileVersion`: bytes of another version are never returned.
+It counts every attempt by kind and by bytes, repeats attempts after transient errors, and translates foreign errors into ours. Nothing is
+cached, listings neither: an answer is the store's answer now. Reads are pinned to a `FileVersion`: bytes of another version are never
+returned.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _UNANSWERED = (UfsUnavailableError, UfsTimeoutError)
 
 
 class _ShortReadError(UfsUnavailableError):
-    """The store answered with fewer bytes than asked for."""
+    """The store returned fewer bytes than requested."""
 
 
 class Ufs:
-    """A store as one table's reads see it: counted, retried, pinned.
+    """A store for the reads of one table: counted, retried, pinned.
 
-    `max_retries` (>= 0) attempts follow the first one, on transient errors only; `sleep` takes the
-    seconds between them. One instance belongs to one process.
+    Up to `max_retries` (>= 0) attempts follow the first one, after transient errors only; `sleep` waits the seconds between them. One
+    instance belongs to one process.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Ufs:
     def _call(self, ask: Callable[..., T], *args: Any) -> T:
         """The store's answer, after retries if needed."""
         try:
-            return ask(*args)  # first without tenacity, which takes longer than a local disk
+            return ask(*args)  # the first attempt without tenacity, which takes longer than a local disk
         except _UNANSWERED as problem:
             failed: list[Exception] = [problem]
 
@@ -85,36 +85,35 @@ class Ufs:
         return self._store.url_of(path)
 
     def get_meta(self, path: str) -> FileVersion:
-        """Identity and size of one file, asked from the store now (one call).
+        """Identity and size of one file, from the store now (one call).
 
-        Raises UfsNotFoundError if absent, another UfsError otherwise.
+        Raises UfsNotFoundError if it is absent, another UfsError otherwise.
         """
         return self._call(self._store.get_meta, path, self._count)
 
     def list_status(self, path: str) -> Listing:
-        """Every file below a directory, in order of its URL (one call per directory or page).
+        """Every file below a directory, in the order of their URLs (one call per directory or page).
 
-        Directories named `.…` or `_…` are reported but not entered, `_spark_metadata` is.
-        Raises UfsNotFoundError if nothing is there, another UfsError otherwise.
+        Directories named `.…` or `_…` are reported but not entered, except for `_spark_metadata`. Raises UfsNotFoundError if nothing is
+        there, another UfsError otherwise.
         """
         return self._call(self._store.list_status, path, self._count)
 
     def get_status(self, path: str) -> FileVersion | Listing:
         """The version of a file or the listing of a directory, for a path that may be either.
 
-        One call where the store or the name tells which; two otherwise.
+        One call if the store or the name shows which; two otherwise.
         """
         return self._retry(self._store.get_status, path, self._count)
 
     def read_ranges(self, file: FileVersion, ranges: Sequence[Range], at_once: int = _CONCURRENT_GETS) -> list[bytes]:
-        """The bytes of each range, all of them of exactly this version (one call per range, `at_once` of them).
+        """The bytes of each range, all of exactly this version (one call per range, `at_once` of them at a time).
 
-        Raises SourceChangedError if the file is no longer `file` (replaced or removed), another
-        UfsError otherwise.
+        Raises SourceChangedError if the file is no longer `file` (replaced or removed), another UfsError otherwise.
         """
         if not ranges:
             return []
-        # A file may claim any size for another one.
+        # A table's log or metadata may claim any size for a file.
         check_room(sum(length for _, length in ranges), f"{redact('path', file.url)}: the ranges to read")
         try:
             parts = self._read_pinned(file, ranges, at_once)
@@ -132,12 +131,15 @@ class Ufs:
 
             if len(ranges) == 1 or at_once == 1:
                 return [get(part) for part in ranges]
-            # Threads live for this call only: nothing may be left that a fork would tear.
+            # The threads live for this call only: nothing may be left that a fork would break.
             return list(run_in_order(get, ranges, min(at_once, len(ranges))))
 
     def _check_unchanged(self, file: FileVersion) -> None:
-        """Ask a store that cannot pin again, after the bytes: an identity never returns once it has
-        changed, so equal before and after means equal in between."""
+        """Ask a store that cannot pin once more, after the bytes.
+
+        The race: the file may be replaced between the bytes and the version. An identity never returns once it has changed, so if it is
+        equal before and after, all bytes are of this version.
+        """
         if self._store.pins or file.immutable:
             return
         try:
@@ -148,7 +150,7 @@ class Ufs:
             raise SourceChangedError(f"{redact('path', file.url)} was replaced or removed while it was read")
 
     def read_many(self, requests: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
-        """`read_ranges` of several files at once, in the order given."""
+        """The bytes of `read_ranges` for several files at once, in the given order."""
         jobs = list(requests)
         if len(jobs) <= 1:
             return [self.read_ranges(file, ranges) for file, ranges in jobs]
@@ -156,7 +158,7 @@ class Ufs:
         return list(run_in_order(lambda job: self.read_ranges(job[0], job[1], _CONCURRENT_GETS // files), jobs, files))
 
     def list_files(self, path: str, after: str = "", at_most: int | None = None) -> tuple[FileVersion, ...]:
-        """The files that lie in a directory itself and whose names come after `after`, by name (one call per page).
+        """The files in a directory itself whose names come after `after`, by name (one call per page).
 
         Raises UfsNotFoundError if nothing is there (S3: returns none), another UfsError otherwise.
         """
@@ -180,7 +182,7 @@ class Ufs:
     def delete(self, path: str) -> None:
         """Remove a file of a managed table, if it is there (one call).
 
-        Raises ValueError for a name that is none of ours, NotSupportedError for stores that managed tables do not lie in.
+        Raises ValueError for a name that we do not give to files, NotSupportedError for stores that cannot have managed tables.
         """
         _check_own(path)
         self._retry(self._store.delete, path, self._count)
@@ -197,15 +199,15 @@ class Ufs:
         return self._store.lists_after
 
     def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
-        """Put `data` where there is no file yet. Returns the file if it is this call's; None if there was another one.
+        """Put `data` if there is no file yet. Returns the file if this call has put it; None if there is another one.
 
-        `data` must differ from what anybody else would put there (by a nonce) and not be empty: an attempt whose answer was
-        lost, or that the store refuses after such a one, is found by reading it back. Raises NotSupportedError for stores without
-        an exclusive create, PutUnknownError if an attempt had no answer and what lies there cannot be found out either, and
-        another UfsError if the file was not put.
+        The race: another writer may put the same path, and an answer may get lost. So `data` must differ from what anybody else would put
+        there (by a nonce) and not be empty: an attempt without an answer, or one that the store refuses after that, is decided by reading
+        the file back. Raises NotSupportedError for stores without an exclusive create, PutUnknownError if an attempt had no answer and the
+        file cannot be read back either, and another UfsError if the file was not put.
         """
         if not data:
-            raise ValueError("an empty file does not tell who wrote it")
+            raise ValueError("an empty file does not show who wrote it")
         unanswered = False
 
         def attempt() -> FileVersion | None:
@@ -237,7 +239,7 @@ class Ufs:
             raise
 
     def _find_written(self, path: str, data: bytes) -> FileVersion | None:
-        """The file there, if it holds `data`, and None if it holds other bytes. Raises UfsNotFoundError without one."""
+        """The file there if it holds `data`, None if it holds other bytes. Raises UfsNotFoundError if there is none."""
         file = self.get_meta(path)
         if file.size != len(data):
             return None
@@ -246,7 +248,7 @@ class Ufs:
             return file
         second_read = self.read_ranges(file, [(0, file.size)])[0]
         if second_read not in (first_read, data):
-            raise UfsUnavailableError(f"{redact('path', path)}: its bytes arrive damaged")
+            raise UfsUnavailableError(f"{redact('path', path)}: its bytes arrived damaged")
         return file if second_read == data else None
 
     def _read(self, file: FileVersion, read: Callable[[int, int], bytes], part: Range) -> bytes:
@@ -263,6 +265,6 @@ class Ufs:
 
 
 def _check_own(path: str) -> None:
-    """Raise ValueError unless the name is one that lookupcache gives to a managed table's files."""
+    """Raise ValueError unless the name is one that we give to the files of managed tables."""
     if not is_own(path) and not is_own(whole_name(path)):
-        raise ValueError(f"{redact('path', path)} is not removed: lookupcache gives no file such a name")
+        raise ValueError(f"{redact('path', path)} is not removed: it is not a name that lookupcache gives to files")

@@ -1,1 +1,1 @@
-"""Tables: their files, partitions and versions, and which version is current."""
+"""Tables: their files, partitions and versions, and how the current version is found."""

@@ -1,7 +1,7 @@
-"""Deleted rows of data files: how each kind of deletes is read back from a record, and the delete files of managed tables.
+"""Deleted rows of data files: how each kind of deletes is decoded from a record, and the delete files of managed tables.
 
-A delete file is a Parquet file that names rows of other files by path and position, as Iceberg's position deletes do, beside their
-key columns.
+A delete file is a Parquet file that names rows of other files by path and position, like Iceberg's position deletes, and also has their key
+columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def place_fields() -> list[pa.Field]:
 
 
 def distinct_places(rows: pa.Table) -> pa.Table:
-    """The rows in the order of `PATH` and `ROW`, each place once: two writes that overlapped may both have deleted a row."""
+    """The rows sorted by `PATH` and `ROW`, without duplicates: two overlapping writes may both have deleted a row."""
     sorted_rows = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
     if sorted_rows.num_rows < 2:
         return sorted_rows
@@ -48,7 +48,7 @@ def delete_file_bytes(rows: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd", compression_level=1, write_page_checksum=True)
     data = bytes(sink.getvalue().to_pybytes())
-    _parse_positions("deleted rows", data)  # a file that cannot be read would make the table unreadable
+    _parse_positions("deleted rows", data)  # a delete file that cannot be read would make the table unreadable
     return data
 
 
@@ -81,7 +81,7 @@ class DeleteFile:
 
     @classmethod
     def from_json(cls, record: Any) -> DeleteFile:
-        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
         url, size = record
         return cls(as_text(url), as_count(size))
 
@@ -91,27 +91,27 @@ DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.from_json}
 
 
 def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
-    """Path -> places of the rows that a delete file names, ascending, each once. Raises DamagedFileError, which names `url`.
+    """Path -> positions of the rows that a delete file names, ascending and distinct. Raises DamagedFileError, which names `url`.
 
-    A file may name a place twice: compactions of earlier releases wrote such files where two writes by key had overlapped.
+    A file may name a position twice: compactions of earlier releases wrote such files after two writes by key had overlapped.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
             table = file.read([PATH, ROW]).combine_chunks()
             row_count = file.metadata.num_rows
         table.validate(full=True)
-        if table.num_rows != row_count:  # a footer whose list of row groups is cut short is a footer all the same
+        if table.num_rows != row_count:  # a footer with a truncated list of row groups still parses
             raise ValueError(f"{row_count} rows were expected, not {table.num_rows}")
         if table.schema.types != [field.type for field in place_fields()] or any(c.null_count for c in table.columns):
-            raise ValueError("a path and a position were expected for each row")
+            raise ValueError("each row must have a path and a position")
         paths, rows = table.column(PATH).to_numpy(), table.column(ROW).to_numpy()
         starts = np.flatnonzero(np.concatenate([[len(rows) > 0], paths[1:] != paths[:-1]]))
         parts = np.split(rows, starts[1:]) if len(starts) else []
         places = {str(paths[start]): part for start, part in zip(starts, parts, strict=True)}
         if len(places) < len(parts) or any(part[0] < 0 or (np.diff(part) < 0).any() for part in parts):
-            raise ValueError("the positions of each file were expected together, in ascending order")
+            raise ValueError("the positions of each file must be together and ascending")
         places = {path: np.unique(part) for path, part in places.items()}
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         redacted_path = redact("path", url)
-        raise_ours(DamagedFileError(f"{redacted_path} names no deleted rows: {problem}"), problem)
+        raise_ours(DamagedFileError(f"{redacted_path} is not a readable delete file: {problem}"), problem)
     return places

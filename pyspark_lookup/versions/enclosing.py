@@ -35,15 +35,15 @@ class EnclosingTables:
         if enclosing is not None:
             directory, kind = enclosing
             raise TableFormatError(
-                f"{redact('path', url)} lies inside {redact('path', directory)}, {kind}: files in there may be outdated, or hold "
-                f"deleted rows. Read {redact('path', directory)} instead, a part of it with lookup.where"
+                f"{redact('path', url)} lies inside {redact('path', directory)}, {kind}: its files may be outdated, or hold deleted "
+                f"rows. Read {redact('path', directory)} instead, and limit its rows with lookup.where"
             )
 
     def find(self, url: str, glob: bool = False) -> tuple[str, str] | None:
-        """(the nearest directory above `url` that is a table, what kind of one); None if there is none.
+        """(the nearest directory above `url` that is a table, its kind); None if there is none.
 
-        Costs a call for each directory above and each marker, the first time that this host sees the path. What may not be
-        listed is taken for no table.
+        The first time that this host sees the path, this costs a call for each directory above it and each marker. A directory that may not
+        be listed counts as no table.
         """
         if url in self._checked_urls:
             return None
@@ -57,12 +57,12 @@ class EnclosingTables:
                 return directory, self._markers[marker].label
             if disk is not None:
                 with contextlib.suppress(OSError):
-                    disk.create_record("place", key, 1)  # its key says which: a URL may hold a signature
+                    disk.create_record("place", key, 1)  # the key shows the table: a URL might contain a signature
         self._checked_urls.add(url)
         return None
 
     def label_of(self, listing: Listing) -> str | None:
-        """What kind of table the files of a directory show; None if they show none."""
+        """The kind of table that the files of a directory show; None if they show none."""
         return next((source.label for source in self._sources if source.is_shown(listing)), None)
 
     def _is_table(self, directory: str, marker: str) -> bool:

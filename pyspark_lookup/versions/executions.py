@@ -1,4 +1,4 @@
-"""`Executions`: records the version that an execution reads in the host's cache directory, for all its tasks on this host."""
+"""`Executions`: records in the host's cache directory which version an execution reads, for all its tasks on this host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark_lookup.versions.model import Table, TableVersion
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """The micro-batch in whose `foreachBatch` function a lookup was built, and when (Unix time)."""
+    """The micro-batch in whose `foreachBatch` function a lookup was built, and the time of that (Unix time)."""
 
     stream: str
     batch: str
@@ -24,7 +24,7 @@ class Build:
 
     @property
     def execution(self) -> str:
-        """The execution id of everything that is built in this micro-batch."""
+        """The execution id for everything that is built in this micro-batch."""
         return f"stream {self.stream} batch {self.batch}"
 
 
@@ -32,8 +32,8 @@ class Build:
 class Execution:
     """A Spark execution, or a stream's micro-batch, of one application: all its tasks read one version.
 
-    A function that `foreachBatch` calls may write a table, and read it back by something that it has built after that, at
-    `built_at_s` (Unix time): that takes a version which was resolved later than it was built. None: any will do.
+    A function that `foreachBatch` calls may write a table, and then build a lookup or DataFrame that reads it back, at `built_at_s` (Unix
+    time). This read needs a version that was resolved later than that. None: any version will do.
     """
 
     application: str
@@ -50,14 +50,18 @@ class Resolution:
 
 
 class _Decision(NamedTuple):
-    """An execution's record: its version's digest, and when the resolution of that began (Unix time)."""
+    """The record of an execution: its version's digest, and when the resolution of that version began (Unix time)."""
 
     digest: str
     at_s: float
 
 
 class Executions:
-    """The versions of executions on this host. The first task of an execution that records a version decides, by exclusive create."""
+    """The versions of executions on this host.
+
+    The race: tasks of one execution resolve at the same time. Exclusive create lets one of them record its version, and the others take
+    that.
+    """
 
     def __init__(
         self,
@@ -72,7 +76,8 @@ class Executions:
     def resolve(
         self, table: Table, execution: Execution, current: Callable[[], TableVersion], one_asks: bool
     ) -> Resolution:
-        """The version that is on record for an execution; else the `current` one, which is recorded. `one_asks`: others wait for the one that asks."""
+        """The recorded version of an execution; if there is none, the `current` one, which is then recorded. `one_asks`: one task asks for it,
+        and the others wait."""
         key = self._key(table, execution)
         recorded_version = self._find_recorded(table, key)
         if recorded_version is None:
@@ -80,7 +85,8 @@ class Executions:
                 key = self._key(table, execution)
                 recorded_version = self._find_recorded(table, key)
                 if recorded_version is None:
-                    # Never before it was built, by whichever host's clock: else the next action would resolve anew.
+                    # The time is never before the build's, whichever host's clock it comes from: otherwise the next action would
+                    # resolve again.
                     at_s = max(self._context.clock.wall_s(), execution.built_at_s or 0.0)
                     return self._record(table, key, current(), at_s)
         self._context.metrics.inc("resolutionReuseCount")
@@ -89,15 +95,14 @@ class Executions:
     def replace(
         self, table: Table, execution: Execution, gone_digest: str, newer: Callable[[], TableVersion]
     ) -> TableVersion:
-        """The version that has replaced the one of `gone_digest` on record; else a `newer` one, which is recorded in its place."""
+        """The version that replaces the recorded one of `gone_digest`: another recorded one, or the `newer` one, which is then recorded."""
         key = self._key(table, execution)
         recorded_version = self._find_recorded(table, key)
         if recorded_version is not None and recorded_version.digest != gone_digest:
-            return recorded_version  # another task noticed first
+            return recorded_version  # another task was first
         decision = self._disk.get_record("execution", key, _parse_decision)
-        at_s = (
-            self._context.clock.wall_s() if decision is None else decision.at_s
-        )  # readers that used the record before still find it
+        # Readers that used the old record still find it.
+        at_s = self._context.clock.wall_s() if decision is None else decision.at_s
         version = newer()
         self._host.remember(table, version)
         self._host.attempt(lambda disk: disk.replace_record("execution", key, [version.digest, at_s]))
@@ -115,7 +120,8 @@ class Executions:
         raise AssertionError("there is no end to it")
 
     def _record(self, table: Table, key: str, version: TableVersion, at_s: float) -> Resolution:
-        """Record `version` as the execution's. If the lock timed out and another task recorded one first, that one is returned."""
+        """Record `version` as the execution's, and return it. If the lock has timed out and another task has recorded a version first, return
+        that one."""
         try:
             self._host.remember(table, version)  # before its digest, so that whoever sees the digest finds the files
             winner = self._disk.create_record("execution", key, [version.digest, at_s], _parse_decision).digest

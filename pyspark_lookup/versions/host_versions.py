@@ -1,7 +1,7 @@
-"""`HostVersions`: a host's memory of tables' versions, shared by its processes.
+"""`HostVersions`: what a host knows of tables' versions, shared by its processes.
 
-It has the version that was resolved last and when, the files that a digest stands for, and the commits that were made here. All of
-this is records in the host's cache directory; a record that is lost costs a call to the store.
+That is the last resolved version and its time, the files of each digest, and the commits that were made here. All of it is in records in
+the host's cache directory; a lost record costs a call to the store.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 _LOCK_WAIT_S = 30.0
 _READABLE_AT_MOST = 31
 _HELD_AT_MOST = 16
-_UNRECORDED = 0.1  # of `lookup.busy-timeout`: how long a version that does not change is not recorded anew
-_RACES = 1000  # that one resolution may lose: others record theirs faster
+_UNRECORDED = 0.1  # share of `lookup.busy-timeout` for which an unchanged version is not recorded again
+_RACES = 1000  # lost in a row by one resolution: other processes record faster
 
 
 class HostVersions:
-    """A host's memory of tables' versions. Without a disk in `context` it remembers nothing.
+    """What a host knows of tables' versions. Without a disk in `context` it knows nothing.
 
-    `restore`: a version by its metadata, as `VersionSource.restore`. `has_commit`: whether the log at a URL has a table's commit.
+    `restore`: makes a version from its metadata, see `VersionSource.restore`. `has_commit`: whether the log at a URL has a table's commit.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class HostVersions:
         self._ufs = ufs
         self._context = context
         self._unwritten_floors: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
-        self._readable_digests: set[str] = set()  # digests whose files are on record, as this process has seen
+        self._readable_digests: set[str] = set()  # digests whose files this process has found on record
         self._seen_s: dict[str, float] = {}
         self._last: dict[str, Held[tuple[int, Any | None]]] = {}
         self._floors: dict[str, Held[Any | None]] = {}
@@ -54,7 +54,7 @@ class HostVersions:
     # --- the last version -------------------------------------------------------------------------
 
     def last(self, table: Table) -> dict[str, Any] | None:
-        """The record of the version that was learned last: `digest`, `log` (table id, position), `started_s` on the clock of `boot`, `wall_s`."""
+        """The record of the last version: `digest`, `log` (table id, position), `started_s` on the clock of `boot`, `wall_s`."""
         return self._newest(table)[1]
 
     def _newest(self, table: Table) -> tuple[int, dict[str, Any] | None]:
@@ -76,16 +76,16 @@ class HostVersions:
         """Record a version whose resolution began at `started_s`. Returns it, or the one on record if that is newer.
 
         So a slow listing cannot take the host back to an older state (monotonic reads). None if the newer one's files are not on record
-        here: ask the store again then; with `trust_store` its answer is recorded as it is. Without `renew`, a version that was recorded
-        lately is not recorded again.
+        here: ask the store again then; with `trust_store` its answer is recorded without a comparison. Without `renew`, a version that was
+        recorded recently is not recorded again.
 
-        The race: other processes record versions at the same time. A record is created exclusively, with the number after that of the newest
-        one that was compared; whoever loses that number compares again.
+        The race: other processes record versions at the same time. A record is created exclusively, with the number after that of the
+        newest one that was compared; whoever loses that number compares again.
         """
         if self._context.disk is None:
             return version
         try:
-            for _ in range(_RACES):  # a directory that does not list what lies in it has no newest record
+            for _ in range(_RACES):  # bounded, because a directory may fail to list the records in it
                 number, record = self._newest(table)
                 if record and self._is_newer(record, version, started_s):
                     newer = self.files(table, record["digest"])
@@ -99,13 +99,11 @@ class HostVersions:
                     return version
         except OSError:
             pass
-        self._context.metrics.inc("cacheFailureCount")  # which costs a later call, not this one
+        self._context.metrics.inc("cacheFailureCount")  # a later query asks the store; this one has its answer
         return version
 
     def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
-        """Whether the recorded version is newer than `version`: by log position if both have one of the same log, else by when each
-        resolution began.
-        """
+        """Whether the recorded version is newer than `version`: by log position if both are in the same log, else by the start of the resolution."""
         commit, recorded_commit = version.commit, record.get("log")
         if commit is not None and recorded_commit is not None and commit[0] == recorded_commit[0]:
             return int(recorded_commit[1]) > commit[1]
@@ -123,11 +121,11 @@ class HostVersions:
         return 0 <= started_s - float(record["started_s"]) < _UNRECORDED * table.busy.timeout_s
 
     def seen_s(self, table: Table) -> float:
-        """When this process last saw the version unchanged without recording that, on the steady clock; 0.0: never."""
+        """When this process last found the version unchanged without recording that, on the steady clock; 0.0: never."""
         return self._seen_s.get(table.id, 0.0)
 
     def missing_since_s(self, table: Table, seen_s: float) -> float:
-        """When this host first missed a table that it last saw at `seen_s`, on the steady clock: now, if this is the first time."""
+        """When this host first missed a table that it last saw at `seen_s`, on the steady clock; that is now if this is the first time."""
         now_s, boot = self._context.clock.steady_s(), self._context.clock.boot
         if self._context.disk is None:
             return now_s
@@ -156,7 +154,7 @@ class HostVersions:
     def _update_records(
         self, disk: Disk, table: Table, version: TableVersion, started_s: float, last_record: Mapping[str, Any] | None
     ) -> None:
-        """Update the records that depend on the last version, which was `before` until now."""
+        """Update the records that depend on the last version. `last_record`: the record of the version before."""
         self._check_floor(disk, table, version, started_s)
         if last_record is None or last_record["digest"] != version.digest:
             row = {
@@ -169,11 +167,11 @@ class HostVersions:
             disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
 
     def _check_floor(self, disk: Disk, table: Table, version: TableVersion, started_s: float) -> None:
-        """Forget this host's newest commit to the table if the table's log, as it is now, does not have it."""
+        """Forget this host's newest commit to the table if the table's log no longer has it."""
         floor = self._get_floor(table.url) if version.commit is not None else None
         if floor is not None and self._is_obsolete(table.url, floor, started_s):
             with self.lock("floor", table.url):
-                floor = self._get_floor(table.url)  # another commit may have raised it since
+                floor = self._get_floor(table.url)  # again, under the lock: another commit may have raised it
                 if floor is not None and self._is_obsolete(table.url, floor, started_s):
                     self._unwritten_floors.pop(table.url, None)
                     disk.remove_record("floor", self._floor_key(table.url))
@@ -181,7 +179,7 @@ class HostVersions:
     # --- floors: what this host has committed, it reads ----------------------------------------
 
     def raise_floor(self, table: Table, table_id: str, position: int) -> None:
-        """From now on this host reads no version of the table before this commit: read your own writes.
+        """Let this host read no version of the table from before this commit (read your own writes).
 
         If that cannot be recorded, the host forgets its last version, so that the store is asked.
         """
@@ -206,7 +204,7 @@ class HostVersions:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether this process has made a commit that it could not record on the disk, so that other processes do not know of it."""
+        """Whether this process has made a commit that it could not record on the disk, so that other processes do not know it."""
         return bool(self._unwritten_floors)
 
     def floor(self, url: str) -> tuple[str, int] | None:
@@ -249,29 +247,29 @@ class HostVersions:
         return floors
 
     def includes_own_writes(self, table: Table, options: LookupOptions, version: TableVersion) -> bool:
-        """Whether a version from the host's records includes what this host and the planning one have committed."""
+        """Whether a version from the host's records includes the commits of this host and of the planning host."""
         return self.reaches(version.commit, table.url, options)
 
     def reaches(self, log: Sequence[Any] | None, url: str, options: LookupOptions) -> bool:
-        """Whether a version at `log`, (table id, position), includes what was committed here; True without a log: nothing was committed."""
+        """Whether a version at `log`, (table id, position), includes this host's commits; True without a log, for then there are none."""
         if log is None:
             return True
         return all(log[0] == table_id and log[1] >= position for table_id, position in self.floors(url, options))
 
     def remember(self, table: Table, version: TableVersion) -> None:
-        """Put a version's files on record, for readers that are given its digest."""
+        """Put a version's files on record, for readers that get only its digest."""
         self.attempt(lambda disk: self._remember_files(table, version))
 
     def record_token(self, table: Table, version: TableVersion) -> None:
-        """Remember when a token of a version was last issued, for `known_versions`."""
+        """Record that a token of a version is issued now, for `known_versions`."""
         place = f"{key_of(table.scope, table.url)}-{version.digest}"
         self.attempt(lambda disk: disk.replace_record("token", place, {"token_at": self._context.clock.wall_s()}))
 
     def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
         """The versions of the table at `options.path` that this host has resolved, oldest first.
 
-        Each with `digest`, `resolved_at` (Unix time it was last new), `files`, `bytes`, `position` in the log (None: there is
-        none), and `token_at` (when a token of it was last issued; None if none was).
+        Each with `digest`, `resolved_at` (Unix time at which it was last new), `files`, `bytes`, `position` in the log (None: there is
+        none), and `token_at` (when a token of it was last issued; None: never).
         """
         if self._context.disk is None:
             return []
@@ -286,13 +284,13 @@ class HostVersions:
             return
         restored_version = None if version.metadata is None else self._restore(table, version.metadata)
         if restored_version is not None and restored_version.digest == version.digest:
-            # Its files follow from its metadata, and that is on record.
+            # Its files follow from its metadata, which is on record.
             record = dataclasses.replace(version, files=()).to_json() | {"files": None}
         else:
             record = version.to_json()
         if all(file.settled for file in version.files):
             self._context.disk.replace_record("files", version.digest, record)
-        else:  # the files are too new to be told from their next state; a record says since when, for readers to decide later
+        else:  # a later change of the files might not show in their identity yet; a record says since when, so that readers can decide later
             unsettled_record = {
                 "seen_s": self._context.clock.steady_s(),
                 "boot": self._context.clock.boot,
@@ -301,7 +299,7 @@ class HostVersions:
             self._context.disk.replace_record("unsettled", version.digest, unsettled_record)
 
     def _is_remembered(self, disk: Disk, table: Table, digest: str) -> bool:
-        """Whether a version's files are on record. The record is read once in a process, for another release may have written it."""
+        """Whether a version's files are on record. A process reads the record once, because another release may have written it."""
         if not disk.has_record("files", digest):
             return False
         if digest not in self._readable_digests:
@@ -339,7 +337,7 @@ class HostVersions:
         )
 
     def attempt(self, write: Callable[[Disk], None]) -> None:
-        """Write to the host's cache directory. A failure is counted, and ignored: it costs a later call to the store."""
+        """Write to the host's cache directory. A failure is counted and otherwise ignored: it costs a later call to the store."""
         if self._context.disk is None:
             return
         try:

@@ -22,11 +22,11 @@ from pyspark_lookup.storage.glob import glob_root
 from pyspark_lookup.storage.stores import Deletes, FileStatistics, FileVersion, PartitionValues, StoredColumn
 from pyspark_lookup.versions.deletes import DELETES
 
-_PARTS = ("nulls", "rows", "buckets", "bucket")  # of a column, beside its bounds; numbers
+_PARTS = ("nulls", "rows", "buckets", "bucket")  # parts of a column other than its bounds; all numbers
 
 
 def statistics_to_text(files: Sequence[FileVersion], schema: pa.Schema) -> str | None:
-    """The statistics of files, in their order, as the text of an Arrow table with a row for each file, which is read only when it is needed.
+    """The statistics of files, in their order, as the text of an Arrow table with a row for each file, which is parsed only when needed.
 
     None if no file has any. `schema`: the table's columns.
     """
@@ -67,7 +67,7 @@ def _numbers(stats: ColumnStats | None) -> tuple[int | None, ...]:
 
 
 def statistics_from_text(text: Any, count: int) -> list[FileStatistics | None]:
-    """The statistics of `count` files, as `statistics_to_text` wrote them. Raises TypeError or ValueError for anything else."""
+    """The statistics of `count` files, as `statistics_to_text` wrote them. Raises TypeError or ValueError if it is malformed."""
     try:
         table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(text), validate=True))).read_all()
         table = table.combine_chunks()
@@ -83,7 +83,7 @@ def statistics_from_text(text: Any, count: int) -> list[FileStatistics | None]:
 
 
 class _Bounds(Mapping[str, ColumnStats]):
-    """The bounds of a file's columns, read from its row of the table when they are asked for."""
+    """The bounds of a file's columns, read from the file's row of the table when they are needed."""
 
     def __init__(self, table: pa.Table, row: int) -> None:
         self._table = table
@@ -116,8 +116,8 @@ class _Bounds(Mapping[str, ColumnStats]):
 
 
 class Kind:
-    """The names of kinds of tables that are nothing but files. Each other `VersionSource` has its own; planning finds out which it is, so that
-    an execution needs one call."""
+    """The kinds of tables that are nothing but files. Each other `VersionSource` has its own. Planning finds the kind, so that an execution
+    needs only one call."""
 
     FILE = "FILE"
     DIRECTORY = "DIRECTORY"
@@ -126,7 +126,7 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Busy:
-    """How a read behaves while a job writes the table's files: the options `lookup.on-busy`, `.busy-wait` and `.busy-timeout`."""
+    """What a read does while a job writes the table's files: the options `lookup.on-busy`, `.busy-wait` and `.busy-timeout`."""
 
     keep: bool = True
     wait_s: float = 30.0
@@ -137,10 +137,10 @@ class Busy:
 class Table:
     """A table: where it is, in which store, what kind it is, and how its files are read.
 
-    `url` is the canonical path; `format` is None only until the files are known. `pinned`: the one version that is read, as its
-    source takes it; None: the current one. `own_write_id`: an open write whose rows are read too, by its own transaction. `csv`: how
-    CSV files are written. `declared`: the columns that the user says it has; None: those that its files have. `retained`: whether its
-    source keeps earlier versions, so that one that is gone is an error.
+    `url`: the canonical path. `format`: None only until the files are known. `pinned`: the version to read, in the form that its source
+    takes; None: the current one. `own_write_id`: an open write whose rows its own transaction reads, too. `csv`: how CSV files are written.
+    `declared`: the columns that the user declares; None: those of the files. `retained`: its source keeps earlier versions, so it is an
+    error if one is gone.
     """
 
     url: str
@@ -170,7 +170,7 @@ class Table:
         return read if self.pinned is None else (self.pinned,)
 
     def fails_when_gone(self, options: LookupOptions) -> bool:
-        """Whether a version that can no longer be read is an error, or is replaced by the current one."""
+        """Whether a version that can no longer be read is an error; otherwise the current one replaces it."""
         policy = options.on_version_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
         return policy is OnVersionGone.FAIL
 
@@ -188,10 +188,11 @@ Rewrites = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 class VersionMetadata:
     """A version, as the table's own log or metadata describes it.
 
-    `table_id`: another one if the table was created anew. `position`: where the version comes in the order of that table's
-    (None: there is no order but time). `number`: by which `lookup.version` names it (None: it has none). `state`: what the source needs to find it again (of a managed table its valid write ids in
-    Hive's text form). `digest`: 32 hex digits, equal for versions with the same rows in the same files. `keys`: the key columns.
-    `schema`: all columns, `partitions` those of them that are not in the files. `rewrites`: of the latest compactions in it.
+    `table_id`: changes if the table is created anew. `position`: of the version in the order of the table's versions (None: they have no
+    order but time). `number`: by which `lookup.version` names it (None: it has none). `state`: what the source needs to find it again (for
+    a managed table its valid write ids in Hive's text form). `digest`: 32 hex digits, equal for versions with the same rows in the same
+    files. `keys`: the key columns. `schema`: all columns; `partitions`: those of them that are not in the files. `rewrites`: its latest
+    compactions.
     """
 
     table_id: str
@@ -217,14 +218,14 @@ class VersionMetadata:
         return pa.schema([field for field in schema if field.name not in self.partitions]), partitions
 
     def to_json(self) -> list[Any]:
-        """The metadata as JSON can hold it."""
+        """The metadata as a JSON value."""
         keys, partitions = list(self.keys), list(self.partitions)
         fields = [self.digest, keys, self.schema, partitions, self.rewrites, self.number]
         return [self.table_id, self.position, self.state, *fields]
 
     @classmethod
     def from_json(cls, record: Any) -> VersionMetadata:
-        """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        """Decode what `to_json` wrote. Raises TypeError or ValueError if it is malformed."""
         table_id, position, state, digest, keys, schema, partitions, rewrites, number = record
         parsed_rewrites = tuple(
             (as_texts(file_names), as_texts(replaced_names)) for file_names, replaced_names in rewrites
@@ -248,7 +249,7 @@ class VersionMetadata:
 class TableVersion:
     """One state of a table: the versions of its data files, by URL. `digest` (32 hex digits) names it.
 
-    `metadata`: what the table's own metadata says of it; None: there is none, its files are all.
+    `metadata`: from the table's own log or metadata; None: it has none, only files.
     """
 
     table_id: str
@@ -274,18 +275,18 @@ class TableVersion:
 
     @cached_property
     def cacheable(self) -> bool:
-        """Whether what is read under this version may be kept."""
+        """Whether data that was read under this version may be cached."""
         return all(file.cacheable for file in self.files)
 
     def settled(self) -> TableVersion:
-        """The same version, with files old enough that each identity stands for one content."""
+        """The same version, with files so old that each identity stands for one content."""
         if all(file.settled for file in self.files):
             return self
         files = tuple(dataclasses.replace(file, settled=True) for file in self.files)
         return dataclasses.replace(self, files=files)
 
     def of_files(self, files: tuple[FileVersion, ...]) -> TableVersion:
-        """The version with only the given files of it, as `lookup.partition` selects them."""
+        """The version with only some of its files, as `lookup.partition` selects them."""
         return self if files == self.files else dataclasses.replace(self, files=files, metadata=None)
 
     @cached_property
@@ -307,13 +308,13 @@ class TableVersion:
 
     @property
     def newest(self) -> float:
-        """Helps another host to find this version: its position, or when its newest file was modified (Unix time)."""
+        """A hint by which another host finds this version: its position, or the time at which its newest file was modified (Unix time)."""
         if self.commit is not None:
             return float(self.commit[1])
         return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
 
     def to_json(self, statistics: bool = True) -> dict[str, Any]:
-        """The version as JSON can hold it, with or without the statistics of its files."""
+        """The version as a JSON value, with or without the statistics of its files."""
         rows = []
         distinct_columns = list(
             {id(file.columns): file.columns for file in self.files if file.columns is not None}.values()
@@ -345,7 +346,7 @@ class TableVersion:
 
     @classmethod
     def from_json(cls, table_id: str, record: Any) -> TableVersion:
-        """What `to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
+        """Decode what `to_json` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
         parsed_deletes = (DELETES[kind](fields) for kind, *fields in record["deletes"])
         deletes_by_name = {deletes.name: deletes for deletes in parsed_deletes}
         distinct_columns = [tuple(map(StoredColumn.from_json, columns)) for columns in record.get("columns", ())]
@@ -372,15 +373,15 @@ class TableVersion:
 
 
 def name_of_rows(file: FileVersion) -> str:
-    """A name for a file's rows, as `VersionMetadata.rewrites` uses it: files with one name have the same rows.
+    """A name for a file's rows, as in `VersionMetadata.rewrites`: files with the same name have the same rows.
 
-    For a managed table that is the file's name, which is unique; else its URL and identity, hashed.
+    For a managed table that is the file's name, which is unique; else a hash of its URL and identity.
     """
     if file.columns is not None:
         name = key_of(file.url, file.identity)
     else:
         name = file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
-    # Deletes without keys may concern any row of the file.
+    # Deletes without keys may affect any row of the file.
     deletes = [deletes.name for deletes in file.deletes if deletes.keys is None]
     return key_of(name, *deletes) if deletes else name
 
@@ -390,9 +391,8 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
     after, before = new.metadata, old.metadata
     if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
         return False
-    if {file.columns for file in new.files} != {
-        file.columns for file in old.files
-    }:  # one may have taken another's name
+    # One may have taken the name of another.
+    if {file.columns for file in new.files} != {file.columns for file in old.files}:
         return False
     names = names_of_rows(old)
     for file_names, replaced in after.rewrites:
@@ -402,13 +402,13 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
 
 
 def names_of_rows(version: TableVersion) -> set[str]:
-    """Names for the rows of a version's files, and for the rows that its deletes by key hold."""
+    """Names for the rows of a version's files, and for the rows that its equality deletes name."""
     key_files = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
     return {name_of_rows(file) for file in (*version.files, *key_files)}
 
 
 def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:
-    """The version's metadata, for a table that is not read without it. Raises ValueError if it is missing (HIVE-21637)."""
+    """The version's metadata, for a table that cannot be read without it. Raises ValueError if it is missing (HIVE-21637)."""
     if version.metadata is None or version.table_id != table.id:
         redacted_path = redact("path", table.url)
         raise ValueError(

@@ -25,7 +25,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,38}")
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "inf", "-inf")  # of Spark, and of Rust
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "inf", "-inf")  # in Spark's spelling, and in Rust's
 
 
 def partition_values(root: str, url: str) -> PartitionValues:
@@ -36,7 +36,7 @@ def partition_values(root: str, url: str) -> PartitionValues:
 
 
 def _unescape(text: str) -> str:
-    """The decoded text of a directory's name. If it is not UTF-8, each byte is one character, as in Spark, so that names stay distinct."""
+    """The decoded text of a directory's name. If it is not UTF-8, each byte becomes one character, as in Spark, so that names stay distinct."""
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -49,11 +49,10 @@ def raw_partition_values(table: Table, file: FileVersion) -> PartitionValues:
 
 
 def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
-    """The partition columns of a version and their types, inferred from all values as Spark does.
+    """The partition columns of a version and their types, inferred from all values as in Spark.
 
-    Integers become int32, int64 or a decimal, ISO dates date32, other numbers float64, the rest string
-    (also times, and a mixture that float64 would round).
-    Raises NotATableError naming two files whose directories do not agree on the columns.
+    Integers become int32, int64 or a decimal, ISO dates date32, other numbers float64, the rest string (also times, and a mixture that
+    float64 would round). Raises NotATableError naming two files whose directories have different columns.
     """
     columns: dict[str, list[str | None]] = {}
     first: tuple[str, ...] | None = None
@@ -112,7 +111,7 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
     if pa.types.is_decimal(kind) and kind.scale:
         return decimal_of_text(value, kind)
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        # Python reads more spellings (1_000) than inference takes for a number; so for the others.
+        # Python reads more spellings (1_000) than inference takes for numbers; the same holds for the other types.
         number = int(value) if _INTEGER.fullmatch(value) else None
         highest = 10**kind.precision - 1 if pa.types.is_decimal(kind) else (1 << (kind.bit_width - 1)) - 1
         lowest = -highest if pa.types.is_decimal(kind) else -highest - 1
@@ -126,8 +125,8 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
     if pa.types.is_floating(kind):
         if not _NUMBER.fullmatch(value) and value not in _NO_NUMBERS:
             raise ValueError(value)
-        return pa.scalar(float(value), kind).as_py()  # as rows have it
-    if not pa.types.is_string(kind):  # of a schema that somebody has declared
+        return pa.scalar(float(value), kind).as_py()  # in the form that rows have
+    if not pa.types.is_string(kind):  # the type that the user has declared
         try:
             return pa.array([value]).cast(kind)[0].as_py()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -138,8 +137,8 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
 def select_partitions(table: Table, version: TableVersion, options: LookupOptions) -> tuple[FileVersion, ...]:
     """The files of a version that `lookup.partition` selects: those of the latest partition, or those with the given values.
 
-    `max_pt()` is the largest value of the first partition column, then of the second among those, …;
-    a null value is the smallest. Raises OptionError for a table or column without partitions.
+    `max_pt()` is the largest value of the first partition column, then the largest of the second with that value, and so on; a null value
+    is the smallest. Raises OptionError for a table or column without partitions.
     """
     files = version.files
     if options.partition is None:
@@ -171,7 +170,7 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
             selected_values[name] = partition_value(raw, fields.field(name).type)
         except ValueError:
             raise OptionError(
-                f"option lookup.partition = {options.partition!r}: {value!r} is no {fields.field(name).type} for column {name}"
+                f"option lookup.partition = {options.partition!r}: {value!r} is not a valid {fields.field(name).type} for column {name}"
             ) from None
     return tuple(
         file
@@ -194,7 +193,7 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
         except ValueError:
             if table.declared is not None:
                 raise SchemaError(
-                    f"{redact('path', file.url)}: the value {values[field.name]!r} of partition column {field.name!r} is no {field.type}, its "
+                    f"{redact('path', file.url)}: the value {values[field.name]!r} of partition column {field.name!r} is not a valid {field.type}, its "
                     "type in lookup.schema or .schema(…): declare a type that the values of all its directories have (STRING always "
                     "does), or move this directory out of the table"
                 ) from None
@@ -206,5 +205,5 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
 
 
 def _order_key(value: Any) -> Any:
-    """A key that sorts and compares values as Spark does: NaN equals NaN, and is above all numbers."""
+    """A key by which values sort and compare as in Spark: NaN equals NaN, and is above all numbers."""
     return None if value is None else (value != value, 0 if value != value else value)  # noqa: PLR0124

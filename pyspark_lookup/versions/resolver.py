@@ -1,8 +1,8 @@
 """`Resolver`: finds the version of a table that an execution reads (Alluxio's `get_meta` switch).
 
-UFS: the store is asked once per query. CACHE: this host's last known version is used while it is
-young enough. Either way the first task of an execution to resolve a version records it, by exclusive
-create, and every later one on this host takes it from there: one version per execution.
+UFS: the store is asked once per query. CACHE: this host's last known version is used while it is young enough. The race: tasks of one
+execution resolve at the same time. The first one on a host records its version, by exclusive create, and all others take that: one version
+per execution.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pyspark_lookup.versions.model import Busy, Kind, Table, TableVersion, Versi
 from pyspark_lookup.versions.version_source import Question, SourceParts, VersionSource
 
 _log = logging.getLogger("pyspark_lookup.metadata")
-_SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer
+_SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk has a finer resolution
 
 
 class Resolver:
@@ -83,20 +83,20 @@ class Resolver:
     # --- planning: what is at this path? ----------------------------------------------------------
 
     def discover(self, options: LookupOptions, patient: bool = True) -> tuple[Table, TableVersion]:
-        """The table a path names and its current version: one metadata call (see `Ufs.get_status`).
+        """The table that a path names and its current version: one metadata call (see `Ufs.get_status`).
 
-        In CACHE mode a table that this host knows, and whose version is young enough, costs none. A path that ends with a slash names a
-        directory, also where an object has its name.
+        In CACHE mode there is none for a table that this host knows and whose version is young enough. A path that ends with a slash names
+        a directory, even if an object has its name.
         """
         url = self._ufs.url_of(options.path)
         status: FileVersion | Listing | None = None
         url_kind = self.kind_of_url(url)
         kind = url_kind or self._known_kind(url, options)
         started_s = self._context.clock.steady_s()
-        # In CACHE mode the age of a version counts from when the store was asked last.
+        # In CACHE mode a version's age counts from when the store was last asked.
         renew = options.metadata_source is MetadataSource.CACHE
         if kind is not None and url_kind is None:
-            # The path may be of another kind by now, or gone, so an option that does not fit is no error before the store was asked.
+            # The path may be of another kind by now, or gone, so an option that does not fit is not an error before the store was asked.
             with contextlib.suppress(*CHANGED_KIND, OptionError):
                 probe = self.to_table(options, kind)
                 version = self._read_cached(probe, options) or self._ask(probe, started_s, renew=renew)
@@ -107,7 +107,8 @@ class Resolver:
                 status = self._ufs.list_status(url) if options.names_directory else self._ufs.get_status(url)
                 kind = self.detect_kind(status)
             except UfsNotFoundError:
-                if self._literal.pop(url, False):  # the file of that very name is gone, so the path is a pattern now
+                # The file with that literal name is gone, so the path is now a pattern.
+                if self._literal.pop(url, False):
                     self._literal[url] = False
                     return self.discover(options, patient)
                 kind = self._vanished_kind(url, options)
@@ -119,12 +120,12 @@ class Resolver:
         return self.to_table(options, kind, version), version
 
     def kind_of_url(self, url: str) -> str | None:
-        """The kind of table that a canonical path itself shows; None if the store has to say."""
+        """The kind of table that a canonical path itself shows; None if only the store can tell."""
         kind = next((kind for source in self.sources if (kind := source.kind_of_url(url)) is not None), None)
         return None if kind == Kind.GLOB and self.is_literal(url) else kind
 
     def is_literal(self, url: str) -> bool:
-        """Whether a path with wildcards is the very name of a file or directory, and so no pattern. One call, once in a process."""
+        """Whether a path with wildcards is the literal name of a file or directory, and so not a pattern. One call, once in a process."""
         if url not in self._literal:
             try:
                 self._ufs.get_status(url)
@@ -162,7 +163,7 @@ class Resolver:
         return Table(*parts, busy=busy, csv=csv, declared=declared, retained=source.retained)
 
     def _vanished_kind(self, url: str, options: LookupOptions) -> str | None:
-        """The kind of table that was at a path a while ago, for an overwrite may have removed it and not begun to write; else None."""
+        """The kind of table that was at a path a while ago: an overwrite may have removed it and not begun to write. None if there was none."""
         if self.kind_of_url(url) is not None or options.pinned is not None:
             return None
         probes = (self._table(options, kind, None) for kind in self._by_kind if kind != Kind.GLOB)
@@ -186,7 +187,7 @@ class Resolver:
                 is_same_boot = record["boot"] == self._context.clock.boot
                 kind_by_time[is_same_boot, record["started_s" if is_same_boot else "wall_s"]] = kind
         if {Kind.DIRECTORY, Kind.FILE} <= set(kind_by_time.values()) and not url.startswith("file://"):
-            return None  # an object store can have both; one may be what the other spelling of the path names, with a slash
+            return None  # an object store can have both, and the other spelling of the path, with a slash, may name one of them
         return kind_by_time[max(kind_by_time)] if kind_by_time else None
 
     # --- reading: which version does this execution see? ------------------------------------------
@@ -200,9 +201,9 @@ class Resolver:
     ) -> Resolution:
         """The version of `table` that `execution` reads (None: an execution of its own).
 
-        `current` returns the current version; None: it is asked from the store or taken from the host. At most one metadata call, none if the
-        execution's version is on record or CACHE mode can answer.
-        Raises NotATableError subclasses or UfsError if there is no version to read.
+        `current` returns the current version; None: it is taken from the host or the store. At most one metadata call; none if the
+        execution's version is on record or CACHE mode can answer. Raises NotATableError subclasses or UfsError if there is no version to
+        read.
         """
         resolution = self._resolve(table, options, execution, current)
         if table.retained:
@@ -211,7 +212,7 @@ class Resolver:
         return resolution
 
     def count_served(self, table: Table, version: TableVersion) -> None:
-        """Count a version whose rows are about to be read, unless it is the one of the table that was read last."""
+        """Count a version whose rows are about to be read, unless it is the one that was read last of this table."""
         if self._served_digests.get(table.id) != version.digest:
             self._served_digests[table.id] = version.digest
             self._context.metrics.inc("versionServedCount")
@@ -232,9 +233,9 @@ class Resolver:
     def resolve_again(
         self, table: Table, options: LookupOptions, execution: Execution | None, gone_digest: str, settled: bool = False
     ) -> TableVersion:
-        """The version that replaces the one of `gone_digest`, asked from the store; it becomes the execution's version.
+        """The version that replaces the one of `gone_digest`, from the store; it becomes the execution's version.
 
-        `settled`: wait until its files can be told from their next state, unless they keep changing.
+        `settled`: wait until its files are so old that a later change gives them another identity, unless they keep changing.
         """
         self._context.metrics.inc("versionGoneCount")
         log_event(
@@ -260,11 +261,11 @@ class Resolver:
         return self._ask(table, self._context.clock.steady_s(), patient=patient)
 
     def now_s(self) -> float:
-        """The time on the clock by which resolutions are ordered."""
+        """The time on the clock that orders resolutions."""
         return self._context.clock.steady_s()
 
     def learn_newer(self, table: Table, since_s: float) -> TableVersion:
-        """The version that this host has learned since `since_s`; if it has learned none, the store's current one."""
+        """The version that this host has learned since `since_s`; if there is none, the store's current one."""
         record = self.host.last(table)
         is_recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
         learned_version = self.host.files(table, record["digest"]) if record is not None and is_recent else None
@@ -277,13 +278,13 @@ class Resolver:
     def find(self, table: Table, digest: str, newest: float) -> TableVersion | None:
         """The version of that digest, from the host's records or else the store; None if the store no longer has it.
 
-        `newest`: its `TableVersion.newest`. A table to which only files were added since is found by that.
+        `newest`: its `TableVersion.newest`, which finds a version to whose table only files were added since.
         """
         cached_version = self.host.files(table, digest)
         if cached_version is not None:
             return cached_version
         with self.host.lock("find", digest, self.source(table).one_asks):
-            cached_version = self.host.files(table, digest)  # whoever held the lock before us may have found it
+            cached_version = self.host.files(table, digest)  # the last holder of the lock may have found it
             if cached_version is not None:
                 return cached_version
             ask = functools.partial(self._ask, table, self._context.clock.steady_s(), patient=False)
@@ -294,7 +295,8 @@ class Resolver:
             return version
 
     def settle(self, table: Table, version: TableVersion) -> TableVersion:
-        """The current version, once its files are old enough to be told from their next state. Gives up waiting if they keep changing.
+        """The current version, once its files are so old that a later change gives them another identity. Gives up waiting if they keep
+        changing.
 
         `version`: the current one, just resolved.
         """
@@ -315,13 +317,13 @@ class Resolver:
         return self._read_cached(table, options) or self._ask(table, self._context.clock.steady_s())
 
     def count_asked(self, version: TableVersion) -> None:
-        """Count the bytes of a query's version: what the query would read without a cache. Called once per query."""
+        """Count the bytes of a query's version, which the query would read without a cache. Called once per query."""
         self._context.metrics.inc("resolvedBytes", version.bytes)
 
     # --- CACHE mode -------------------------------------------------------------------------------
 
     def _read_cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
-        """The version that CACHE mode answers with, asked from the store if it is too old; None in UFS mode or without a disk."""
+        """The version with which CACHE mode answers, from the store if the host's is too old; None in UFS mode or without a disk."""
         if options.metadata_source is MetadataSource.UFS or self._context.disk is None:
             return None
         if options.sync_interval_s == 0:
@@ -329,7 +331,7 @@ class Resolver:
         fresh = self._find_fresh(table, options)
         if fresh is None:
             with self.host.lock("refresh", table.id, self.source(table).one_asks):
-                fresh = self._find_fresh(table, options)  # whoever held the lock before us may have learned it
+                fresh = self._find_fresh(table, options)  # the last holder of the lock may have learned it
                 if fresh is None:
                     return self.refresh(table)
         self._context.metrics.inc("metadataCacheCount")
@@ -338,22 +340,22 @@ class Resolver:
     def _find_fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
         """The host's last version, if it is within the sync interval; else None. Its age counts from when its resolution began."""
         record = self.host.last(table)
-        # With a full cache it is the reload trigger that asks the store; in between the host's last version counts, whatever its age.
+        # With a full cache its reload trigger asks the store; in between the host's last version counts, whatever its age.
         interval_s = -1.0 if options.cache is CacheMode.FULL else options.sync_interval_s
         if record is None or interval_s is None or interval_s == 0:
             return None
         age_s = self._context.clock.steady_s() - record["started_s"]
         if not self.host.reaches(record.get("log"), table.url, options):
             return None
-        # Another boot's clock says nothing about age.
+        # Times of another boot's clock show no age.
         if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):
             return None
-        if options.cache is not CacheMode.FULL:  # which has its own
+        if options.cache is not CacheMode.FULL:  # a full cache has its own interval
             self._context.metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
         return self.host.files(table, record["digest"])
 
     def refresh(self, table: Table) -> TableVersion:
-        """The store's current version. If it has none now, as while a job writes, the host's last version is kept, and that is counted."""
+        """The store's current version. If it has none now, as while a job writes, the host's last version is used, and that is counted."""
         record = self.host.last(table)
         last_version = self.host.files(table, record["digest"]) if record else None
         try:
@@ -370,7 +372,7 @@ class Resolver:
             return last_version
 
     def forget_kind(self, table: Table) -> bool:
-        """Forget the table if its path is of another kind by now. Returns whether it is."""
+        """Forget the table if its path has become another kind of table. Returns whether it has."""
         try:
             if not self._is_another_kind(table):
                 return False
@@ -397,9 +399,9 @@ class Resolver:
         patient: bool = True,
         renew: bool = True,
     ) -> TableVersion:
-        """The store's current version. One call (see `Question`), more only while it settles or a job writes, or for new events of a log.
+        """The store's current version. One call (see `Question`), or more while it settles or a job writes, or for new events of a log.
 
-        `renew`: also record that a version which has not changed is still the current one.
+        `renew`: even if the version has not changed, record that it is still the current one.
         """
         source = self.source(table)
         if not source.described:
@@ -415,9 +417,10 @@ class Resolver:
         return self.host.learn(table, version, started_s, renew=renew)
 
     def _learn_again(self, table: Table, source: VersionSource) -> TableVersion:
-        """The store's current version, asked again because the host has a newer version on record, of which it lacks the files.
+        """The store's current version, asked again because the host has a newer version on record but lacks its files.
 
-        Other processes may record yet newer ones meanwhile, so it is asked up to three times; the last answer is taken as it is.
+        The race: other processes may record still newer versions meanwhile. So it is asked up to three times, and the last answer is used
+        without a comparison.
         """
         for last in (False, False, True):
             answer = source.current(Question(table, self._context.clock.steady_s(), patient=False))
@@ -431,12 +434,12 @@ class Resolver:
     # --- what the host remembers of a path ----------------------------------------------------------
 
     def is_known_as_another(self, options: LookupOptions, source: VersionSource) -> bool:
-        """Whether this host has had a table of another kind than the source's at `options.path`."""
+        """Whether this host has known a table of another kind than the source's at `options.path`."""
         others = (kind for kind, other in self._by_kind.items() if other is not source and kind != Kind.GLOB)
         return any(self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in others)
 
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
-        """The versions that the table at `options.path` itself lists (see `VersionSource.history`); None if it keeps no list."""
+        """The versions that the table at `options.path` lists itself (see `VersionSource.history`); None if it has no list."""
         url = self._ufs.url_of(options.path)
         kind = self.kind_of_url(url) or self._last_kind(url, options)
         with contextlib.suppress(UfsNotFoundError):

@@ -1,4 +1,4 @@
-"""Reads that start over when files vanish under them."""
+"""Reads that start over when files vanish while they are read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ T = TypeVar("T")
 
 
 def read_again(read: Callable[[], T], *problems: type[Exception]) -> T:
-    """What `read` returns. On one of the `problems` it is called again, until the same problem comes twice in a row.
+    """What `read` returns. After one of the `problems` it is called again, until the same problem comes twice in a row.
 
-    Clean-up removes old files of a log at any moment, also between a listing and its reading; what replaces them is there before.
+    The race: a clean-up removes old files of a log at any moment, also between a listing and the read of what it lists. The files that
+    replace them exist before, so the next attempt finds them.
     """
     before = ""
     for _ in range(_STARTS - 1):
@@ -35,9 +36,9 @@ def read_with_restarts(
     read: Callable[[TableVersion], T],
     renew: Callable[[TableVersion, SourceChangedError], TableVersion],
 ) -> tuple[T, TableVersion]:
-    """(what `read` returns for a version, that version). Where a file is gone, `renew` gives the version to read instead.
+    """(what `read` returns for a version, that version). If a file is gone, `renew` gives the version to read instead.
 
-    Raises what both raise, and VersionGoneError for a table that changes under several reads in a row.
+    Raises the errors of both, and VersionGoneError for a table that changes during several reads in a row.
     """
     for _ in range(_STARTS):
         try:
@@ -49,18 +50,18 @@ def read_with_restarts(
                 if table.pinned is not None:
                     raise_ours(
                         VersionGoneError(
-                            f"{redacted_path}: version{place} has lost files: {change}. VACUUM removes those that newer versions do not need"
+                            f"{redacted_path}: version{place} has lost files: {change}. VACUUM removes files that newer versions do not need"
                         ),
                         change,
                     )
                 raise_ours(
                     VersionGoneError(
-                        f"{redacted_path}: {change}, and it is still a file of the current version{place}: it was not "
-                        "removed by the table's own tools; restore it"
+                        f"{redacted_path}: {change}, although it belongs to the current version{place}: it was not removed by the "
+                        "table's own tools; restore it"
                     ),
                     change,
                 )
     raise VersionGoneError(
-        f"{redact('path', table.url)} changed under {_STARTS} reads in a row: write new files and keep the old ones a while, "
-        "or set lookup.settle"
+        f"{redact('path', table.url)} changed during each of {_STARTS} reads: write files with new names and keep the old files for "
+        "a while, or set lookup.settle"
     )

@@ -1,4 +1,4 @@
-"""`VersionSource`: what the engine asks of a kind of table, whatever keeps its versions."""
+"""`VersionSource`: the interface between the engine and a kind of table, however that kind keeps its versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TIMES_KEPT = 16
 
 @dataclasses.dataclass(frozen=True)
 class SourceParts:
-    """What a source works with: the store and its cached blocks, and this host's memory of versions."""
+    """What a source works with: the store and its cached blocks, and this host's records of versions."""
 
     ufs: Ufs
     blocks: BlockCache
@@ -47,8 +47,8 @@ class SourceParts:
 class Question:
     """A request for the version that a reference to a table means now, begun at `started_s`.
 
-    `status`: what the store has just said of the path. `gone_digest`: that of a version that cannot be read any more. `patient`:
-    wait for a job that writes, up to `lookup.busy-wait`.
+    `status`: the store's latest answer about the path. `gone_digest`: of a version that can no longer be read. `patient`: wait for a job
+    that writes, up to `lookup.busy-wait`.
     """
 
     table: Table
@@ -60,9 +60,9 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A version, and when the call began that found it, on the host's steady clock.
+    """A version, and the start of the call that found it, on the host's steady clock.
 
-    `is_kept`: a job writes the table, so this is the last version that the host knows, and nothing new.
+    `is_kept`: a job writes the table, so this is the last version that the host knows, and not a new one.
     """
 
     version: TableVersion
@@ -73,7 +73,7 @@ class Answer:
 class TimeTravel:
     """Finds the version of a table that was current at a time. The answer for a time before the last commit is cached.
 
-    A commit counts with the time that it says, or that of the one before if that is later: clocks differ.
+    A commit has the time that it states, or that of the commit before it if that is later, because clocks differ.
     """
 
     def __init__(self) -> None:
@@ -82,14 +82,15 @@ class TimeTravel:
     def find(
         self, url: str, table_id: str, at: datetime.datetime, commits: Callable[[], Iterable[tuple[int, int]]]
     ) -> int:
-        """The version that was current at `at`. `commits` lists the versions and their times (Unix ms), oldest first; called if need be.
+        """The version that was current at `at`. `commits` returns the versions and their times (Unix ms), oldest first; it is called only if
+        needed.
 
         Raises VersionGoneError for a time before the first of them.
         """
         version = self._versions_by_time.get((table_id, at))
         if version is not None:
             return version
-        # Views show whole milliseconds: such a time names the commit of that millisecond.
+        # Views show whole milliseconds, so such a time means the commit of that millisecond.
         at_ms = (at - _EPOCH) // _MILLISECOND
         versions, times = zip(*commits(), strict=True)
         times = tuple(itertools.accumulate(times, max))
@@ -109,12 +110,12 @@ class TimeTravel:
 
 
 class VersionSource(abc.ABC):
-    """A source of the versions of some kinds of tables. A version carries all that reading it needs: see `TableVersion`.
+    """A source of the versions of some kinds of tables. A version carries all that a read of it needs: see `TableVersion`.
 
-    `kinds`: the names of the kinds. `pins`: the options by which older versions are named. `retained`: whether versions are kept, so that they can be pinned. `described`: whether the
-    table's metadata says its columns, so that options about reading them have no meaning. `one_asks`: whether queries of a host wait
-    for the one that asks already, for what it learns. `markers`: the directories by one of which a table's directory is known. `label`: a
-    table of this kind, in an error.
+    `kinds`: the names of the kinds. `pins`: the options that name older versions. `retained`: older versions are kept, so that they can be
+    pinned. `described`: the table's metadata has its columns, so that options about reading them have no meaning. `one_asks`: while one
+    query of a host asks, the others wait for its answer. `markers`: names of directories that only a table of these kinds has. `label`:
+    such a table, in errors.
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -130,18 +131,19 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
-        """What makes a source for a reference with these options. `shared`: what the sources of a process share, by keys of their own."""
+        """A constructor of a source for a reference with these options. `shared`: objects that the sources of a process share, by keys of
+        their own."""
         return cls
 
     @classmethod
     def open_store(cls, options: LookupOptions, open_url: Callable[[str, bool], Store]) -> Store | None:
-        """The store of a reference whose path is no URL of files; None if it is. `open_url` opens the store of a URL, with or without the
+        """The store of a reference whose path is not a URL of files; None if it is. `open_url` opens the store of a URL, with or without the
         options about storage."""
         return None
 
     @classmethod
     def kind_of_url(cls, url: str) -> str | None:
-        """The kind of table that a canonical path itself shows; None if the store has to say."""
+        """The kind of table that a canonical path itself shows; None if only the store can tell."""
         return None
 
     @classmethod
@@ -151,7 +153,7 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def is_shown(cls, listing: Listing) -> bool:
-        """Whether a directory has files of such a table, so that no other may be written there."""
+        """Whether a directory has files of such a table, so that no other table may be written there."""
         return cls.described and cls.detect_kind(listing) is not None
 
     @classmethod
@@ -174,7 +176,7 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether a directory with a marker's name has a file that every such table has. Other programs may use the name, too."""
+        """Whether a directory with a marker's name has a file that every such table has, for other programs may use the name, too."""
         return True
 
     @abc.abstractmethod
@@ -227,7 +229,7 @@ class VersionSource(abc.ABC):
     # --- what views show --------------------------------------------------------------------------
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
-        """The versions that the table itself lists, oldest first, as `lookup.view=versions` shows them; None if it keeps no list."""
+        """The versions that the table itself lists, oldest first, as `lookup.view=versions` shows them; None if it has no list."""
         return None
 
     def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:
@@ -239,13 +241,13 @@ class VersionSource(abc.ABC):
         return None
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
-        """What `describe` shows of such a table beside what it shows of all."""
+        """What `describe` shows of such a table in addition to what it shows of every table."""
         return {}
 
     # --- writes -----------------------------------------------------------------------------------
 
     def has_commit(self, url: str, table_id: str, position: int) -> bool:
-        """Whether the table at a URL has a commit, as far as this host knows; true for tables that are not written here."""
+        """Whether the table at a URL has a commit, as far as this host knows; True for tables that are not written here."""
         return True
 
     def was_here_lately(self, table: Table) -> bool:

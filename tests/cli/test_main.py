@@ -99,10 +99,10 @@ def test_names_move_no_cursor(run: Run, tmp_path: Path) -> None:
         (["describe", "DIM", "-o", "lookup.keys=id", "-o", "lookup.keys=id"], 2, "given twice"),
         (["describe", "DIM", "-o", "lookup.keyz=id"], 2, "lookup.keyz"),
         (["describe", "DIM/gone"], 1, "does not exist"),
-        (["compact", "DIM"], 1, "no managed table"),
+        (["compact", "DIM"], 1, "not a managed table"),
         (["vacuum", "DIM", "--older-than", "1 h"], 2, "604800"),
         (["vacuum", "DIM", "--older-than", "soon"], 2, "older_than"),
-        (["report", "DIM/a.parquet"], 2, "is no HTML page"),
+        (["report", "DIM/a.parquet"], 2, "is not an HTML page"),
     ],
 )
 def test_what_goes_wrong_says_so(run: Run, dim: Path, arguments: list[str], code: int, said: str) -> None:

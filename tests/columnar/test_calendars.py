@@ -214,7 +214,7 @@ def check_legacy(options: dict[str, str], path: str, days: bool = True, times: b
 
 @pytest.mark.parametrize("mode", MODES)
 def test_times_of_legacy_parquet(tmp_path: Path, cache_dir: Path, mode: str) -> None:
-    """In LEGACY mode, and of Spark 2.4; Spark 3.0 has the old calendar in INT96 only. What is no time in a zone stays."""
+    """In LEGACY mode, and of Spark 2.4; Spark 3.0 has the old calendar in INT96 only. What is not a time in a zone stays."""
     options = {"lookup.cache.dir": str(cache_dir), **MODES[mode]}
     zone = {"timeZone": LEGACY["timeZone"]}
     cases: list[tuple[dict[str, str], str, bool, bool]] = [

@@ -164,17 +164,17 @@ MISFITS: dict[str, list[str]] = {
     "column 'name' of type string cannot be compared with {literal}; quote it: '1'": ["name = 1"],
     "column 'name' of type string cannot be compared with '2024-01-31": ["name = DATE '2024-01-31'", "name = TIMESTAMP '2024-01-31 12:00:00'"],
     "cannot be compared with '2024-01-31 00:00:00'": ["day = TIMESTAMP '2024-01-31 00:00:00'"],
-    "'x' is no date32[day] value for column 'day'": ["day IN ('2024-01-31', 'x')"],
-    "is no date32[day] value": ["day = '31.1.2024'", "day = '20240131'", "day = '2024-02-30'"],
+    "'x' is not a valid date32[day] value for column 'day'": ["day IN ('2024-01-31', 'x')"],
+    "is not a valid date32[day] value": ["day = '31.1.2024'", "day = '20240131'", "day = '2024-02-30'"],
     f"give '2024-01-31 12:00:00' for column 'at' {ZONED}": ["at = '2024-01-31 12:00:00'"],
     ZONED + ", e.g.": ["at = DATE '2024-01-31'"],
     ZONED: ["at IN ('0001-01-01 00:00:00+01:00')", "at = '9999-12-31 23:59:59-01:00'", "at = TIMESTAMP '2024-01-31 12:00:00'"],
     "as a timestamp without a zone, e.g.": ["clock = '2024-01-31 12:00:00Z'"],
-    "'noon' is no timestamp[us] value": ["clock = 'noon'"],
+    "'noon' is not a valid timestamp[us] value": ["clock = 'noon'"],
     "Spark would round column 'big' of type int64 or 1.0000000000000000001": ["big = 1.0000000000000000001"],
     "option lookup.where: the table has no column 'unknown'; it has id, big, name": ["unknown = 1"],
     "has no column 't.id'": ["`t.id` = 1"],
-    # What Spark reads otherwise, or some Python does not read, is no time.
+    # What Spark reads otherwise, or some Python does not read, is not a time.
     **{f"for column '{column}'": [f"{column} = '{text}'" for text in (
         "", "2024", "2024-1-31", "20240131", "2024-W05-3", "2024-01-31 25:00", "2024-01-31 12:00:00.1234567", "2024-01-31+01:00",
         "2024-01-31 12:00 Europe/Paris", "٢٠٢٤-٠١-٣١", "2024-01-31 12:00:00.5.5",

@@ -275,7 +275,7 @@ class Case:
         if how == "failed":
             assert not there or kind.name == "vacuum", "failed and there"
         if position is not None and kind.there is None:
-            assert position in [state.position for state in found], f"{position} is no commit"
+            assert position in [state.position for state in found], f"{position} is not a commit"
             (at,) = [state.rows for state in found if state.position == position]
             assert at == kind.after, f"at {position} the rows are {sorted(at)}"
         return there

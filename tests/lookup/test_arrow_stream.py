@@ -53,7 +53,7 @@ def test_what_takes_a_stream(table: LookupTable, tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_schema_that_is_asked_for(table: LookupTable, asked: list[Any], given: list[Any] | None) -> None:
-    """Types are as they are asked for, where that changes no value; other columns are no answer."""
+    """Types are as they are asked for, where that changes no value; other columns are not an answer."""
     wanted = pa.schema(list(zip(ROWS.schema.names, asked, strict=True)))
     stream = table.__arrow_c_stream__(wanted.__arrow_c_schema__())
     found = pa.RecordBatchReader._import_from_c_capsule(stream).read_all()

@@ -59,7 +59,7 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
     at = column(times).cast(asked_form)
     wanted = expected(rows, times, by_end, newest)
     if wanted is None:
-        with pytest.raises(OverlapError, match=r"valid at once, by since and until: here id = \d"):
+        with pytest.raises(OverlapError, match=r"valid at the same time, by since and until: here id = \d"):
             valid_rows(table, keys, at, validity)
         return
     answer = valid_rows(table, keys, at, validity)

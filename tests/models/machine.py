@@ -272,7 +272,7 @@ class _Machine:
                 self._compare(reader, ask, answer, [expected], question, keys)
 
     def _check_inside(self, rng: random.Random) -> None:
-        """A directory or a file inside a table is no table; but an Iceberg table's metadata names it."""
+        """A directory or a file inside a table is not a table; but an Iceberg table's metadata names it."""
         reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
         inside = [path for path in sorted(self.place.path.rglob("*")) if not path.name.endswith(".metadata.json")]
         path, ask = rng.choice(inside), ("scan",)
@@ -307,7 +307,7 @@ class _Machine:
         for expected in allowed:
             types = [expected.types.get(name) for name in self._setup.keys]
             if by_key and answer.error == "SchemaError" and types != self._asked_types:
-                return  # keys of a newer version are no keys of this one
+                return  # keys of a newer version are not keys of this one
             schema, rows = expected.schema, expected.rows
             if by_key and not expected.problem:
                 rows = tuple(found_by(expected, question.keys, wanted))

@@ -291,7 +291,7 @@ def _partition_value(text: str | None, kind: pa.DataType) -> Any:
     if pa.types.is_integer(kind) and fits:
         fits = -(2 ** (kind.bit_width - 1)) <= int(text) < 2 ** (kind.bit_width - 1)
     if not fits:
-        raise ImpossibleError(f"{text} is no {kind}")
+        raise ImpossibleError(f"{text} is not a valid {kind}")
     if pa.types.is_date(kind):
         return datetime.date.fromisoformat(text)
     return int(text) if pa.types.is_integer(kind) else converted(int(text) if whole else text, kind)

@@ -247,7 +247,7 @@ class Place:
             path.unlink()
 
     def _junk(self, args: tuple[Any, ...], rng: random.Random) -> None:
-        """Files that are no data."""
+        """Files that are not data."""
         if self.kind != "file":
             for name in ("_SUCCESS", ".f0.crc", f"empty.{self._setup.format}", "_started_1"):
                 (self.path / name).write_bytes(b"" if name.startswith("empty") else b"x")

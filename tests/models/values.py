@@ -17,7 +17,7 @@ _EXACT = decimal.Context(prec=60)
 
 
 class ImpossibleError(Exception):
-    """What no reader may answer: types that do not go together, a directory that is no table."""
+    """What no reader may answer: types that do not go together, a directory that is not a table."""
 
 
 def shown(kind: pa.DataType) -> pa.DataType:

@@ -554,7 +554,7 @@ ALL_DAY = "leave some time of the day free"  # local beside offset ones: if they
     ],
 )  # fmt: skip
 def test_bad_blackouts(texts: list[str], words: str) -> None:
-    """What is no list of windows is refused with an example of one; so are windows that are empty, or cover the day together."""
+    """What is not a list of windows is refused with an example of one; so are windows that are empty, or cover the day together."""
     for text in texts:
         with pytest.raises(ValueError, match=words):
             parse_blackout(text)

@@ -126,7 +126,7 @@ def test_what_hangs_keeps_no_process_from_ending(home: Path) -> None:
         home,
     )
     assert code == 0
-    assert said == "the process ends, although these have not ended in time: lookupcache-provider-hanging:make\n"
+    assert said == "the process ends although these threads did not stop in time: lookupcache-provider-hanging:make\n"
 
 
 def test_threads_of_a_user_outlive_the_main_one(home: Path) -> None:

@@ -162,7 +162,7 @@ def fork_in_a_transaction(home: Path) -> None:
         transaction.write([{"id": 100, "v": 0}])
 
         def leave(with_error: bool) -> None:
-            with pytest.raises(ValueError, match="belongs to the process that has forked this one"):
+            with pytest.raises(ValueError, match="belongs to the parent process"):
                 transaction.write([{"id": 101, "v": 0}])
             with pytest.raises(ValueError, match="belongs to"):
                 transaction.commit()

@@ -51,10 +51,12 @@ def check(table: Path, cache: Path, name: str, *ways_out: dict[str, str]) -> Non
     for mode in MODES:
         for options in ({}, {"columns": f"id, `{name}`"}):
             for read in (lambda r: r.scan(), lambda r: r.get(2), lambda r: r.schema):
-                with pytest.raises(SchemaError, match=f"(?i){name}.* out by lookup.columns, or by a schema") as refusal:
+                with pytest.raises(
+                    SchemaError, match=f"(?i){name}.* out with lookup.columns, or with a schema"
+                ) as refusal:
                     read(opened(table, cache, mode, "id", **options))
                 assert isinstance(refusal.value, NotSupportedError)
-        with pytest.raises(PredicateError, match=f"(?i){name}.* out by lookup.columns"):
+        with pytest.raises(PredicateError, match=f"(?i){name}.* out with lookup.columns"):
             opened(table, cache, mode, "id", columns="id", where=f"`{name}` IS NULL").scan()
         for options in ways_out:
             reader = opened(table, cache, mode, "id", **options)

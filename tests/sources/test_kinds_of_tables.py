@@ -103,8 +103,8 @@ def test_a_directory_beside_tables_is_a_table(tmp_path: Path) -> None:
     [
         ("_delta_log/_commits", r"_delta_log holds no commit.*move _delta_log away"),
         ("_delta_log/00000000000000000000.crc", r"_delta_log holds no commit.*move _delta_log away"),
-        ("_lookup", r"log is empty or gone.*move _lookup away"), ("_lookup/log/notes.json", "is no event"),
-        ("metadata", None), ("metadata/version-hint.text", "of which there is no file"),
+        ("_lookup", r"log is empty or gone.*move _lookup away"), ("_lookup/log/notes.json", "is not an event"),
+        ("metadata", None), ("metadata/version-hint.text", "but there is no file"),
     ],
 )  # fmt: skip
 def test_a_directory_of_a_tables_name(tmp_path: Path, marker: str, says: str | None) -> None:
@@ -141,7 +141,7 @@ def test_a_directory_that_is_none_of_a_declared_type(tmp_path: Path, kind: str, 
                 ask()
             message = str(caught.value)
             assert message.startswith(f"file://{tmp_path}/t/k=")
-            assert f"the value {value!r} of partition column 'k' is no " in message
+            assert f"the value {value!r} of partition column 'k' is not a valid " in message
             assert "lookup.schema or .schema(…)" in message
     with LookupTable(tmp_path / "t", {**options, "lookup.schema": "id BIGINT, k STRING"}) as table:
         assert set(table.scan().column("k").to_pylist()) == {value}

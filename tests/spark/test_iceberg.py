@@ -93,7 +93,7 @@ def test_writes_are_refused(spark: SparkSession, dim: Dim, name: str) -> None:
     with pytest.raises(Exception, match=refused):
         rows.write.save(dim.path, "lookupcache", "append", **dim.options)
     changes = spark.readStream.format("lookupcache").options(**dim.options, **{"lookup.view": "changes"})
-    with pytest.raises(Exception, match="no managed table"):
+    with pytest.raises(Exception, match="a managed table"):
         changes.load(dim.path).writeStream.format("noop").start().processAllAvailable()
     assert {*home.rglob("*")} == files
 
@@ -112,7 +112,7 @@ def test_tables_that_are_not_there(spark: SparkSession, tmp_path: Path) -> None:
         ("ns.gone", {"lookup.catalog": "nowhere"}, "lookup.catalog = 'nowhere'.*Configure it"),
         ("ns.gone", {**there, "lookup.catalog.token": "hunter2"}, r"lookup\.catalog\.token looks like a credential"),
         ("gone", there, r"path = 'gone': .* namespace\.name|namespace\.table"),
-        (hidden.parent, {}, "so it is an Iceberg table, without a"),
+        (hidden.parent, {}, "so it is an Iceberg table, but it has no"),
     ]
     for path, options, message in cases:
         with pytest.raises(Exception, match=message) as caught:

@@ -107,7 +107,7 @@ def test_keys_of_char_and_varchar(spark: SparkSession, tmp_path: Path, name: str
             assert joined.schema["code"].dataType.simpleString() == "varchar(5)"
         padded = spark.sql("SELECT CAST('ab' AS CHAR(5)) AS code")
         with pytest.raises(
-            SchemaError, match=r"key 'code' is char\(5\), whose texts are padded.*rtrim\(code\) AS STRING"
+            SchemaError, match=r"key 'code' is char\(5\), whose values are padded.*rtrim\(code\) AS STRING"
         ):
             lookup_join(padded, str(path), "code")
         trimmed = padded.withColumn("code", sf.expr("CAST(rtrim(code) AS STRING)"))
@@ -132,7 +132,7 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, name: str, kind: str) -
     assert enriched(spark, "1, 2, 3", options).count() == 3
     assert asked(tmp_path) == [[1, 2, 3], [2, 3]]
     assert "a provider's table" in explain_lookup(joined)
-    with pytest.raises(Exception, match="it gives rows by key only"):
+    with pytest.raises(Exception, match="returns rows by key only"):
         lookup_join(spark.range(3), None, "id", strategy="broadcast", options=options).collect()
 
 

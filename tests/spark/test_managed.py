@@ -147,7 +147,7 @@ def test_tasks_that_die(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """A write refuses what only a read can follow, files of somebody else, which stay as they were, and a store without exclusive
-    create; a column that the table does not have, unless it is to be added, and one of another type. A plain table is no stream."""
+    create; a column that the table does not have, unless it is to be added, and one of another type. A plain table is not a stream."""
     for options, words in (
         ({"lookup.where": "id = 1"}, "lookup.where is for reads"),
         ({"lookup.version": "1"}, "lookup.version is for reads"),
@@ -163,7 +163,7 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None
     assert load(spark, tmp_path / "t").orderBy("id").collect() == [(0, None), (1, "x")]
     with pytest.raises(Exception, match="'note' is STRING in the table and INT in the rows"):
         write(noted.withColumn("note", sf.lit(1)), tmp_path / "t")
-    with pytest.raises(Exception, match=r"no exclusive create"):
+    with pytest.raises(Exception, match=r"exclusive create is not proven"):
         write(spark.range(1), "memory://bucket/t")
     path = put(tmp_path / "dim" / "a.parquet", 1)
     before = path.read_bytes()
@@ -171,9 +171,9 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None
         with pytest.raises(Exception, match=r"holds files that format.'lookupcache'. did not write"):
             write(load(spark, path), place)
     spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
-    with pytest.raises(Exception, match="which table is written cannot be told"):
+    with pytest.raises(Exception, match="it is not clear which table is written"):
         spark.sql(f"INSERT INTO {name} VALUES (1, 2)")
-    with pytest.raises(Exception, match="is no managed table"):
+    with pytest.raises(Exception, match="is not a managed table"):
         spark.readStream.format("lookupcache").load(str(path)).writeStream.format("noop").start().processAllAvailable()
     assert ([*path.parent.iterdir()], path.read_bytes()) == ([path], before)
 
@@ -306,7 +306,7 @@ def test_rows_that_are_added(desk: Desk) -> None:
     assert desk.run() == [[(3, "a"), (4, "a")]]
     assert desk.run() == []
     position = desk.table.upsert(rows(1, name="b"))
-    with pytest.raises(Exception, match=rf"position {position} \(upsert\) takes rows away.*lookup.view = changes"):
+    with pytest.raises(Exception, match=rf"position {position} \(upsert\) removes rows.*lookup.view = changes"):
         desk.run()
 
 

@@ -229,7 +229,7 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
 
 
 def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) -> None:
-    """A mistake in the options, or a path that is no table, fails load() itself, on the driver, and says what to do."""
+    """A mistake in the options, or a path that is not a table, fails load() itself, on the driver, and says what to do."""
     path = put(tmp_path / "dim.parquet", 1)
     for options, message in MISTAKES:
         with pytest.raises(Exception, match=message) as caught:
@@ -244,7 +244,7 @@ def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) ->
     (tmp_path / "empty").mkdir()
     put(tmp_path / "delta" / "part.parquet", 1)
     (tmp_path / "delta" / "_delta_log").mkdir()
-    tables = {"nowhere": "does not exist", "empty": "is no table now", "delta": "so it is no Delta table"}
+    tables = {"nowhere": "does not exist", "empty": "there is no table at", "delta": "so it is not a Delta table"}
     for place, message in tables.items():
         with pytest.raises(Exception, match=message):
             load(spark, tmp_path / place)

@@ -352,7 +352,7 @@ def test_a_row_of_records_never_goes_back(opened: Opened) -> None:
 
 
 def test_a_row_of_records_that_is_damaged_old_or_forgotten(opened: Opened) -> None:
-    """A damaged newest one is no value, and what follows it counts; names of others are no records; a sweep removes all."""
+    """A damaged newest one is not a value, and what follows it counts; names of others are not records; a sweep removes all."""
     row = opened.root / "records" / "table~t"
     assert opened.disk.newest_record("table", "t") == (0, None)
     assert opened.disk.succeed_record("table", "t", 0, "first")

@@ -102,7 +102,7 @@ def test_tables_of_others_and_ours(tmp_path: Path) -> None:
             assert table.get(1) == [{"id": 1, "p": "x"}]
         with pytest.raises(TableFormatError, match="lies inside"):
             LookupTable(f"{tmp_path}/{name}/p=x", options).scan()
-    with pytest.raises(OptionError, match="a new table has a name without wildcards"):
+    with pytest.raises(OptionError, match="give a new table a path without wildcards"):
         LookupTable(str(tmp_path / "new[1]"), options).write([{"id": 1}])
 
 

@@ -295,7 +295,7 @@ def test_hidden_directories_are_reported_but_not_entered(
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
-    """A linked file or directory is listed under its own name; a link to a directory above ends, a dead one is no file."""
+    """A linked file or directory is listed under its own name; a link to a directory above ends, a dead one is not a file."""
     (tmp_path / "t" / "d").mkdir(parents=True)
     (tmp_path / "t" / "d" / "a").write_bytes(OLD)
     (tmp_path / "t" / "d" / "up").symlink_to("..")
@@ -692,7 +692,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_empty_object_of_a_directorys_name(s3: S3Server, bucket: str, root: str, pages: None) -> None:
-    """An empty object `mark` beside `mark/…`, as many tools put it, is no file, whatever lies between; alone it is. One request is a page."""
+    """An empty object `mark` beside `mark/…`, as many tools put it, is not a file, whatever lies between; alone it is. One request is a page."""
     crowd = [f"t/mark-{number}" for number in range(5)]
     put(s3, bucket, "t/mark", data=b"")
     ufs = host_of(s3, root).ufs

@@ -104,7 +104,7 @@ class PostgresServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def execute(self, statement: str) -> None:
-        """Run a statement that is no part of what `statements` returns."""
+        """Run a statement that is not part of what `statements` returns."""
         self._run("psql", f"{self.uri}&application_name={_OURS}", "-Xq", "-c", statement)
 
     def statements(self) -> list[str]:

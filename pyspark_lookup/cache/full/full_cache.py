@@ -1,12 +1,12 @@
-"""`FullCache`: which snapshot answers, and how the next one comes to be (FLIP-221's full cache).
+"""`FullCache`: finds the snapshot that answers a query, and makes the next one (FLIP-221's full cache).
 
-UFS mode: a query asks for the snapshot of the version that it has resolved. If there is none yet, it waits a while and then
-reads the files. CACHE mode: the latest snapshot answers, whatever the store has by now, and the schedule replaces it from
-time to time; a query that finds a reload overdue waits a while for it. In both modes all rows of an answer are of the version
-that is reported, and no snapshot is visible before it is complete.
+UFS mode: a query asks for the snapshot of the version that it has resolved. If there is none yet, it waits a while and then reads the
+files. CACHE mode: the latest snapshot answers, even if the store has a newer version, and the schedule replaces it from time to time; a
+query that finds a reload overdue waits a while for it. In both modes all rows of an answer are of the version that is reported, and no
+snapshot is visible before it is complete.
 
-One process of the host at a time loads a table, under a lock, and reuses the layers of the load before. A query that needs no
-load takes no lock.
+One process of the host at a time loads a table, under a lock, and reuses the layers of the load before. A query that needs no load takes no
+lock.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class LoadLog:
     context: HostContext
 
     def fall_back(self, level: int, reason: str, instead: str = "reading the files") -> None:
-        """Log why a query is answered in another way: `instead` says from what."""
+        """Log why a query is answered in another way. `instead` says how."""
         log_event(_log, level, "fallback", table=self.url, reason=reason, instead=instead)
 
     def received(self) -> int:
-        """Bytes received from the store so far."""
+        """The bytes received from the store so far."""
         return self.context.metrics.snapshot()["ufsGetBytes"]
 
     def succeeded(self, started_s: float, seconds: float, snapshot: Snapshot, received: int, failures: int) -> None:
@@ -83,13 +83,14 @@ class LoadLog:
         reload = Reload(started_s, seconds, version, snapshot.rows, snapshot.bytes, fetched)
         self._remember(reload)
         facts = {"version": reload.version, "seconds": seconds, "rows": reload.rows, "bytes": reload.bytes}
-        level = logging.WARNING if failures else logging.INFO  # failures were logged as warnings, so their end is, too
+        # The failures were logged as warnings, so their end is, too.
+        level = logging.WARNING if failures else logging.INFO
         log_event(_log, level, "reload", table=self.url, **facts, fetched=fetched, failures_before=failures)
 
     def failed(
         self, started_s: float, seconds: float, problem: BaseException, version_count: int, failures: int
     ) -> None:
-        """Record a load that failed after `failures` others. `version_count`: how many versions can still be served."""
+        """Record a load that failed after `failures` others. `version_count`: how many stored versions can still answer."""
         self.context.metrics.inc("numLoadFailures")
         level = logging.INFO if failures else logging.WARNING
         log_event(
@@ -98,7 +99,7 @@ class LoadLog:
         self._remember(Reload(started_s, seconds, error=foreign_text(str(problem))[:500] or type(problem).__name__))
 
     def refused(self, now_s: float, problem: BaseException, before: bool) -> None:
-        """Record a load for which there is no room. Logs it unless the load `before` was refused as well."""
+        """Record a load for which there is no room. Logs it unless the last load, `before`, had none either."""
         self.context.metrics.inc("snapshotOverBudgetCount")
         if not before:
             self.fall_back(logging.WARNING, f"there is no room for a snapshot: {problem}")
@@ -111,18 +112,18 @@ class LoadLog:
 
 # --- reloads that are overdue ---------------------------------------------------------------------
 
-_ON_TIME_S = 0.5  # a live schedule begins a due reload within this time, also on a busy machine
+_ON_TIME_S = 0.5  # a running schedule starts a due reload within this time, even on a busy machine
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class OverdueReloads:
-    """Begins and awaits the overdue reloads of one table, for the queries of this process.
+    """Starts the overdue reloads of one table, and lets queries of this process wait for them.
 
-    If every process lives for one query only, none may be alive when a reload comes due, and a live one may be stopped. So the
-    query that finds a reload due begins it, and waits up to `lookup.full-cache.build-wait`: its answer is at most one interval and
-    one load old. The wait counts from the beginning of the load, so a later query waits only for the rest of it.
+    The race: if every process lives for one query only, none may be alive when a reload comes due, and a live process may be suspended. So
+    each query that finds a reload due asks for it, whoever else may have, and waits up to `lookup.full-cache.build-wait`: its answer is at
+    most one interval and one load old. The wait counts from the start of the load, so a later query waits only for the rest of it.
 
-    `limit_s`: how long to wait for a reload. `tell`: called with the reason, once per reload, when the wait is given up.
+    `limit_s`: how long to wait for a reload. `tell`: called with the reason, once per reload, when a wait ends without the reload.
     """
 
     schedule: Schedule
@@ -133,13 +134,14 @@ class OverdueReloads:
     tell: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        # (state, lead of the wall clock over the steady one, time): after this state nothing is due before this time, unless
-        # the lead changes, as the wall clock was set then. And the reload that is awaited, since when on the steady clock.
+        # (state, lead of the wall clock over the steady clock, time): the reload after this state is not due before this time,
+        # unless the lead changes because the wall clock was set. And: (the future for which queries wait, since when on the
+        # steady clock).
         self._due: tuple[State | None, float, float] = None, 0.0, math.inf
         self._awaited: tuple[concurrent.futures.Future[None] | None, float] = None, 0.0
 
     def due_s(self, state: State) -> float:
-        """When the reload after a state is due (Unix time); in the past if it is overdue."""
+        """The time at which the reload after a state is due (Unix time); in the past if it is overdue."""
         due_state, ahead_s, until_s = self._due
         now_s = self.context.clock.wall_s()
         ahead_now_s = now_s - self.context.clock.steady_s()
@@ -166,7 +168,7 @@ class OverdueReloads:
         return self.due_s(state) <= self.context.clock.wall_s()
 
     def ask(self, state: State) -> concurrent.futures.Future[None]:
-        """Start the reload after a state in a thread. Another process's reload counts as well."""
+        """Start the reload after a state in a thread. If another process is reloading, that counts as well."""
         return self.jobs.ask(None, due=True, seen_s=state.finished_at_s)
 
     def wait(self, state: State) -> bool:
@@ -184,15 +186,15 @@ class OverdueReloads:
                 late_s = self.context.clock.wall_s() - due_s
                 self.tell(f"a reload that was due {late_s:.0f} s ago has not ended after {self.limit_s:g} s")
         except Exception as problem:
-            # The load's own errors are logged and counted where they are raised. The present snapshot goes on serving.
+            # The load itself logs and counts its errors. The present snapshot goes on answering.
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self.context.metrics.inc("cacheFailureCount")
         return True
 
     def _is_on_time(self, state: State, due_s: float) -> bool:
-        """Whether the reload that is due is running and began in time: until it ends, the present snapshot is as young as promised.
+        """Whether the reload that is due is running and started in time: until it ends, the present snapshot is as young as promised.
 
-        A load that takes much longer than the one before may be that of a process which stands still.
+        A load that takes much longer than the one before may be that of a suspended process, and does not count.
         """
         begun_s, now_s = state.loading_since_s, self.context.clock.wall_s()
         last_s = (state.finished_at_s or 0.0) - (state.started_at_s or 0.0)
@@ -204,7 +206,7 @@ class OverdueReloads:
         return False
 
     def _left_s(self, state: State, since_s: float) -> float:
-        """How long to wait on for a load: this process has waited since `since_s`, and another one may have begun it earlier."""
+        """How many more seconds to wait for a load: this process has waited since `since_s`, and another one may have started it earlier."""
         clock = self.context.clock
         waited_s = clock.steady_s() - since_s
         if state.loading_since_s is not None and self.stored.is_locked():
@@ -213,7 +215,7 @@ class OverdueReloads:
 
 
 def last_reload(state: State) -> LastReload | None:
-    """How the latest attempt of any process went, as triggers take it."""
+    """The times of the latest attempt of any process, in the form that triggers take."""
     if state.first_started_at_s is None or state.started_at_s is None or state.finished_at_s is None:
         return None
     return LastReload(state.first_started_at_s, state.started_at_s, state.finished_at_s)
@@ -272,8 +274,8 @@ class FullCache:
     def build(self, version: TableVersion, wait_s: float, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version, built if there is none; None if that takes longer than `wait_s` or fails.
 
-        A thread builds it, and goes on after `wait_s`. A version that is not `cacheable` is not built. After a compaction this
-        returns the snapshot of the version before, which has the same rows, unless it has to be of the same files (`exact`).
+        A thread builds it, and goes on after `wait_s`. A version that is not `cacheable` is not built. After a compaction this returns the
+        snapshot of the version before, which has the same rows, unless its files must be the same, too (`exact`).
         """
         if self._reloads:
             self.schedule.ensure()
@@ -299,8 +301,8 @@ class FullCache:
     def current(self) -> tuple[TableVersion, Snapshot] | None:
         """The latest snapshot and its version. Loads the first one; waits up to `build_wait_s` for another process's load, or an overdue one.
 
-        None if the cache directory has no room for it or for a newer one, or if another process is still loading. Raises the error
-        of the first load, and ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` demand it.
+        None if the cache directory has no room for it or for a newer one, or if another process is still loading. Raises the error of the
+        first load, and ReloadFailedError if `lookup.full-cache.on-reload-failure` or `.max-staleness` require it.
         """
         state, snapshot, is_late = self._find_latest()
         if state.gone:  # the last load found no table of this kind, but the caller has just found one
@@ -347,7 +349,7 @@ class FullCache:
         return None if snapshot is None or state.gone else snapshot.version
 
     def _find_latest(self) -> tuple[State, Snapshot | None, bool]:
-        """The host's latest state and snapshot, and whether it is late: a reload is overdue and has not ended in time."""
+        """The host's latest state and snapshot, and whether the snapshot is late: a reload is overdue and has not ended in time."""
         state, snapshot = self._stored.find(_served)
         if (snapshot is None and state.refused is None) or not self._reloads:
             return state, snapshot, False
@@ -359,13 +361,13 @@ class FullCache:
         return after, snapshot, after.finished_at_s == state.finished_at_s
 
     def _load_anew(self, state: State) -> None:
-        """Load the store's current version, unless another process did so after `state`, or holds the lock longer than `build_wait_s`."""
+        """Load the store's current version, unless another process has done so after `state`, or holds the lock longer than `build_wait_s`."""
         with self._stored.lock(self.options.build_wait_s) as is_locked:
             if is_locked and self._stored.state().finished_at_s == state.finished_at_s:
                 self._load(None, None)
 
     def _give_up(self) -> None:
-        """Build nothing for a while: a directory that is full or cannot be mapped will be no better at the next query."""
+        """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
         self._gave_up_at_s = self.context.clock.steady_s()
 
     @property
@@ -374,7 +376,7 @@ class FullCache:
 
     @property
     def can_keep(self) -> bool:
-        """Whether this host can keep a snapshot: no build was refused or failed for want of space in the last minute."""
+        """Whether this host can keep a snapshot: in the last minute no build was refused or failed for lack of space."""
         refused = self._stored.state().refused
         recent = refused is not None and abs(self.context.clock.wall_s() - refused.at_s) < _GIVE_UP_S
         return not recent and not self._has_given_up
@@ -411,13 +413,18 @@ class FullCache:
         return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
 
     def _renew(self, state: State) -> Snapshot:
-        """A snapshot to replace one that is older than `max_staleness_s`. The first caller who gets the lock loads it."""
+        """A snapshot to replace one that is older than `max_staleness_s`.
+
+        The race: many queries may find it too old at once. The first that gets the lock loads; the others find its snapshot, or that its
+        load has failed, and do not ask the store again.
+        """
         with self._stored.lock(self.options.build_wait_s) as is_locked:
             after = self._stored.state()
             snapshot = self._stored.open(after.latest)
             if snapshot is not None and not self._is_stale(after):
                 return snapshot
-            # A load that failed while we waited for the lock has asked the store already: do not ask again.
+            # The race: while this query waited for the lock, another may have loaded and failed. That load has just asked the
+            # store, so this one does not.
             if is_locked and after.failures == state.failures:
                 with contextlib.suppress(Exception):
                     return self._load(None, None)
@@ -431,7 +438,7 @@ class FullCache:
     # --- loading ----------------------------------------------------------------------------------
 
     def reload(self) -> Snapshot:
-        """A snapshot of the store's current version, now, in this thread. Raises what the load raises.
+        """Load a snapshot of the store's current version, now, in this thread, and return it. Raises the errors of the load.
 
         Raises ReloadFailedError if another process is loading and makes no progress.
         """
@@ -444,7 +451,7 @@ class FullCache:
             return self._load(None, None)
 
     def ask_reload(self, due: bool = False) -> concurrent.futures.Future[None]:
-        """Start a reload in a thread. A waiting one is reused; a running one is not, as it may have asked the store earlier.
+        """Start a reload in a thread. A waiting reload is reused; a running one is not, because it may have asked the store earlier.
 
         `due`: the reload that the schedule asks for, which may be that of another process.
         """
@@ -467,8 +474,8 @@ class FullCache:
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
                     self._load(job.version, False)
         except Exception as problem:
-            if (job.tidy or job.compact) and not isinstance(problem, CacheFullError):  # nobody waits for it
-                _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
+            if (job.tidy or job.compact) and not isinstance(problem, CacheFullError):  # nobody waits for this job
+                _log.warning("merging or removing old snapshots of %s failed: %s", self._url, problem)
             raise
 
     def _load(self, version: TableVersion | None, watched: bool | None) -> Snapshot:
@@ -525,7 +532,7 @@ class FullCache:
         return snapshot
 
     def _refuse(self, state: State, problem: CacheFullError) -> None:
-        """Record for all processes of the host that the budget has no room for the table. Logs it once."""
+        """Record, for all processes of the host, that the budget has no room for the table. Logs it once."""
         now_s = self.context.clock.wall_s()
         self._load_log.refused(now_s, problem, state.refused is not None)
         refused = Refused(now_s, str(problem)[:500], problem.wanted, problem.of_bytes)
@@ -537,7 +544,7 @@ class FullCache:
             self._record(state.ended(self.context.clock))
 
     def _record(self, state: State) -> None:
-        """Put a state on record. If that fails, stop building for a while, so that not every query tries again, and raise OSError."""
+        """Put a state on record. If that fails, raise OSError, and stop building for a while, so that not every query tries again."""
         try:
             self._stored.write(state)
         except OSError:
@@ -545,7 +552,7 @@ class FullCache:
             raise
 
     def refusal(self, version: TableVersion) -> str | None:
-        """Why this host has no room for a snapshot of a version; None if it has the snapshot, or room as far as it can tell."""
+        """The reason why this host has no room for a snapshot of a version; None if it has the snapshot, or seems to have room."""
         state, selected_version = self._stored.state(), self._choose(version)
         if state.refused is not None:
             return state.refused.reason
@@ -573,7 +580,7 @@ class FullCache:
             self._stored.forget(state.latest)  # frees superseded snapshots, whose room may be needed
             last = self._stored.map_compatible(state.latest, version)
             stored = state.latest.layers if state.latest is not None else ()
-            # The types of columns are those of the whole version, whatever is kept of it.
+            # The types of columns are those of the whole version, even if only a part of it is kept.
             layout = self.layout_of(version)
             share = None if state.refused is None else state.refused.wanted / state.refused.of_bytes
             layers: tuple[StoredLayer, ...] | None = None
@@ -583,7 +590,7 @@ class FullCache:
                 if last is None:
                     raise
                 share = bytes_per_file_byte(last)
-            if layers is None:  # unmap the present snapshot: it can be evicted then, unless somebody reads it
+            if layers is None:  # unmap the present snapshot, so that it can be evicted, unless somebody reads it
                 unchanged = last = None
                 self._stored.forget()
                 layers = self.loader.load(selected_version, layout, None, (), report, share)
@@ -591,7 +598,7 @@ class FullCache:
             return self._stored.add(version, layers)
 
         def resolve() -> TableVersion:
-            """The store's current version, once its files are old enough that a later change has another identity."""
+            """The store's current version, once its files are so old that a later change gives them another identity."""
             current = self.resolver.ask(self.table, patient=state.latest is None)
             return self.resolver.settle(self.table, current)
 
@@ -610,7 +617,7 @@ class FullCache:
         return version.of_files(select_partitions(self.table, version, self.options))
 
     def _compact(self, state: State, latest: Snapshot) -> None:
-        """Replace the latest version's layers by one base. Fetches nothing."""
+        """Replace the latest version's layers by one base. Fetches nothing from the store."""
         assert state.latest is not None
         version, selected_version = latest.version, self._choose(latest.version)
         if not selected_version.cacheable:
@@ -637,12 +644,12 @@ class FullCache:
         return redact("path", self.table.url)
 
     def close(self) -> None:
-        """Stop taking part in the schedule and forget open snapshots; a load under way ends by itself."""
+        """Leave the schedule and forget open snapshots. A load under way ends by itself."""
         self._jobs.close()
         self.schedule.close()
         self._stored.forget()
 
 
 def _served(state: State) -> StoredVersion | None:
-    """The version that queries in CACHE mode read; None if the host had no room for a newer one."""
+    """The version that queries in CACHE mode read; None if the host has no room for a newer one."""
     return state.latest if state.refused is None else None

@@ -1,4 +1,4 @@
-"""`Jobs`: one table's queue of background loads. A thread runs them one by one, and ends when there are none."""
+"""`Jobs`: one table's queue of background loads. A thread runs them one by one, and ends when the queue is empty."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pyspark_lookup.versions.model import TableVersion
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A load of `version` (None: the store's current one), or work that nobody waits for: compacting layers (`compact`), removing expired ones (`tidy`).
+    """A load of `version` (None: the store's current one), or upkeep for which nobody waits: compacting layers (`compact`), removing expired
+    ones (`tidy`).
 
-    `due`: a load for the schedule, queued when the latest load had ended at `seen_s`. It is skipped if another process has
-    loaded the table since.
+    `due`: a load for the schedule, queued when the latest load had ended at `seen_s`. It is skipped if another process has loaded the table
+    since then.
     """
 
     version: TableVersion | None
@@ -37,7 +38,7 @@ class Jobs:
         self._start = start
         self._do = do
         self._mutex = threading.Lock()
-        self._jobs: list[Job] = []  # the one that runs first
+        self._jobs: list[Job] = []  # the first one runs
         self._running: Job | None = None
         self._working = self._closed = False
 
@@ -49,9 +50,10 @@ class Jobs:
         due: bool = False,
         seen_s: float | None = None,
     ) -> concurrent.futures.Future[None]:
-        """Queue a job and return its future. An equal job that is waiting is reused.
+        """Queue a job and return its future. If an equal job is waiting, that one's future is returned.
 
-        So is a running one, unless it loads the current version and is not due: it may have asked the store earlier.
+        The same holds for an equal job that is running, unless it loads the current version and is not due: it may have asked the store too
+        early.
         """
         with self._mutex:
             for job in self._jobs:
@@ -61,9 +63,9 @@ class Jobs:
             if version is not None:  # only the latest is worth building
                 for job in [job for job in self._jobs if job.version is not None and job is not self._running]:
                     self._jobs.remove(job)
-                    job.future.set_exception(VersionGoneError("a newer version came before this one was built"))
+                    job.future.set_exception(VersionGoneError("a newer version appeared before this one was built"))
             job = Job(version, concurrent.futures.Future(), compact, tidy, due, seen_s)
-            job.future.set_running_or_notify_cancel()  # several callers wait for it, so none may cancel it
+            job.future.set_running_or_notify_cancel()  # several callers wait for it, so none of them may cancel it
             self._jobs.append(job)
             begin = not self._working
             self._working = True
@@ -109,5 +111,5 @@ class Jobs:
                 job.future.set_exception(problem)
 
     def close(self) -> None:
-        """Begin no more jobs: waiting ones are cancelled, the running one ends by itself."""
+        """Start no more jobs: waiting ones are cancelled, the running one ends by itself."""
         self._closed = True

@@ -1,8 +1,7 @@
-"""From a version's files to layers on disk: what is unchanged is reused, only the rest is fetched.
+"""Writes the layers of a version to disk: rows of unchanged files are reused, only the others are fetched.
 
-A small change becomes an overlay on the layers of the version before. When there are three overlays, the next change is merged
-with them into one. A large change, another schema or a compaction makes a new base; rows of files that have not changed are
-copied from the layers.
+A small change becomes an overlay on the layers of the version before. A fourth overlay is merged with the other three into one. A large
+change, another schema or a compaction makes a new base; rows of unchanged files are copied from the layers.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from pyspark_lookup.versions.model import Table, TableVersion
 
 PlacedUnit = tuple[PreparedUnit, int]
 """A unit, and the place of its first row in its file."""
-_DECODED_AT_ONCE = 8  # parts of what is fetched at once
+_DECODED_AT_ONCE = 8  # parts of the bytes that are fetched at once
 
 
 def prepare_units(
     scan: TableScan, table: Table, files: Sequence[FileVersion], projection: Projection, at_once: int
 ) -> Iterator[list[PlacedUnit]]:
-    """The units of the files in order, some at a time: about an eighth of the `at_once` bytes that are fetched together.
+    """The units of the files in order, in groups of about an eighth of the `at_once` bytes that are fetched together.
 
     The next bytes are fetched while these units are decoded.
     """
@@ -72,7 +71,7 @@ def prepare_units(
 
 
 def _rounds(files: Sequence[FileVersion], splittable: bool, at_once: int) -> Iterator[list[Slice]]:
-    """The files as slices, in groups of about as many bytes as are fetched at once."""
+    """The files as slices, in groups of about `at_once` bytes, which are fetched together."""
     group: list[Slice] = []
     size = 0
     for file in files:
@@ -95,9 +94,9 @@ def read_live_rows(
     total: int,
     unit_rows: list[tuple[int, PreparedUnit, int]],
 ) -> Iterator[tuple[pa.RecordBatch, Numbers, float]]:
-    """The live rows of units, with their positions and share of `total` bytes, as a builder takes them.
+    """The live rows of units, with their positions and share of `total` bytes, in the form that a builder takes.
 
-    `numbers`: of the files; `deleted`: the places of deleted rows by URL; `unit_rows` gets how many rows each unit has.
+    `numbers`: of the files; `deleted`: the positions of deleted rows by URL; `unit_rows` gets the number of rows of each unit.
     """
     for unit, start in units:
         number, first, share = numbers[unit.file], start, unit.bytes / total
@@ -110,7 +109,7 @@ def read_live_rows(
                 yield batch, positions, part
             elif live.any():
                 yield batch.filter(pa.array(live)), positions[live], part
-        if unit.rows is None and first > start:  # without a row count, the share of a batch is unknown until the end
+        if unit.rows is None and first > start:  # without a row count, the share of a batch is not known before the end
             yield batch.slice(0, 0), positions[:0], share
         unit_rows.append((number, unit, first - start))
 
@@ -123,9 +122,8 @@ def read_deleted(
 ) -> dict[str, Numbers]:
     """The positions of deleted rows, by the URL of their file. Positions that `last` has already removed may be missing.
 
-    Equality deletes are matched with the rows of the latest snapshot, so the data files in it are not read again.
-
-    `fetched`: files whose rows are not taken from `last`, although it has them.
+    Equality deletes are matched with the rows of the latest snapshot, so the data files in it are not read again. `fetched`: files whose
+    rows are not taken from `last`, although it has them.
     """
     by_value = [file for file in version.files if any(delete_file.equality is not None for delete_file in file.deletes)]
     layer_files: list[tuple[Segment, list[tuple[int, FileVersion]]]] = []
@@ -169,7 +167,7 @@ def read_deleted(
 
 
 def _lacking_columns(segment: Segment, deletes: Sequence[Deletes]) -> set[str]:
-    """The names of equality deletes whose columns a segment lacks, or has in another type."""
+    """The names of equality delete files with columns that a segment lacks, or has in another type."""
     fields = {*segment.schema}
     return {
         delete_file.name
@@ -220,10 +218,10 @@ def _match_rows(segment: Segment, columns: EqualityColumns, values: DeletedValue
 # --- loads ----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]  # bytes of files done, and of all
+Progress = Callable[[int, int], None]  # bytes of files read so far, and in total
 
 OVERLAYS_AT_MOST = 3
-_OVERLAY_SHARE = 0.25  # of all bytes: above it, a new base costs about as much
+_OVERLAY_SHARE = 0.25  # of a version's bytes: above this share, a new base costs about as much as an overlay
 _FETCHED_AT_ONCE = 32 * 1024 * 1024
 _COPIED_ROWS = 2**18
 _THREADS_AT_MOST = 4
@@ -231,13 +229,13 @@ _MEMORY_AT_MOST = 2 * 1024**3
 _SEEDS = 4
 _MIB = 1024 * 1024
 _DECODED_SHARE = 4.0  # bytes of a snapshot per byte of file, as a guess
-DECODED_AT_MOST = 20  # ... below which footers are not asked
+DECODED_AT_MOST = 20  # below this number of bytes per byte of file, no footers are read for an estimate
 _FOOTERS_AT_MOST = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a snapshot of a table holds: the typed `columns`, of which `keys` are indexed, and whether they are `data` or `partitions`."""
+    """What a snapshot of a table has: the typed `columns`, of which `keys` are indexed, and which of them are `data` and which `partitions`."""
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -287,7 +285,7 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
 
 
 def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | None:
-    """The marks of a layer's deleted rows; None if they are missing, damaged or of another number of rows."""
+    """The marks of a layer's deleted rows; None if they are missing, damaged or for another number of rows."""
     opened = disk.open_segment(table_key, name)
     if opened is None:
         return None
@@ -305,14 +303,14 @@ def bytes_per_file_byte(last: Snapshot) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotLoader:
-    """Makes layers of one table on this host. Only one at a time may work on a table: see `FullCache`."""
+    """Makes layers of one table on this host. Only one loader at a time may work on a table: see `FullCache`."""
 
     scan: TableScan
     disk: Disk
     rng: random.Random
     table: Table
     table_key: str
-    memory_bytes: int | None = None  # None: a share of what is free
+    memory_bytes: int | None = None  # None: a share of the free memory
 
     def load(
         self,
@@ -326,9 +324,9 @@ class SnapshotLoader:
     ) -> tuple[StoredLayer, ...]:
         """Write the layers of exactly `version` to disk. `last` and `stored` are the latest layers, which are reused.
 
-        `share`: about how many bytes a snapshot takes per byte of file (None: found out). `compact`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
-        SchemaError, UfsError, CacheFullError if the budget has no room for it (at the beginning, if that can be told),
-        or another OSError if the directory cannot be written.
+        `share`: about how many bytes a snapshot takes per byte of file (None: it is estimated). `compact`: write a single base. Raises
+        SourceChangedError if a file is no longer in its version, SchemaError, UfsError, CacheFullError if the budget has no room for it (at
+        the beginning, if that can be told), or another OSError if the directory cannot be written.
         """
         lacking = set() if last is None else self._lacking(version, layout, last)
         reusable = last if last is not None and is_source(last.schema, layout.columns) else None
@@ -342,7 +340,8 @@ class SnapshotLoader:
                 return self._load(load, last if small else None, stored)
         except CacheFullError as problem:
             if load.room is not None:
-                # The estimate was too low. Next time: at least what it has needed so far, about twice that if the budget allows.
+                # The estimate was too low. The next attempt reserves at least what this one has used, and about twice that if the
+                # budget allows.
                 size = max(size + problem.more, min(2 * max(size, _MIB), self.disk.most() * 7 // 8))
             problem.wanted, problem.of_bytes = size, file_bytes
             raise
@@ -350,7 +349,8 @@ class SnapshotLoader:
             self.scan.forget_files()
 
     def _lacking(self, version: TableVersion, layout: Layout, last: Snapshot) -> set[FileVersion]:
-        """Files whose rows in the layers lack a column of the layout, as it was renamed or absent then. Reads footers if columns have changed."""
+        """Files whose rows in the layers lack a column of the layout, because it was renamed or added since. Reads footers if columns have
+        changed."""
         cached_files = {
             FileVersion(file.url, file.size, file.identity) for layer in last.layers for file in layer.segment.files
         }
@@ -372,19 +372,20 @@ class SnapshotLoader:
             seed, strict = draw_seed(self.rng), attempt + 1 < _SEEDS
             with contextlib.suppress(SkewedError):
                 return (self._write(load, load.version.files, seed, strict),)
-        raise AssertionError("the last attempt takes any seed")
+        raise AssertionError("the last attempt accepts any seed")
 
     def estimate(self, version: TableVersion, layout: Layout, file_bytes: int, share: float | None) -> int:
         """About how many bytes of the budget it takes to build `file_bytes` bytes of a version's files.
 
-        `share`: of a snapshot per byte of file; None: as a few footers say, where the least that can be expected would matter.
+        `share`: bytes of a snapshot per byte of file. None: estimated from a few footers, if even the smallest likely share matters for the
+        budget.
         """
         if share is None:
             share = _DECODED_SHARE
             if self.disk.lacks("segments", file_bytes * DECODED_AT_MOST) > 0:
                 share = self._decoded_share(version, layout)
         size = int(file_bytes * share)
-        return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)  # chunks that wait on disk
+        return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)  # bytes of chunks that wait on disk
 
     def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
         """Bytes of a snapshot per byte of file, from the footers of a sample of files."""
@@ -394,7 +395,8 @@ class SnapshotLoader:
         return _DECODED_SHARE if decoded is None else decoded / sum(file.size for file in sample)
 
     def _write_overlay(self, load: _Load, last: Snapshot, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
-        """The latest layers without deleted files, and an overlay of the new files. A fourth overlay replaces the other three."""
+        """The latest layers without the rows of removed files, and an overlay with the rows of new files. A fourth overlay replaces the other
+        three."""
         count = len(last.layers)
         layer_numbers = [0] if load.fetched and count > OVERLAYS_AT_MOST else list(range(count))
         layers = [
@@ -445,7 +447,7 @@ class SnapshotLoader:
         progress = _Progress(load.progress, total)
 
         def decode(placed_units: Sequence[PlacedUnit]) -> list[tuple[int, PreparedUnit, int]]:
-            """Give the rows of some units to the builder. Returns (file, unit, rows) of each."""
+            """Pass the rows of some units to the builder. Returns (file, unit, rows) of each unit."""
             unit_rows: list[tuple[int, PreparedUnit, int]] = []
             builder.add(
                 map(progress.report_piece, read_live_rows(placed_units, numbers, load.deleted, total, unit_rows))
@@ -463,7 +465,7 @@ class SnapshotLoader:
                 share = size / total / max(layer.visible_rows, 1)
 
                 def copy(rows: range, layer: Layer = layer, names: list[str] = names, share: float = share) -> None:
-                    """Give some rows of a layer to the builder, with types widened to the layout's and new columns null."""
+                    """Pass some rows of a layer to the builder, with types widened to the layout's and nulls in new columns."""
                     batches = (
                         (conform_columns(dict(zip(names, columns, strict=True)), len(positions), schema, ""), positions)
                         for columns, positions in layer.pieces(names, rows)
@@ -513,7 +515,7 @@ class _Progress:
             self._tell(self._read // 2, self._total)
 
     def report_piece(self, piece: T) -> T:
-        """Return `piece`, after reporting that the load makes progress: a provider's only unit may take an hour."""
+        """Return `piece`, after reporting progress, because a provider's only unit may take an hour."""
         self.read(0)
         return piece
 
@@ -526,13 +528,12 @@ class _Progress:
 
 
 class _Load:
-    """A version to load. Which of its files the latest layers have: `places` (layer, place in it), `ranks` of each
-    layer's files. All others are `fetched`.
+    """A version to load, and which of its files the latest layers have: `places` (layer, place in it), `ranks` of each layer's files. All
+    others are `fetched`.
 
-    If a column's old type does not widen to the present one, the layers count as empty: their values are not what the files
-    say any more (as where partitions were numbers, and now one of them is text). `deleted`: the deleted rows of files, by
-    URL; `marks`: the files that name them. `room`: what is reserved of the budget for it. `lacking`: files with columns that
-    the layers lack.
+    If a column's old type does not widen to the present one, the layers count as empty: their values are no longer what the files say (for
+    instance, partitions were numbers, and now one of them is text). `deleted`: the deleted rows of files, by URL; `marks`: the files that
+    name them. `room`: the part of the budget that is reserved for the load. `lacking`: files with columns that the layers lack.
     """
 
     def __init__(
@@ -558,7 +559,7 @@ class _Load:
         if last is not None and not is_source(last.schema, layout.columns):
             current = {}
         for number, layer in enumerate(self._layers):
-            # A segment lacks the rows that were deleted when it was written; an older version still has them.
+            # A segment lacks the rows that were deleted when it was written, but an older version still has them.
             whole = _whole(layer.segment, self.marks, deleted)
             for place, stored_file in enumerate(layer.segment.files):
                 if layer.ranks[place] < 0:
@@ -578,7 +579,7 @@ class _Load:
         return same_layout and changed <= _OVERLAY_SHARE * max(self.version.bytes, 1)
 
     def select_layers(self, files: Sequence[FileVersion]) -> Iterator[Layer]:
-        """The layers that have rows of these files, with only these rows visible. Their ranks are places in `files`."""
+        """The layers that have rows of these files, with only these rows visible. Their ranks are positions in `files`."""
         numbers = {file: number for number, file in enumerate(files)}
         for number, layer in enumerate(self._layers):
             ranks = np.full(len(layer.segment.files), -1, np.int64)
@@ -590,10 +591,10 @@ class _Load:
 
 
 def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
-    """For each file of a segment, whether the segment has all its rows that are live in a version with those `marks`."""
+    """For each file of a segment, whether the segment has all rows of it that are live in a version with those `marks`."""
     if set(segment.marks) <= set(marks):
         return np.ones(len(segment.files), np.bool_)
-    # Other files of deletes may name the same rows: a compaction rewrites them.
+    # Other delete files may name the same rows, because a compaction rewrites delete files.
     is_present = np.zeros(int(segment.file_starts[-1]), np.bool_)
     for start in range(0, segment.rows, BATCH_ROWS):
         is_present[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True
@@ -612,10 +613,10 @@ def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
 
 
 def _threads() -> int:
-    """How many threads build a segment: one per core of the process, at most `_THREADS_AT_MOST`."""
+    """The number of threads that build a segment: one per core of the process, at most `_THREADS_AT_MOST`."""
     return min(len(os.sched_getaffinity(0)), _THREADS_AT_MOST)
 
 
 def _memory_bytes() -> int:
-    """How many bytes of memory a build may use: an eighth of what is free, within limits."""
+    """The bytes of memory that a build may use: an eighth of the free memory, within limits."""
     return max(min(free_bytes() // 8, _MEMORY_AT_MOST), 16 * 1024 * 1024)

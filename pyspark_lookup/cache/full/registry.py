@@ -1,4 +1,4 @@
-"""The full caches of a table: one per keys, columns, partitions and schedule, made on first use."""
+"""The full caches of a table: one for each set of keys, columns, partitions and schedule, made on first use."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class FullTables:
         self._lock = threading.Lock()
         self._caches: dict[tuple[object, ...], FullCache] = {}
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
-        self.owner: object = None  # the engine, which a running schedule keeps alive by this
+        self.owner: object = None  # the engine: a running schedule refers to it, and so keeps it alive
 
     def get_cache(self, table: Table, options: LookupOptions) -> FullCache | None:
-        """The full cache that the options ask for; None if they do not, or there is no cache directory."""
+        """The full cache that the options ask for; None if they ask for none, or there is no cache directory."""
         if options.cache is not CacheMode.FULL or self.context.disk is None:
             return None
-        # Columns that a predicate needs are kept beside those that were chosen.
+        # Columns that a predicate needs are kept in addition to the chosen ones.
         columns = None if options.columns is None else (options.columns, options.where)
         key_parts = (table.id, options.keys, columns, options.partition, options.metadata_source.value)
         place = (key_parts, options.full_cache)
@@ -66,13 +66,13 @@ class FullTables:
         return self.layout_of(table, options, version)
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Keep a cache's schedule until `user` lets go of it, or is gone."""
+        """Keep a cache's schedule until `user` releases it, or is collected."""
         full = self.get_cache(table, options)
         if full is not None:
             self._users.setdefault(full, weakref.WeakSet()).add(user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Release a cache, and close it if `user` was the last one to hold it. What is on disk stays."""
+        """Release a cache, and close it if `user` was the last to hold it. Files on disk stay."""
         full = self.get_cache(table, options)
         users = self._users.get(full) if full is not None else None
         if full is None or users is None:

@@ -1,8 +1,7 @@
 """When reloads happen: one process of the host holds a table's schedule and runs its trigger.
 
-The schedule is a lock, which the kernel releases when its holder dies, and the times in the table's state, which all processes
-share. So opening a worker starts no reload, and a reload that came due while no worker was alive begins as soon as one takes
-the schedule over.
+The schedule is a lock, which the kernel releases when its holder dies, and the times in the table's state, which all processes share. So
+starting a worker starts no reload, and a reload that came due while no worker was alive starts as soon as one takes over the schedule.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from pyspark_lookup.storage.disk import Disk, Lock
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _CLOSE_WAIT_S = 1.0
-_BUSY_S = 0.2  # a due action is tried again after this, where too many reloads run
-_POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
+_BUSY_S = 0.2  # after this time a due action is tried again, if too many reloads are running
+_POLL_S = 1.0  # within this time a process notices that the schedule's holder has died, or that the clock was set
 
 
 def make_trigger(options: LookupOptions) -> CacheReloadTrigger | None:
-    """The trigger that the options describe; None without one. Raises OptionError if a custom one cannot be made."""
+    """The trigger that the options describe; None if they name none. Raises OptionError if a custom trigger cannot be made."""
     strategy = options.reload_strategy
     if isinstance(strategy, str):
         return make("lookup.full-cache.reload-strategy", strategy, options, CacheReloadTrigger)  # type: ignore[type-abstract]
@@ -61,10 +60,10 @@ class _Action:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Schedule(CacheReloadTrigger.Context):
-    """Runs one table's trigger, of which it is the context (FLIP-221), while this process holds the host's lock for it.
+    """Runs one table's trigger, as its context (FLIP-221), while this process holds the host's lock for it.
 
-    `name`: of the table and the schedule's options; schedules with other options run side by side. `reload` starts a reload
-    (True: the one that is due) and returns its future; `last` returns the latest attempt of any process.
+    `name`: of the table and the schedule's options; schedules with other options run side by side. `reload` starts a reload (True: the one
+    that is due) and returns its future; `last` returns the latest attempt of any process.
     """
 
     name: str
@@ -78,16 +77,16 @@ class Schedule(CacheReloadTrigger.Context):
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
         self._timer: Timer | None = None
-        self._given_up = threading.Event()  # after it was closed
+        self._given_up = threading.Event()  # set once the schedule is given up, after `close`
         self._actions: list[_Action] = []
         self._put_off: concurrent.futures.Future[None] | None = None
         self._lease: Lock | None = None
-        self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
+        self._wall_ahead_s = 0.0  # lead of the wall clock over the steady clock when actions last ran
         self._trigger: CacheReloadTrigger | None = None
         self._running = self._closed = self._broken = self._is_made = self._opened = False
 
     def ensure(self) -> None:
-        """Take part in the schedule from now on."""
+        """Take part in the schedule from now on. Another process may be the one that runs it."""
         with self._mutex:
             if self._running or self._closed:
                 return
@@ -98,13 +97,14 @@ class Schedule(CacheReloadTrigger.Context):
         self._timer = (is_builtin and self.context.timer) or Timer(self.context.start)
         try:
             self._timer.run_soon(self._step)
-        except RuntimeError as problem:  # there are too many threads; queries see to what is overdue
+        except RuntimeError as problem:  # there are too many threads; queries still start overdue reloads
             self._running = False
             if not has_ended():
-                _log.warning("the schedule of %s is not kept by this process: %s", self.name, problem)
+                _log.warning("this process does not run the reload schedule of %s: %s", self.name, problem)
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
-        """When the reload after `last` is due (Unix time); infinity once this is closed, and for custom triggers, which do not say."""
+        """The time at which the reload after `last` is due (Unix time); infinity after `close`, and for custom triggers, whose times are not
+        known."""
         self._make_trigger()
         if self._closed or self._broken or not isinstance(self._trigger, DueTrigger):
             return math.inf
@@ -131,7 +131,7 @@ class Schedule(CacheReloadTrigger.Context):
             self._release()  # others may have a trigger that works
             return _POLL_S
         if self._clock_set_back():
-            # Their times are now further away than planned, nobody knows by how much: run them all, and they plan anew.
+            # The actions' times are now too late by an unknown amount. So all of them run now, and plan their next times.
             with self._mutex:
                 for action in self._actions:
                     action.at_s = -math.inf
@@ -157,7 +157,7 @@ class Schedule(CacheReloadTrigger.Context):
                 self._trigger = self.make()
             except Exception as problem:
                 self._broken = True
-                _log.error("reload trigger of %s cannot be made", self.name, exc_info=redact_cause(problem))
+                _log.error("reload trigger of %s cannot be created", self.name, exc_info=redact_cause(problem))
 
     def _open(self) -> bool:
         """Open the trigger. Returns whether it works."""
@@ -185,7 +185,7 @@ class Schedule(CacheReloadTrigger.Context):
             return first
 
     def _step(self) -> float | None:
-        """What the timer runs."""
+        """Called by the timer: run what is due, and return the seconds until the next call."""
         if self._closed:
             self._release()
             self._given_up.set()
@@ -193,7 +193,7 @@ class Schedule(CacheReloadTrigger.Context):
         return self.run_due()
 
     def _wake(self) -> bool:
-        """Ask the timer to run a step soon. Returns whether it will."""
+        """Ask the timer to call `_step` soon. Returns whether it will."""
         timer = self._timer
         if timer is not None and self._running:
             with contextlib.suppress(RuntimeError):
@@ -213,7 +213,7 @@ class Schedule(CacheReloadTrigger.Context):
         if not self._wake():
             self._release()
         elif self._timer is not None and self._timer.can_be_awaited:
-            self._given_up.wait(_CLOSE_WAIT_S)  # in vain if a trigger blocks the timer
+            self._given_up.wait(_CLOSE_WAIT_S)  # times out if a trigger blocks the timer
 
     def _release(self) -> None:
         if self._lease is not None:
@@ -254,7 +254,7 @@ class Schedule(CacheReloadTrigger.Context):
         return future
 
     def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:
-        """Plan the one reload at the end of a blackout, however often it comes due before. Returns its future."""
+        """Plan one reload for the end of a blackout, however many come due before. Returns its future."""
         if self._put_off is not None:
             return self._put_off
         future: concurrent.futures.Future[None] = concurrent.futures.Future()

@@ -1,7 +1,7 @@
-"""A version's rows as layers: one base segment and up to three overlays over it, with deleted rows.
+"""`Snapshot`: all rows of a version in layers: one base segment and up to three overlays over it, with marks for deleted rows.
 
-A row of a layer is live unless it was deleted or its file is not in the version: `deleted` marks both. All rows of a file are in
-one layer. The answer to a batch of keys is gathered layer by layer and then sorted by key, file and row in the file.
+A row of a layer is live unless it was deleted or its file is not in the version: `deleted` marks both. All rows of a file are in one layer.
+The answer to a batch of keys is gathered layer by layer and then sorted by key, file and row in the file.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.versions.model import TableVersion
 
-_FEW = 8  # rows that are quicker to take value by value
-_COMPACTION_SHARE = 0.25  # rows in overlays or deleted, of those in the base
+_FEW = 8  # up to this many rows are faster to take value by value
+_COMPACTION_SHARE = 0.25  # share of rows in overlays or deleted, compared with the base's rows
 _BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
-_NEIGHBOURS = 6  # as a power of two: rows of a file that share a mark
+_NEIGHBOURS = 6  # as a power of two: the number of neighbouring rows of a file that share a mark
 Ranges = Sequence[tuple[str, int, int]]
 """Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """Which rows of a segment are deleted: a bit each (uint8, the lowest first)."""
+    """Which rows of a segment are deleted: one bit per row, in bytes, the lowest bit first."""
 
     bits: Numbers
 
@@ -62,7 +62,7 @@ class Marks:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A segment with its deleted rows (None: none) and each of its files' rank in the version (-1: gone)."""
+    """A segment with its deleted rows (None: none) and the rank of each of its files in the version (-1: the file is gone)."""
 
     segment: Segment
     deleted: Marks | None
@@ -83,7 +83,7 @@ class Layer:
                 yield self.segment.take(names, rows), self.positions(rows)
 
     def positions(self, rows: Numbers) -> Numbers:
-        """Where rows come from in the version: the file's rank << ROW_BITS | row in the file."""
+        """Where rows come from in the version, as numbers: the file's rank << ROW_BITS | row in the file."""
         ordinals = self.segment.ordinals[rows].astype(np.int64)
         files = np.searchsorted(self.segment.file_starts, ordinals, "right") - 1
         within = ordinals - self.segment.file_starts[files]
@@ -92,7 +92,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One row per match: `keys` (int64, the key's place in the batch, ascending) and the columns asked for."""
+    """One row per match: `keys` (int64, the key's position in the batch, ascending) and the requested columns."""
 
     keys: Numbers
     columns: list[pa.Array]
@@ -101,7 +101,7 @@ class Answer:
 class Snapshot:
     """All rows of one version. `layers`: the base first; all with one schema, seed and keys."""
 
-    version: TableVersion  # set once it is known
+    version: TableVersion  # set once the version is known
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
@@ -144,7 +144,7 @@ class Snapshot:
         return Answer(numbers[order], columns)
 
     def get_one(self, names: Sequence[str], key: OneKey) -> list[tuple[Any, ...]]:
-        """The named columns of the rows with one key, which is one column, in file order, as values of Python."""
+        """The named columns of the rows with one key, for a single key column, in file order, as Python values."""
         hashed = hash_one(key, self.seed)
         layer_rows: list[tuple[Layer, Sequence[int]]] = []
         for layer in self.layers:
@@ -162,7 +162,7 @@ class Snapshot:
         return list(zip(*(column.to_pylist() for column in self._gather(names, parts).columns), strict=True))
 
     def _find(self, keys: Keys) -> list[tuple[Layer, Numbers, Numbers]]:
-        """(layer, places of keys, rows of the layer that have them) of the layers that have visible rows with any of the keys."""
+        """(layer, positions of keys, rows of the layer that have them) for each layer with visible rows that have any of the keys."""
         hashes = keys.hashes(self.seed)
         layer_matches: list[tuple[Layer, Numbers, Numbers]] = []
         for layer in self.layers:
@@ -176,7 +176,7 @@ class Snapshot:
         return layer_matches
 
     def batches(self, names: Sequence[str], ranges: Ranges | None = None) -> Iterator[tuple[int, list[pa.Array]]]:
-        """(rows, the named columns) of all rows, or of those of some parts of files; in no particular order."""
+        """(rows, the named columns) of all rows, or of the rows of some parts of files, in no particular order."""
         for layer in self.layers:
             bounds = None if ranges is None else _bounds(layer, ranges)
             if bounds is not None and not len(bounds):
@@ -198,7 +198,7 @@ class Snapshot:
 def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Marks | None:
     """Which rows of a segment are deleted; None if none is.
 
-    These are the rows of files that are not in the version (rank -1), and those whose place in their file is in `places` (by URL).
+    These are the rows of files that are not in the version (rank -1), and those whose position in their file is in `places` (by URL).
     """
     is_gone = (ranks < 0) & (np.diff(segment.file_starts) > 0)
     named = [(n, places[f.url]) for n, f in enumerate(segment.files) if ranks[n] >= 0 and f.url in places]
@@ -225,7 +225,7 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
-    """The ordinals at which the requested ranges of a layer begin and end, in turn, ascending."""
+    """The ordinals at which the requested ranges of a layer begin and end, alternating, ascending."""
     files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
     bounds: list[tuple[int, int]] = []
     for url, first, end in ranges:
@@ -236,7 +236,7 @@ def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
             if first <= middle < end and rows:
                 bounds.append((at, at + rows))
             at += rows
-    # Neighbours are one range; with an edge between them, an ordinal at it would count as outside.
+    # Neighbouring ranges are merged: an ordinal at an edge between them would count as outside.
     merged: list[int] = []
     for low, high in sorted(bounds):
         if merged and merged[-1] == low:
@@ -247,7 +247,7 @@ def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
 
 
 def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Numbers | None:
-    """Whether each row of a slice is live and in the bounds; None: all are."""
+    """Whether each row of a slice is live and inside the bounds; None: all are."""
     is_selected: Numbers | None = None
     if bounds is not None:
         ordinals = layer.segment.ordinals[start:stop].astype(np.int64)
@@ -259,5 +259,5 @@ def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Number
 
 
 def _concat(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
-    """One array of the layers' parts; text may be large text in one of them."""
+    """One array of the layers' parts. A part of a text column may be large text."""
     return pa.concat_arrays([cast_column(array, kind, "", "") for array in arrays])

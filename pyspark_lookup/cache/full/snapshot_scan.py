@@ -1,4 +1,4 @@
-"""Rows of a snapshot as a scan gives them: the same columns, types and rows as from the files."""
+"""Scans of a snapshot: the same columns, types and rows as from the files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_lookup.scan.contract import coalesce, matching_rows
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection
 
-_KEYS_AT_MOST = 100_000  # combinations of key values in a predicate; with more, a scan is no slower
+_KEYS_AT_MOST = 100_000  # combinations of key values in a predicate; with more, a scan is as fast
 
 
 def snapshot_batches(
@@ -31,10 +31,10 @@ def snapshot_batches(
     url: str,
     metrics: CacheMetricGroup,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a snapshot, or of parts of its files, that the projection asks for.
+    """The projected rows of a snapshot, or of parts of its files.
 
-    A predicate that says which keys are meant is answered by the index. Everything that can go wrong
-    does so before the first batch. `whole` gives the columns of all files of the version.
+    A predicate that restricts the keys is answered by the index. Every error is raised before the first batch. `whole` returns the columns
+    of all files of the version.
     """
     predicate = projection.predicate
     tested = referenced_columns(predicate)
@@ -44,7 +44,7 @@ def snapshot_batches(
     keyed = pa.schema([snapshot.schema.field(name) for name in snapshot.keys])
     keys = key_values(predicate, keyed) if predicate is not None and ranges is None else None
     if keys is not None:
-        # Values that differ may be one key: NaN and NaN, or two that are one number as a float32.
+        # Different values may be the same key: NaN and NaN, or two values that are equal as float32.
         probed = Keys(keys)
         if probed.rows > 1:
             distinct_rows = as_indices(np.sort(distinct_keys(probed, probed.hashes(SEED))[0]))
@@ -77,7 +77,7 @@ def _check(
         missing_columns = [name for name in missing_columns if name.lower() not in elsewhere]
     if missing_columns:
         raise SchemaError(
-            f"column {missing_columns[0]!r} is in no file of {url} any more: the table changed; plan again (a new load() or SQL "
+            f"no file of {url} has column {missing_columns[0]!r} any more: the table changed; plan again (a new load() or SQL "
             "statement; a catalog table must be created again)"
         )
     for name in names:
@@ -93,7 +93,7 @@ def _plan(projection: Projection, name: str) -> pa.Field:
 def plan_columns(
     columns: Mapping[str, pa.Array], rows: int, names: Sequence[str], projection: Projection, url: str
 ) -> pa.RecordBatch:
-    """Columns of a snapshot as the planned ones of those names; one that it lacks is null."""
+    """Columns of a snapshot as the planned columns of those names; a column that it lacks is null."""
     return conform_columns(columns, rows, pa.schema([_plan(projection, name) for name in names]), url)
 
 
@@ -109,7 +109,7 @@ def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
             return None
         values = min(value_lists, key=len)
         if any(isinstance(value, float) for value in values) and not pa.types.is_floating(field.type):
-            return None  # compared as doubles, of which one equals several large whole numbers
+            return None  # compared as doubles, and one double equals several large integers
         choices.append(values)
     if math.prod(map(len, choices)) > _KEYS_AT_MOST:
         return None
@@ -117,7 +117,7 @@ def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
     try:
         return [pa.array([row[number] for row in rows], field.type) for number, field in enumerate(keys)]
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return None  # a literal of another type than the column's; the scan compares it as Spark does
+        return None  # the literal's type is not the column's; the scan compares them like Spark
 
 
 def _parts(predicate: Predicate) -> list[Predicate]:
@@ -128,7 +128,7 @@ def _parts(predicate: Predicate) -> list[Predicate]:
 
 
 def _values(part: Predicate, name: str) -> tuple[object, ...] | None:
-    """The values of a column that a predicate allows; None if it allows others."""
+    """The values of a column that a predicate allows; None if it does not limit them to a list."""
     if isinstance(part, Compare) and part.column == name and part.op == "=":
         return (part.value,)
     if isinstance(part, In) and part.column == name and not part.negated:

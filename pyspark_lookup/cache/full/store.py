@@ -1,6 +1,6 @@
 """`StoredSnapshots`: one table's snapshots on this host's disk, and those that this process has mapped.
 
-One record lists the snapshots: a `State`. The holder of the table's lock replaces it as a whole; readers take no lock.
+One record lists the snapshots: a `State`. Only the holder of the table's lock replaces it, and always as a whole; so readers take no lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEPT_OPEN = 2
 
 @dataclasses.dataclass(frozen=True)
 class StoredVersion:
-    """A version as layers on disk. `superseded_at_s`: since when a newer one is the latest (None: it is)."""
+    """A version as layers on disk. `superseded_at_s`: since when there is a newer one (None: it is the latest)."""
 
     digest: str
     layers: tuple[StoredLayer, ...]
@@ -41,8 +41,7 @@ class StoredVersion:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A build that was refused or given up for want of room: when (Unix time), why, and how many bytes it `wanted` for how
-    many bytes of files."""
+    """A build that was refused or stopped for lack of room: when (Unix time), why, and how many bytes it `wanted` for how many bytes of files."""
 
     at_s: float
     reason: str
@@ -52,13 +51,13 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The stored versions (the latest last), and how the loads went. Times in Unix seconds.
+    """The stored versions (the latest last), and the outcome of the loads. Times in Unix seconds.
 
-    `started_at_s`, `finished_at_s` (also `finished_steady_s` on the clock of `finished_boot`): of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
-    clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
-    `failures`: attempts that failed since. `loading_since_s`: when an attempt began that has not ended; its process may have.
-    `gone`: the path has another kind of table by now. `left`: segments that could not be removed, as they were in use.
-    `refused`: the latest attempt failed because the budget of the cache directory has no room for it.
+    `started_at_s`, `finished_at_s`: of the latest attempt; `finished_steady_s`: the latter on the steady clock of `finished_boot`.
+    `loaded_at_s`: the start of the latest load that succeeded, from which the age of the versions counts; `loaded_steady_s`: the same on
+    the steady clock of `boot`. `failures`: failed attempts since. `loading_since_s`: the start of an attempt that has not ended, though its
+    process may have. `gone`: the path has become another kind of table. `left`: segments that could not be removed because they were in
+    use. `refused`: the latest attempt failed because the budget of the cache directory has no room for it.
     """
 
     versions: tuple[StoredVersion, ...] = ()
@@ -85,7 +84,7 @@ class State:
         return next((version for version in self.versions if version.digest == digest), None)
 
     def age_s(self, wall_s: float, steady_s: float, boot: str) -> float:
-        """How old the latest version may be: the longer time of the wall clock and the steady clock."""
+        """How old the latest version may be: the longer of the times on the wall clock and on the steady clock."""
         if self.loaded_at_s is None:
             return float("inf")
         steady = steady_s - self.loaded_steady_s if boot == self.boot else 0.0
@@ -98,7 +97,7 @@ class State:
         )
 
     def with_version(self, stored: StoredVersion, now_s: float) -> State:
-        """The state in which `stored` is the latest, in place of one of the same digest if there is one."""
+        """The state in which `stored` is the latest version, instead of one with the same digest if there is one."""
         older_versions = [
             version if version.superseded_at_s is not None else dataclasses.replace(version, superseded_at_s=now_s)
             for version in self.versions
@@ -119,7 +118,7 @@ class State:
 
     @classmethod
     def from_json(cls, record: Any) -> State:
-        """The state that a record holds. Raises one of `decoding.UNREADABLE` if it is none of ours."""
+        """The state in a record. Raises one of `decoding.UNREADABLE` if the record is malformed."""
         versions = tuple(map(_parse_version, record["versions"]))
         unremoved, times = tuple(map(as_name, record["left"])), {name: _parse_time(record[name]) for name in _TIMES}
         return cls(
@@ -174,9 +173,9 @@ def _parse_layer(record: Any) -> StoredLayer:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class StoredSnapshots:
-    """One table's snapshots, stored under `key`. `retained_s`: how long one is kept when there is a newer one.
+    """One table's snapshots, stored under `key`. `retained_s`: how long a superseded one is kept.
 
-    `find_version`: finds a version by its digest, if this host knows it otherwise.
+    `find_version`: finds a version by its digest elsewhere on this host.
     """
 
     key: str
@@ -201,19 +200,20 @@ class StoredSnapshots:
     def find(
         self, choose: Callable[[State], StoredVersion | None], version: TableVersion | None = None
     ) -> tuple[State, Snapshot | None]:
-        """The state, and the snapshot that `choose` selects from it. `version`: that snapshot's version, if the caller has it."""
+        """The state, and the snapshot that `choose` selects from it. `version`: the snapshot's version, if the caller has it."""
         while True:
             state = self.state()
             if state.refused is not None:
-                self.forget()  # unmap it: only an unmapped snapshot can be evicted
+                self.forget()  # unmap the snapshots: only an unmapped one can be evicted
             stored = choose(state)
             snapshot = self.open(stored, version)
-            # A compaction may have removed the layers after we read their names: then the state has changed, and we try again.
+            # The race: a compaction may have removed the layers after their names were read. Then the state has changed, and is
+            # read again.
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
 
     def find_same_rows(self, version: TableVersion) -> Snapshot | None:
-        """The latest snapshot, if only compactions came between it and a version."""
+        """The latest snapshot, if only compactions lie between it and a version."""
         _, latest = self.find(lambda state: state.latest)
         return latest if latest is not None and has_same_rows(version, latest.version) else None
 
@@ -222,13 +222,14 @@ class StoredSnapshots:
         return state.find_expired(self.context.clock.wall_s(), self.retained_s)
 
     def open(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
-        """A stored version, mapped; None if it is damaged or was removed. `version`: that version, if the caller has it."""
+        """A stored version, mapped; None if it is damaged or was removed. `version`: the version itself, if the caller has it."""
         mapped_snapshot = self._find_open(stored)
         if mapped_snapshot is not None:
             self.disk.use_table(self.key)
         if stored is None or mapped_snapshot is not None:
             return mapped_snapshot
-        # The record has the whole version, also what `lookup.partition` leaves out: its columns' types depend on all of it.
+        # The record has the whole version, including files that `lookup.partition` leaves out, because the columns' types depend
+        # on all of them.
         recorded_version = self.disk.get_record("snapshot", self._beside(stored.digest), self._parse_table_version)
         is_unrecorded = recorded_version is None or recorded_version.digest != stored.digest
         if is_unrecorded:
@@ -245,7 +246,7 @@ class StoredSnapshots:
         return snapshot
 
     def map(self, stored: StoredVersion | None) -> Snapshot | None:
-        """The layers of a stored version, without its record; None if they are damaged or were removed."""
+        """The layers of a stored version, without reading the version's record; None if they are damaged or were removed."""
         if stored is None:
             return None
         return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
@@ -273,7 +274,7 @@ class StoredSnapshots:
         return snapshot if stored is not None and layers == stored.layers else None
 
     def keep_version(self, snapshot: Snapshot) -> None:
-        """Put a snapshot's version on record unless it is; either way the record counts as used."""
+        """Put a snapshot's version on record, or mark its record as used."""
         place = self._beside(snapshot.version.digest)
         if self.disk.get_record("snapshot", place, self._parse_table_version) is None:
             with contextlib.suppress(OSError):
@@ -292,7 +293,7 @@ class StoredSnapshots:
         self.context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
 
     def forget(self, spared_version: StoredVersion | None = None) -> None:
-        """Unmap all versions but `spared_version`. What is on disk stays."""
+        """Unmap all versions but `spared_version`. Files on disk stay."""
         with self._mutex:
             self._open = {
                 digest: entry
@@ -304,9 +305,9 @@ class StoredSnapshots:
 
     @contextlib.contextmanager
     def lock(self, wait_s: float = math.inf, silent_s: float = math.inf) -> Iterator[bool]:
-        """Hold the table's lock of this host. Yields False if it could not be acquired within `wait_s`.
+        """Hold the table's lock on this host. Yields False if it could not be acquired within `wait_s`.
 
-        Gives up earlier if the holder has shown no progress for `silent_s`: a stopped process keeps its locks for ever.
+        Gives up earlier if the holder has shown no progress for `silent_s`: a suspended process keeps its locks for ever.
         """
         now_s = self.context.clock.steady_s
         lock, sign, until_s, silent_until_s = None, -1, now_s() + wait_s, math.inf
@@ -332,7 +333,7 @@ class StoredSnapshots:
         return self.disk.lock_path("reload", self.key)
 
     def show_progress(self) -> None:
-        """Touch the lock file now and then, so that processes which wait for the lock see that this load makes progress."""
+        """Touch the lock file now and then, to show processes that wait for the lock that this load makes progress."""
         if abs(self.context.clock.steady_s() - self._progress_shown_s) >= _SIGN_EVERY_S:
             self._progress_shown_s = self.context.clock.steady_s()
             self.disk.use_lock(self.lock_path)
@@ -384,7 +385,7 @@ class StoredSnapshots:
         if unremoved != state.left:
             self.record(dataclasses.replace(state, left=unremoved))
         latest = _segment_names(versions[-1]) if versions else set()
-        with contextlib.suppress(OSError):  # then they expire as usual
+        with contextlib.suppress(OSError):  # if this fails, they expire as usual
             self.disk.supersede_segments(self.key, [*unremoved, *(used_names - latest)])
 
     def _beside(self, digest: str) -> str:

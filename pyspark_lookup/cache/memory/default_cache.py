@@ -32,16 +32,14 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import is_number
 
 _SLACK = 128 * 1024
-_BATCHES_AT_MOST = 4096  # small ones, as of one key each
+_BATCHES_AT_MOST = 4096  # small batches, for instance of one key each
 
 
 class AccessLog:
-    """Accesses by number, ascending from 0, each of an entry at a time in seconds that never goes back.
+    """Accesses to entries, in order and numbered from 0, with times in seconds that never go back.
 
-    A batch of accesses is appended as it comes. An access that is read from the old end counts only if no later one of the same entry
-    followed. So the order is exact, and costs no Python step per entry.
-
-    `timed`: whether to keep the times of accesses, for `find_first_later`.
+    A batch of accesses is appended as it comes. An access that is read from the old end counts only if the same entry has no later one. So
+    the order is exact, and costs no Python step per entry. `timed`: whether to keep the times of accesses, for `find_first_later`.
     """
 
     def __init__(self, timed: bool) -> None:
@@ -49,10 +47,11 @@ class AccessLog:
         self._batches: deque[tuple[Numbers, Numbers]] = deque()  # (entries, numbers of the accesses)
         self._length = 0
         self._next = 0
-        self._times: deque[tuple[int, float]] = deque()  # (first access, when): those up to the next pair's
+        # (first access, time): the time applies up to the next pair's first access.
+        self._times: deque[tuple[int, float]] = deque()
 
     def add(self, entries: Numbers, now_s: float) -> Numbers:
-        """Accesses of these entries, in turn, now; their numbers."""
+        """Add an access to each of these entries, in order, now. Returns their numbers."""
         numbers = np.arange(self._next, self._next + len(entries))
         if self._timed and (not self._times or now_s > self._times[-1][1]):
             self._times.append((self._next, now_s))
@@ -62,13 +61,13 @@ class AccessLog:
         return numbers
 
     def find_first_later(self, limit_s: float) -> int:
-        """The number of the first access later than `limit_s`. Later calls must not ask about earlier times."""
+        """The number of the first access later than `limit_s`, which must not decrease from call to call."""
         while self._times and self._times[0][1] <= limit_s:
             self._times.popleft()
         return self._times[0][0] if self._times else self._next
 
     def pop_earlier(self, access: int, latest: Callable[[Numbers], Numbers]) -> Numbers:
-        """Remove and return the entries whose latest access, as `latest` says, was before `access`."""
+        """Remove and return the entries whose latest access, according to `latest`, was before `access`."""
         old_entries = [np.zeros(0, np.int64)]
         while self._batches and self._batches[0][1][0] < access:
             entries, numbers = self._batches.popleft()
@@ -81,7 +80,7 @@ class AccessLog:
         return np.concatenate(old_entries)
 
     def pop_oldest(self, latest: Callable[[Numbers], Numbers], enough: Callable[[Numbers], int | None]) -> Numbers:
-        """Remove and return the entries used longest ago, batch by batch, until `enough` says how many of a batch will do."""
+        """Remove and return the least recently used entries, batch by batch, until `enough` says how many of a batch suffice."""
         oldest_entries = [np.zeros(0, np.int64)]
         while self._batches:
             entries, numbers = self._batches.popleft()
@@ -100,12 +99,12 @@ class AccessLog:
         return np.concatenate(oldest_entries)
 
     def trim(self, live: int, latest: Callable[[Numbers], Numbers]) -> None:
-        """Drop accesses that no longer count, if they are more than half of the log. `live`: how many entries there are."""
+        """Drop accesses that no longer count, if they are more than half of the log. `live`: the number of entries."""
         if self._length > 2 * live + _SLACK or len(self._batches) > _BATCHES_AT_MOST:
             self._rewrite(lambda entries: entries, latest)
 
     def renumber(self, numbers_there: Numbers, latest: Callable[[Numbers], Numbers]) -> None:
-        """Give entries their new numbers (-1: removed). `latest` takes the new numbers."""
+        """Give entries their new numbers (-1: removed). `latest`: the latest accesses by new number, which is updated."""
         self._rewrite(lambda entries: numbers_there[entries], latest)
 
     def _rewrite(self, move: Callable[[Numbers], Numbers], latest: Callable[[Numbers], Numbers]) -> None:
@@ -130,32 +129,32 @@ _CLOCK = HostClock()
 
 
 def _check_bound(name: str, value: Any) -> Any:
-    """The value of a bound. Raises ValueError for what cannot be one."""
+    """The value of a bound. Raises ValueError unless it is a number, 0 or more."""
     if not is_number(value) or not value >= 0:
         raise ValueError(f"{name} = {value!r}: expected a number, 0 or more")
     return value
 
 
 class DefaultLookupCacheBuilder:
-    """Describes a `DefaultLookupCache`. Give it at least one bound."""
+    """Builds a `DefaultLookupCache`. It needs at least one bound."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
 
     def expire_after_access(self, seconds: float) -> DefaultLookupCacheBuilder:
-        """Drop an entry that was not read or put for so long (>= 0; 0 keeps nothing)."""
+        """Drop an entry that was not read or put for this long (>= 0; 0 caches nothing)."""
         return self._set_bound("expire_after_access_s", seconds)
 
     def expire_after_write(self, seconds: float) -> DefaultLookupCacheBuilder:
-        """Drop an entry so long after it was put (>= 0; 0 keeps nothing)."""
+        """Drop an entry this long after it was put (>= 0; 0 caches nothing)."""
         return self._set_bound("expire_after_write_s", seconds)
 
     def max_rows(self, rows: int) -> DefaultLookupCacheBuilder:
-        """Hold at most so many rows (>= 0), a key without rows counting as one."""
+        """Cache at most this many rows (>= 0). A key without rows counts as one."""
         return self._set_bound("max_rows", rows)
 
     def max_bytes(self, size: int) -> DefaultLookupCacheBuilder:
-        """Hold entries of at most so many bytes (>= 0). Memory in use is up to twice that, see the module."""
+        """Cache entries of at most this many bytes (>= 0). The memory in use is up to twice that, see the module."""
         return self._set_bound("max_bytes", size)
 
     def cache_missing_key(self, wanted: bool) -> DefaultLookupCacheBuilder:
@@ -168,15 +167,15 @@ class DefaultLookupCacheBuilder:
         return self
 
     def build(self) -> DefaultLookupCache:
-        """The cache. Raises OptionError if nothing bounds it (FLIP-221)."""
+        """The cache. Raises OptionError if it has no bound (FLIP-221)."""
         return DefaultLookupCache(**self._values)
 
 
 class DefaultLookupCache(LookupCache):
-    """A cache within all bounds that were given; see `DefaultLookupCacheBuilder` for what they mean.
+    """A cache within the bounds that `DefaultLookupCacheBuilder` sets.
 
-    `clock` gives seconds that never go back. A copy made by pickling has the same bounds, and holds
-    nothing. An entry larger than a bound is not kept.
+    `clock` gives seconds that never go back. A copy made by pickling has the same bounds, and is empty. An entry larger than a bound is not
+    cached.
     """
 
     def __init__(
@@ -216,7 +215,7 @@ class DefaultLookupCache(LookupCache):
         resets_in_child(self)
 
     def reset_in_child(self) -> None:
-        """Begin empty: a thread of the parent may have held the lock, with entries half changed."""
+        """Become empty: a thread of the parent may have held the lock, with entries half changed."""
         self._lock = threading.RLock()
         self._metrics = CacheMetricGroup()
         self._now_s = -math.inf
@@ -226,7 +225,7 @@ class DefaultLookupCache(LookupCache):
 
     @staticmethod
     def new_builder() -> DefaultLookupCacheBuilder:
-        """Begin to describe a cache."""
+        """A builder of a cache."""
         return DefaultLookupCacheBuilder()
 
     @classmethod
@@ -238,7 +237,7 @@ class DefaultLookupCache(LookupCache):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The bounds, by the names of this class's parameters; None: not bounded so."""
+        """The bounds, by the names of this class's parameters; None: no such bound."""
         return dict(self._config)
 
     def __eq__(self, other: object) -> bool:
@@ -293,7 +292,7 @@ class DefaultLookupCache(LookupCache):
             columns, (places, rows), fields = entries.columns(), entries.locate_rows(hit_entries), entries.row_fields
             if not fields and not entries.has_rows:
                 return CachedRows(present, None)
-        # Outside the lock: these arrays never change, as columns only grow at their end.
+        # Outside the lock: these arrays never change, because columns grow only at their end.
         indices = as_indices(rows)
         arrays = [
             cast_column(pc.take(column, indices, boundscheck=False), field.type, field.name, "")
@@ -323,7 +322,9 @@ class DefaultLookupCache(LookupCache):
             put_keys = Keys(cast_keys(keys, entries.key_fields))
             if put_keys.valid is not None:
                 row = int(np.flatnonzero(~put_keys.valid)[0])
-                raise ValueError(f"null key: {keys.slice(row, 1).to_pylist()[0]}")
+                raise ValueError(
+                    f"key {keys.slice(row, 1).to_pylist()[0]} has a null: such a key matches no rows, so nothing can be cached for it"
+                )
             columns, counts = _group(rows, fields, put_keys.rows)
             self._entries = entries
             if fields and not entries.row_fields:
@@ -386,7 +387,7 @@ class DefaultLookupCache(LookupCache):
         return self._now_s
 
     def _open(self, keys: pa.Table, rows: pa.Table) -> tuple[Entries, Sequence[pa.Field]]:
-        """The entries to put these into, and their columns. The first keys and the first rows decide the types."""
+        """The entries for these keys and rows, and their columns. The first keys and the first rows determine the types."""
         fields = [pa.field(f.name, spark_type(f.type)) for f in rows.schema if f.name != KEY_INDEX]
         entries = self._entries
         if entries is None:
@@ -437,7 +438,7 @@ class DefaultLookupCache(LookupCache):
 
 
 def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[pa.Array], Numbers]:
-    """The columns of `rows` in the order of their keys, and how many each of `keys` keys has."""
+    """The columns of `rows` in the order of their keys, and the number of rows of each of the `keys` keys."""
     if not rows.num_rows:
         return [pa.array([], field.type) for field in fields], np.zeros(keys, np.int64)
     if KEY_INDEX not in rows.column_names:
@@ -451,7 +452,9 @@ def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[
     indices = one_array(rows.column(KEY_INDEX)).cast(pa.int64())
     numbers = np.frombuffer(indices.buffers()[1], np.int64, indices.offset + len(indices))[indices.offset :]
     if indices.null_count or int(numbers.min()) < 0 or int(numbers.max()) >= keys:
-        raise ValueError(f"rows without a key: {KEY_INDEX} must be the number of one of the {keys} keys, from 0")
+        raise ValueError(
+            f"column {KEY_INDEX} must have the number of one of the {keys} keys, counted from 0, for each row"
+        )
     for field in fields:
         if not widens(spark_type(rows.schema.field(field.name).type, pa.null()), field.type):
             row_type = rows.schema.field(field.name).type

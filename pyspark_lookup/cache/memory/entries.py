@@ -1,7 +1,7 @@
 """The entries of a cache in memory: their keys, rows, times and sizes, as whole columns.
 
-Entries are numbered in the order in which they were put, and their rows are in the same order. Nothing is removed in place: a
-removed entry is marked, and `compact` makes new columns without it.
+Entries are numbered in the order in which they were put, and their rows are in the same order. Nothing is removed in place: a removed entry
+is marked, and `compact` makes new columns without it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _FILL_AT_MOST = 0.4
 
 
 class Slots:
-    """Open addressing over numpy, from hashes to the numbers of entries, a whole batch at a time: up to `room` entries, numbered from 0.
+    """A hash table with open addressing over numpy, a whole batch at a time: from hashes to the numbers of up to `room` entries, from 0.
 
-    An entry is in the first slot that was free, from the one that its hash names. A removed entry leaves a mark, unless an empty
+    An entry is in the first slot that was free, counted from the one that its hash names. A removed entry leaves a mark, unless an empty
     slot follows, so that entries beyond it are still found. A hash only leads to candidates: the caller compares the keys.
     """
 
@@ -36,14 +36,14 @@ class Slots:
         self._mask = (1 << bits) - 1
         self._shift = np.uint64(64 - bits)
         self._places = GrowingNumbers(np.int64)  # the slot of each entry
-        self._occupied = 0  # slots that are not empty, at most
+        self._occupied = 0  # slots that are not empty, removed entries included
 
     def has_room(self, count: int) -> bool:
         """Whether `count` more entries leave enough slots empty."""
         return self._occupied + count <= _FILL_AT_MOST * len(self._slots)
 
     def find(self, hashes: Numbers, equal_keys: EqualKeys) -> Numbers:
-        """The entry of each row's key, -1 where there is none."""
+        """The entry of each row's key; -1 if there is none."""
         row_entries = np.full(len(hashes), -1, np.int64)
         at = (hashes >> self._shift).view(np.int64)
         pending_rows = np.arange(len(hashes))
@@ -54,15 +54,15 @@ class Slots:
             equal = equal_keys(entries, pending_rows[filled])
             hits = filled[equal]
             row_entries[pending_rows[hits]] = entries[equal]
-            slot_values[hits] = _EMPTY  # found: the next line drops it
+            slot_values[hits] = _EMPTY  # matched: the next line takes it out of the search
             on = np.flatnonzero(slot_values != _EMPTY)
             pending_rows, at = pending_rows[on], (at[on] + 1) & self._mask
         return row_entries
 
     def place(self, hashes: Numbers, entries: Numbers, equal_keys: EqualKeys | None = None) -> Numbers:
-        """Put `entries` (ascending), whose keys are in no slot yet, into slots. Returns those that were left out.
+        """Put `entries` (ascending), whose keys are in no slot yet, into slots. Returns the entries that were left out.
 
-        Of several with one key, as `equal_keys` says (None: all differ), the last is placed.
+        If several have the same key, according to `equal_keys` (None: all differ), the last is placed.
         """
         if len(entries):
             self._places.append(np.full(max(int(entries[-1]) + 1 - len(self._places), 0), -1, np.int64))
@@ -86,7 +86,7 @@ class Slots:
                 losers = np.flatnonzero(free)[~won]
                 unplaced = ~free
                 unplaced[losers] = True
-                if equal_keys is not None:  # rows of one key always come to the same slot at the same time
+                if equal_keys is not None:  # all rows of one key try the same slot at the same time
                     twice = losers[equal_keys(winners[~won], rows[losers])]
                     double.append(pending_entries[twice])
                     unplaced[twice] = False
@@ -106,7 +106,7 @@ class Slots:
 
 # --- entries --------------------------------------------------------------------------------------
 
-_ENTRY_BYTES = 64  # of numbers kept per entry, slots included
+_ENTRY_BYTES = 64  # the numbers that are kept per entry, including slots
 _DEAD = -1
 
 
@@ -122,16 +122,16 @@ class Entries:
         self._latest_accesses = GrowingNumbers(np.int64)  # number of the latest access, _DEAD once gone
         self._written_at_s = GrowingNumbers(np.float64)
         self._starts = GrowingNumbers(np.int64)  # of its rows
-        self._counts = GrowingNumbers(np.int64)  # of its rows, 0 for a key that has none
+        self._counts = GrowingNumbers(np.int64)  # of its rows; 0 for a key without rows
         self._bytes = GrowingNumbers(np.int64)
         self._slots = Slots(room)
         self._fixed = len(key_fields) == 1 and pa.types.is_primitive(key_fields[0].type)
         self._row_end = 0
-        self._one_each = True  # entry n has row n and no other
+        self._one_each = True  # entry n has exactly one row, row n
         self.live = 0
-        self.live_rows = 0  # a key without rows counts one
+        self.live_rows = 0  # a key without rows counts as one
         self.live_bytes = 0
-        self.all_bytes = 0  # with removed entries
+        self.all_bytes = 0  # including removed entries
 
     @property
     def has_rows(self) -> bool:
@@ -144,7 +144,7 @@ class Entries:
     # --- finding ----------------------------------------------------------------------------------
 
     def find(self, keys: Keys, hashes: Numbers) -> Numbers:
-        """The entry of each key, -1 where there is none or the key has a null."""
+        """The entry of each key; -1 if there is none or the key has a null."""
         stored = Keys([column.view() for column in self._keys])
         stored_hashes = self._hashes.view
 
@@ -162,7 +162,7 @@ class Entries:
         return entry_numbers
 
     def locate_rows(self, entries: Numbers) -> tuple[Numbers, Numbers]:
-        """(place in `entries`, row) of each row of the entries, in turn."""
+        """(position in `entries`, row) of each row of the entries, in turn."""
         if self._one_each:
             return np.arange(len(entries)), entries
         counts = self._counts.view[entries]
@@ -172,11 +172,11 @@ class Entries:
         return np.repeat(np.arange(len(entries)), counts), rows
 
     def columns(self) -> list[pa.Array]:
-        """All rows there are, dead ones too; good for as long as anybody holds them."""
+        """The columns of all rows, including removed ones. They stay valid as long as somebody holds them."""
         return [column.view() for column in self._columns]
 
     def latest_accesses(self, entries: Numbers) -> Numbers:
-        """The number of the latest access of each entry, below zero if it is gone."""
+        """The number of the latest access to each entry, below zero if it is gone."""
         return np.asarray(self._latest_accesses.view[entries])
 
     def touch(self, entries: Numbers, access: Numbers) -> None:
@@ -184,7 +184,7 @@ class Entries:
         self._latest_accesses.view[entries] = access
 
     def written_s(self, entries: Numbers) -> Numbers:
-        """When each entry was put."""
+        """The time at which each entry was put."""
         return np.asarray(self._written_at_s.view[entries])
 
     def find_expired(self, limit_s: float) -> Numbers:
@@ -201,7 +201,7 @@ class Entries:
     def put(
         self, keys: Keys, hashes: Numbers, columns: Sequence[pa.Array], counts: Numbers, written_s: Numbers
     ) -> Numbers:
-        """Add an entry per key, with the next `counts` of the rows; the entries' numbers. Older ones of the keys are gone."""
+        """Add an entry per key, with the next `counts` of the rows, and return the entries' numbers. Older entries of the keys are removed."""
         for column, array in zip(self._columns, columns, strict=True):
             column.check_room(array)  # check all columns before the first one changes
         first = len(self)
@@ -244,11 +244,11 @@ class Entries:
         return added
 
     def weights(self, entries: Numbers | slice) -> tuple[Numbers, Numbers]:
-        """(rows, a key without any being one; bytes) of each entry."""
+        """(rows, where a key without any counts as one; bytes) of each entry."""
         return np.maximum(self._counts.view[entries], 1), self._bytes.view[entries]
 
     def remove(self, entries: Numbers) -> None:
-        """Take live entries away, each of them named once."""
+        """Remove live entries, each of them named once."""
         if len(entries):
             self._slots.remove(entries)
             self._forget(entries)
@@ -261,14 +261,14 @@ class Entries:
         self.live_bytes -= int(sizes.sum())
 
     def _grow(self, more: int) -> None:
-        """More slots, for the live entries and as many as are to come."""
+        """Make more slots, enough for the live entries and `more`."""
         alive = np.flatnonzero(self._latest_accesses.view >= 0)
         slots = Slots(2 * (len(alive) + more))
         slots.place(self._hashes.view[alive], alive)
         self._slots = slots
 
     def compact(self) -> tuple[Entries, Numbers]:
-        """The live entries alone, in the same order, and for each number here the number there (-1: gone)."""
+        """The live entries alone, in the same order; and for each old number the new one (-1: removed)."""
         alive = np.flatnonzero(self._latest_accesses.view >= 0)
         compacted = Entries(self.key_fields, self.row_fields, 0)
         _, rows = self.locate_rows(alive)

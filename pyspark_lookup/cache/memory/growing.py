@@ -1,7 +1,7 @@
-"""Columns that grow at their end and are read as one Arrow array, without copying what is there.
+"""Columns that grow at their end and are read as one Arrow array, without copying existing values.
 
-The buffers behind a column are larger than what is in use. A view handed out earlier stays as it was:
-appending writes behind it, and a buffer that is full is replaced, not changed.
+The buffers behind a column are larger than the part in use. A view that was handed out earlier does not change: new values are written
+behind it, and a full buffer is replaced, not changed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SMALLEST = 1024
 
 
 class GrowingNumbers:
-    """Numbers of one type, appended to. `view`: those there are, in memory that may be written to."""
+    """Numbers of one type, which grow at the end. `view`: all of them, in memory that may be written to."""
 
     def __init__(self, dtype: Any, room: int = 0) -> None:
-        # Room that is not used takes no memory. (Of large arrays numpy asks for huge pages only in `empty`.)
+        # Unused room takes no memory. (numpy requests huge pages for large arrays only in `empty`.)
         self._numbers: Numbers = np.empty(max(room, _SMALLEST), dtype)
         self._count = 0
 
@@ -67,7 +67,7 @@ class _GrowingBits:
     def append(self, bits: Numbers) -> None:
         spare = self._count % 8
         if spare:
-            # The last byte again, with the same bits below: readers of earlier rows see no change.
+            # The last byte is written again with its lower bits unchanged, so readers of earlier rows see no change.
             last = np.unpackbits(self._bytes.view[-1:], bitorder="little", count=spare)
             self._bytes.drop_last()
             bits = np.concatenate([last, bits.view(np.uint8)])
@@ -97,7 +97,7 @@ class GrowingColumn:
             self._values = GrowingNumbers(np.uint8)
         elif self._bits is None and not has_offsets(kind) and not pa.types.is_struct(kind):
             width = kind.bit_width // 8
-            # Moved about in the widest numbers that fit it.
+            # Copied in the widest numbers that divide it.
             self._values = GrowingNumbers(
                 np.dtype(f"u{width}") if width in (1, 2, 4, 8) else np.dtype(f"V{width}"), room
             )
@@ -162,7 +162,7 @@ class GrowingColumn:
         return streams
 
     def take(self, rows: Numbers) -> GrowingColumn:
-        """A column of these rows only, in this order, with room for as many again."""
+        """A column of these rows only, in this order, with room to double."""
         column = GrowingColumn(self.kind, self._name, 2 * len(rows))
         rows_to_keep = self._take(rows)
         if is_bytes(self.kind):
@@ -176,7 +176,7 @@ class GrowingColumn:
         return pc.take(self.view(), as_indices(rows), boundscheck=False)
 
     def row_bytes(self, array: pa.Array) -> Numbers | int:
-        """Bytes that each row of `array` takes here: of text its own, of nested values the average."""
+        """The bytes that each row of `array` takes here: exact for text and binary, an average for nested values."""
         if is_bytes(self.kind):
             offsets, _ = offsets_and_data(array)
             return np.asarray(offsets[1:] - offsets[:-1] + 4)

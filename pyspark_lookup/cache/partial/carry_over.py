@@ -1,7 +1,7 @@
-"""Which keys a change of the table's files can have touched.
+"""Finds the keys whose rows a change of the table's files may have changed.
 
-Two versions differ in the files that only one of them has. A key whose value is outside the bounds of all these files has the
-same rows in both. A file that a compaction wrote counts as the files that it replaced.
+Two versions differ in the files that only one of them has. A key whose value is outside the bounds of all these files has the same rows in
+both. A file that a compaction wrote counts as the files that it replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyspark_lookup.versions.model import Rewrites, TableVersion, name_of_rows
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column between which values its rows lie (None: not known)."""
 
-_CHANGED_AT_MOST = 4096  # files; with more, nothing is carried over
+_CHANGED_AT_MOST = 4096  # changed files; with more, nothing is carried over
 _TABLES_AT_MOST = 16
 _REWRITES, _TABLE = b"rewrites", b"table"
 
@@ -72,7 +72,7 @@ class Changes:
         self._keep(version.digest, table)
 
     def is_latest(self, digest: str) -> bool:
-        """Whether no version was put on record after this one. (A version that the table went back to is not recorded again.)"""
+        """Whether no version was put on record after this one. A version to which the table went back is not recorded again."""
         return self._latest_known() in (None, digest)
 
     def _latest_known(self) -> str | None:
@@ -81,12 +81,12 @@ class Changes:
         )
 
     def may_differ(self, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
-        """For each key whether its rows may differ between two versions, by their digests; None: nothing is known."""
+        """For each key whether its rows may differ between two versions, given by their digests; None if nothing is known."""
         before, after = self._record(old), self._record(new)
         if before is None or after is None or before.schema != after.schema:
             return None
         if (before.schema.metadata or {}).get(_TABLE) != (after.schema.metadata or {}).get(_TABLE):
-            return None  # other tables, or other columns by these names
+            return None  # another table, or other columns with these names
         changed = _read_changed(before, after)
         if changed.num_rows > _CHANGED_AT_MOST:
             return None
@@ -126,14 +126,14 @@ class Changes:
         return table
 
     def _parse_bounds(self, record: Any) -> pa.Table:
-        """The bounds that a record holds. Raises ValueError if they are damaged, or of other keys."""
+        """The bounds in a record. Raises ValueError if they are damaged, or for other key columns."""
         try:
             table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(record), validate=True))).read_all()
             table.validate(full=True)
         except (OSError, pa.ArrowException) as problem:
             raise ValueError(str(problem)) from None
         if table.schema != self._schema():
-            raise ValueError("the bounds are of other keys")
+            raise ValueError("the bounds are for other key columns")
         _parse_rewrites(table)
         return table
 
@@ -155,20 +155,21 @@ class Changes:
 
 
 def _table_key(version: TableVersion) -> str:
-    """A key for the version's table and the names of its columns in the files."""
+    """A record key for the version's table and the names of its columns in the files."""
     named = {id(file.columns): file.columns for file in version.files if file.columns is not None}
     table = "" if version.metadata is None else version.metadata.table_id
     return key_of(table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
-    """The bounds of the files in which two versions differ. Of a compaction, the replaced files that the earlier version lacks count, its own do not."""
+    """The bounds of the files in which two versions differ. For a compaction, the replaced files that the earlier version lacks count, and its
+    own files do not."""
     rewrites = _parse_rewrites(after)
     alive, old_names = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)
     changed: set[str] = set()
     for new_names, replaced in rewrites:
-        if new_names and old_names.issuperset(new_names):  # the earlier version has this compaction already
+        if new_names and old_names.issuperset(new_names):  # the earlier version already has this compaction
             continue
         # A compaction counts only if the bounds of all its files are on record.
         if (old_names | on_record).issuperset(replaced) and on_record.issuperset(new_names):

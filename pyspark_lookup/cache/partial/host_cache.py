@@ -1,13 +1,12 @@
-"""`SharedCache`: the rows that any process of a host has loaded, for all of them: by key, in mapped files.
+"""`SharedCache`: rows by key that any process of a host has loaded, in mapped files for all of them.
 
-Every load is published as one segment (`storage.disk.segments`), whole or not at all; now and then some segments are merged. A
-segment is of one version of the table. It answers for another version, too, for keys whose rows cannot differ. Names begin
-with the time, so a sorted listing of the directory has the latest segment last. A merged segment names its members, which no
-longer count.
+Every load is published as one segment (`storage.disk.segments`), whole or not at all; now and then some segments are merged. A segment is
+of one version of the table. It also answers for another version, for keys whose rows cannot differ. Names begin with the time, so a sorted
+listing of the directory has the latest segment last. A merged segment names its members, which no longer count.
 
-The time of the last use of each key is in a file of numbers beside the segment, which all processes map for writing. Nothing
-protects it: only the order of eviction and the expiry after access depend on it, and an impossible value counts as the time
-of the load.
+The time of the last use of each key is in a file of numbers beside the segment, which all processes map for writing. The race: they write
+these times without a lock, so one may be lost or damaged. Only the order of eviction and the expiry after access depend on them, and an
+impossible value counts as the time of the load.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk
 
-# Beside the table's columns: whether the key has a row, and when it was loaded.
+# In addition to the table's columns: whether the key has a row, and when it was loaded.
 _HAS_ROW, _LOADED_S = "lookup:found", "lookup:loaded_s"
 _SEGMENTS_AT_MOST = 8
 _EVICT_TO = 0.875
 REFUSE_ABOVE = 1.125
-_MEMORY_BYTES = 1024**3  # of which a builder holds a quarter before it goes to disk
-_STRAGGLERS_AT_MOST = 32  # segments: with more, one that is not of the latest version merges, too
+_MEMORY_BYTES = 1024**3  # a builder keeps a quarter of this in memory before it writes to disk
+_STRAGGLERS_AT_MOST = 32  # segments: with more, even a segment that is not of the latest version is merged
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SharedCache:
-    """Rows by the columns `keys` of one table on this host. If the cache directory fails, that is a miss, and counted."""
+    """Rows by the columns `keys` of one table on this host. A failure of the cache directory is a miss, and counted."""
 
     disk: Disk
     context: HostContext
@@ -65,7 +64,7 @@ class SharedCache:
     # --- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: Sequence[pa.Array], hashes: Numbers, fresh: Freshness) -> SharedRows | None:
-        """The rows that the host holds for these keys, which are all different and not null; None if it holds none of them."""
+        """The host's cached rows of these keys, which are all different and not null; None if there are none."""
         now_s = self.context.clock.steady_s()
         self.disk.use_table(self.space)
         present = np.zeros(len(hashes), np.bool_)
@@ -108,13 +107,13 @@ class SharedCache:
         return SharedRows(present, merge_rows(row_tables, fresh.schema), ages_s)
 
     def _limits(self, hashes: Numbers) -> Numbers | None:
-        """For each key, the time before which its rows must not have been loaded: see `Invalidations.limits`."""
+        """For each key the time before which a load of it does not count: see `Invalidations.limits`."""
         if self.invalidations is None:
             return None
         return self.invalidations.limits(hashes, list(self.keys), self.seed)
 
     def touch(self, keys: Sequence[pa.Array], hashes: Numbers) -> None:
-        """Record that these keys are in use, where nobody calls `get` for them."""
+        """Record that these keys are in use, if nobody calls `get` for them."""
         now_ms = int(self.context.clock.steady_s() * MS)
         used_keys = Keys(keys)
         for part in self._refresh():
@@ -122,7 +121,7 @@ class SharedCache:
                 part.touch(part.segment.probe(used_keys, hashes).rows, now_ms)
 
     def sizes(self) -> tuple[int, int]:
-        """(rows, bytes on disk) that the host holds, as far as this process has seen."""
+        """(rows, bytes on disk) in the host's cache, as this process last saw it."""
         with self._lock:
             return _total_sizes([*self._parts.values()])
 
@@ -145,10 +144,10 @@ class SharedCache:
         )
 
     def _live(self, part: HostSegment, rows: Numbers, now_s: float) -> Numbers:
-        """Whether each row has not expired."""
+        """For each row whether it has not expired."""
         bounds, live = self.bounds, np.ones(len(rows), np.bool_)
         if not part.this_boot and (bounds.expire_after_write_s is not None or bounds.expire_after_access_s is not None):
-            return ~live  # their times are of another boot's clock
+            return ~live  # their times are on another boot's clock
         if bounds.expire_after_write_s is not None:
             live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s
         if bounds.expire_after_access_s is not None:
@@ -167,7 +166,8 @@ class SharedCache:
             if names != self._parts.keys() | self._covered:
                 self._parts = {name: part for name, part in self._parts.items() if name in names}
                 for name in sorted(names - self._parts.keys(), reverse=True):
-                    # The inputs of a merged segment stay in the directory until the merger removes them; it may have been killed.
+                    # The race: the segments that went into a merged one stay in the directory until the merger removes them, and
+                    # it may have been killed. So they are skipped by name.
                     part = self._open(name) if name not in self._covered else None
                     if part is not None:
                         self._parts[name] = part
@@ -187,7 +187,9 @@ class SharedCache:
                 segment.schema.field(_HAS_ROW).type != pa.bool_()
                 or segment.schema.field(_LOADED_S).type != pa.float64()
             ):
-                raise ValueError("the host's segment lacks a column: whether a key has a row, or when it was loaded")
+                raise ValueError(
+                    "the host's segment lacks one of the columns that say whether a key has a row and when it was loaded"
+                )
             has_row, loaded_s = segment.take([_HAS_ROW, _LOADED_S], np.arange(segment.rows))
             return HostSegment(
                 name,
@@ -206,7 +208,7 @@ class SharedCache:
     # --- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: Sequence[pa.Array], hashes: Numbers, rows: pa.Table, fresh: Freshness, loaded_s: float) -> None:
-        """Share the rows (by `KEY_INDEX`) of keys that were loaded at `loaded_s` on the steady clock."""
+        """Share the rows (with `KEY_INDEX`) of keys that were loaded at `loaded_s` on the steady clock."""
         self._refresh()
         held_rows, held_bytes = self.sizes()
         bounds = self.bounds
@@ -225,7 +227,7 @@ class SharedCache:
         self._tidy(fresh)
 
     def _stored_rows(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
-        """The rows, and keys without rows, as a batch with the columns of a segment."""
+        """The rows, and the keys without rows, as a batch with the columns of a segment."""
         numbers = key_numbers(rows)
         absent = np.full(count, self.bounds.missing_keys)
         absent[numbers] = False
@@ -258,7 +260,7 @@ class SharedCache:
             writer = builder.finish(self.disk.create_segment, [rows], strict=False)
         with self._lock:
             latest = max((*self._parts, *self._covered), default="0")
-        # The new name sorts behind all others, even if the wall clock was set back.
+        # The new name must sort after all others, even if the wall clock was set back.
         at_ns = max(int(self.context.clock.wall_s() * 1e9), int(latest[:16], 16) + 1)
         name = f"{at_ns:016x}-{self.context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
         meta = {**builder.meta, "version": version, "boot": self.context.clock.boot, "members": list(members)}
@@ -291,7 +293,8 @@ class SharedCache:
             try:
                 with self.disk.hold("merge", self.space, 0) as alone:
                     if alone and self._fresh is not None:
-                        self._merge(self._fresh)  # the latest `put` decides, not the one that started this thread
+                        # `self._fresh`: the version of the latest `put`, and not of the one that started this thread.
+                        self._merge(self._fresh)
             except CacheFullError:
                 self.context.metrics.inc("sharedRefusedCount")
             except OSError:
@@ -305,8 +308,8 @@ class SharedCache:
             self._merging = False
 
     def _merge(self, fresh: Freshness) -> None:
-        """Make one segment of the latest ones; where the bounds are exceeded, one of all rows that are worth keeping."""
-        # A copy of the times of use: other processes go on writing them.
+        """Merge the latest segments into one; if the bounds are exceeded, merge all rows that are worth keeping."""
+        # A copy of the times of last use, because other processes go on writing them.
         parts = [dataclasses.replace(part, latest_use_ms=part.latest_use_ms.copy()) for part in self._refresh()]
         rows, size = _total_sizes(parts)
         bounds = self.bounds
@@ -332,7 +335,7 @@ class SharedCache:
                 batch_rows = alive[start : start + BATCH_ROWS]
                 batches.append(self._stored_batch(part, batch_rows, fresh))
                 used_ms.append(part.used_ms(batch_rows, int(now_s * MS)))
-        # Also the inputs that a killed merger has left behind: without their merged segment they would count again.
+        # Also the segments that a killed merger has left behind: without their merged segment they would count again.
         merged_names = {part.name for part in parts}
         with self._lock:
             merged_names |= {member for part in parts for member in part.members} & self._covered
@@ -384,7 +387,7 @@ class SharedCache:
             for start in range(0, len(alive), BATCH_ROWS):
                 rows = alive[start : start + BATCH_ROWS]
                 hashes = Keys(self._take(part, rows, self.keys)).hashes(self.seed)
-                # The hash breaks ties: of the keys used in the same millisecond only some have to go.
+                # Ties are broken by the hash: of keys used in the same millisecond only some must go.
                 of_part.append((part.used_ms(rows, now_ms) << 12) | (hashes >> np.uint64(52)).astype(np.int64))
             ranks.append(np.concatenate(of_part))
         together = np.concatenate(ranks)
@@ -397,7 +400,7 @@ class SharedCache:
         fields = [*self.keys, *value_fields, pa.field(_HAS_ROW, pa.bool_()), pa.field(_LOADED_S, pa.float64())]
         schema = pa.schema([pa.field(field.name, field.type) for field in fields])
         arrays = self._take(part, rows, schema)
-        if not part.this_boot:  # times of another boot's clock mean nothing here
+        if not part.this_boot:  # times on another boot's clock have no meaning here
             arrays[-1] = as_array(np.full(len(rows), -np.inf))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -408,7 +411,7 @@ def _total_sizes(parts: Sequence[HostSegment]) -> tuple[int, int]:
 
 
 def _choose_for_merging(parts: Sequence[HostSegment]) -> list[HostSegment]:
-    """The latest segments, up to one that is much larger than all before it together: so each row is moved only a few times."""
+    """The latest segments, up to one that is much larger than all later ones together. So each row is moved only a few times."""
     merged_parts: list[HostSegment] = []
     rows = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""One segment of a host's rows by key, the cache's bounds, and the version that a lookup answers from."""
+"""One segment of a host's rows by key, the cache's bounds, and the version of which a lookup wants rows."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Freshness:
-    """Which version a lookup answers from.
+    """The version of which a lookup wants rows.
 
-    `schema`: the columns of its rows. `may_differ(version, keys)`: for each key whether its rows may be
-    others in that version (None: of all keys). `latest()`: whether no later version is known on this host.
+    `schema`: the columns of the rows. `may_differ(version, keys)`: for each key whether its rows may be different in that version (None: of
+    all keys). `latest()`: whether no later version is known on this host.
     """
 
     version: str
@@ -43,7 +43,7 @@ class Freshness:
 
 @dataclasses.dataclass(frozen=True)
 class SharedRows:
-    """The host's rows of some keys: `present` and `ages_s` (since the load) per key, `rows` by `KEY_INDEX`."""
+    """The host's rows of some keys: `present` and `ages_s` (since the load) per key, `rows` with `KEY_INDEX`."""
 
     present: Numbers
     rows: pa.Table
@@ -52,7 +52,7 @@ class SharedRows:
 
 @dataclasses.dataclass(frozen=True)
 class HostSegment:
-    """One open segment. `latest_use_ms`: the ms of the latest use of each key, by its number (0: none since the load)."""
+    """One open segment. `latest_use_ms`: for each key, by its number, the ms of its latest use (0: none since the load)."""
 
     name: str
     segment: Segment
@@ -60,11 +60,11 @@ class HostSegment:
     this_boot: bool
     members: frozenset[str]
     has_row: Numbers
-    loaded_s: Numbers  # -inf: nobody knows
+    loaded_s: Numbers  # -inf: unknown
     latest_use_ms: Numbers
 
     def is_older(self, rows: Numbers, limits_s: Numbers) -> Numbers:
-        """Whether each row was loaded at its limit or earlier. Limits are on this boot's steady clock; NaN: no limit."""
+        """For each row whether it was loaded at its limit or earlier. Limits are on this boot's steady clock; NaN: no limit."""
         if not self.this_boot:
             return ~np.isnan(limits_s)
         return np.asarray(self.loaded_s[rows] <= limits_s)
@@ -74,11 +74,11 @@ class HostSegment:
         self.latest_use_ms[self.segment.key_numbers(rows)] = now_ms
 
     def used_ms(self, rows: Numbers, now_ms: int) -> Numbers:
-        """When the key of each row was last used, in ms. The file has no checksum: for an impossible time, that of the load."""
+        """For each row when its key was last used, in ms. The file has no checksum: an impossible time is replaced by that of the load."""
         if not self.this_boot:
             return np.full(len(rows), _LONG_AGO_MS)
         loaded_s = self.loaded_s[rows]
         loaded_ms = (np.where(np.isfinite(loaded_s), loaded_s, _LONG_AGO_MS / MS) * MS).astype(np.int64)
         use_ms = self.latest_use_ms[self.segment.key_numbers(rows)]
-        # Other processes write later times meanwhile.
+        # The race: other processes write later times meanwhile, which count.
         return np.where((use_ms > loaded_ms) & (use_ms <= now_ms + _AHEAD_MS), use_ms, loaded_ms)

@@ -1,8 +1,8 @@
 """`Invalidations`: the keys of a table that were invalidated on this host, for all of its processes.
 
-A process drops them from its own cache at its next lookup. The host's shared files are never changed: there, rows whose load
-began before their key was invalidated do not count. The log of keys is bounded. Of keys that no longer fit it keeps only the
-latest time: everything that was loaded before this time is loaded again.
+A process drops them from its own cache at its next lookup. The host's shared files are never changed: rows in them do not count if their
+load began before their key was invalidated. The log of keys is bounded. Of the keys that no longer fit it keeps only the latest time:
+everything that was loaded before this time is loaded again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk
 
 _BYTES_AT_MOST = 1024 * 1024
-_EARLIER_BOOT_S = -1.0  # on the steady clock, whose times are no less than zero
-_RACES = 1000  # that one call may lose to faster ones
+_EARLIER_BOOT_S = -1.0  # on the steady clock, whose times are 0 or more
+_RACES = 1000  # lost in a row by one call to faster ones
 _NO_ROW = ""
-_CALL, _AT = "invalidated:call", "invalidated:at_s"  # beside each key: which call was the latest for it, and when
+_CALL, _AT = "invalidated:call", "invalidated:at_s"  # for each key: its latest call, and the time of that
 
 Call = tuple[str, int]
 """A call by its row and its number there."""
@@ -37,9 +37,10 @@ NO_CALL: Call = (_NO_ROW, 0)
 
 @dataclasses.dataclass(frozen=True)
 class _CallLog:
-    """The calls of `invalidate`, `number` in all. `recent`: the keys of those after the first `folded`, which came before `until_s`.
+    """The log of calls of `invalidate`: their `number`, and the `recent` calls with their keys.
 
-    `row`: the name of this log; a new one begins if the cache directory was removed.
+    The first `folded` calls are no longer listed; all of them came before `until_s`. `row`: the name of this log; a new one begins if the
+    cache directory was removed.
     """
 
     number: int
@@ -51,7 +52,7 @@ class _CallLog:
 
 
 class Invalidations:
-    """Invalidated keys (columns `names`) of the table that `place` stands for. Without a cache directory, those of this process."""
+    """The invalidated keys (columns `names`) of the table with the record key `place`. Without a cache directory, only this process's."""
 
     def __init__(self, context: HostContext, place: str, names: Sequence[str]) -> None:
         self._context = context
@@ -65,7 +66,7 @@ class Invalidations:
     # --- asking -----------------------------------------------------------------------------------
 
     def refresh(self) -> Call:
-        """Read what other processes have put on record. Returns the latest call so far."""
+        """Read the calls that other processes have recorded. Returns the latest call so far."""
         disk = self._context.disk
         if disk is not None and (signs := disk.newest_signs("invalidated", self._place)) != self._signs:
             with self._lock:
@@ -73,7 +74,7 @@ class Invalidations:
         return self._call_log.row, self._call_log.number
 
     def find_later_keys(self, call: Call) -> pa.Table | None:
-        """The keys that were invalidated after this call; None if they are no longer on record."""
+        """The keys that were invalidated after this call; None if the log no longer has them."""
         call_log, (row, number) = self._call_log, call
         if (
             row not in (call_log.row, _NO_ROW)
@@ -84,9 +85,10 @@ class Invalidations:
         return call_log.recent.filter(pc.greater(call_log.recent.column(_CALL), number)).select(self._names)
 
     def limits(self, hashes: Numbers, fields: Sequence[pa.Field], seed: Seed) -> Numbers | None:
-        """For each key, by its hash, the time before which its rows must not have been loaded. NaN: no limit; None: none for any key.
+        """For each key, by its hash, the time before which a load of it does not count. NaN: no limit; None: no limit for any key.
 
-        `fields`: of the key columns, as they were hashed with `seed`. Rows of another boot were loaded before every time.
+        `fields`: the key columns, whose values were hashed with `seed`. Rows that were loaded before this boot count as older than every
+        limit.
         """
         call_log = self._call_log
         if call_log.recent is None and call_log.until_s is None:
@@ -100,7 +102,7 @@ class Invalidations:
         return limits
 
     def _hashed(self, call_log: _CallLog, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
-        """(hashes of the keys on record, ascending; for each when it was invalidated last)."""
+        """(hashes of the recorded keys, ascending; for each the time of its last invalidation)."""
         place = tuple(map(str, fields)), seed
         hashed = self._hashes.get(place)
         if hashed is None or hashed[0] is not call_log:
@@ -112,7 +114,7 @@ class Invalidations:
         stored_log: _CallLog | None
         number, stored_log = disk.newest_record("invalidated", self._place, _parse_call_log)
         if stored_log is None:
-            # The log was removed or is damaged: any key that was loaded until now may have been in it.
+            # The log was removed or is damaged. It may have had any key, so everything that was loaded until now is loaded again.
             return _CallLog(number, boot, _NO_ROW, number, self._context.clock.steady_s() if number else None)
         call_log: _CallLog = dataclasses.replace(stored_log, number=number, boot=boot)
         if stored_log.boot != boot and call_log.recent is not None:
@@ -126,7 +128,7 @@ class Invalidations:
     # --- recording --------------------------------------------------------------------------------
 
     def add(self, keys: pa.Table) -> None:
-        """Put these keys, which have no nulls, on record. Raises OSError if the host's cache directory cannot be written."""
+        """Record the invalidation of these keys, which have no nulls. Raises OSError if the host's cache directory cannot be written."""
         keys = keys.select(self._names).combine_chunks()
         disk, at_s = self._context.disk, self._context.clock.steady_s()
         if not keys.num_rows:
@@ -142,11 +144,11 @@ class Invalidations:
             after = _add_call(dataclasses.replace(before, row=row), at_s, keys)
             if disk.succeed_record("invalidated", self._place, before.number, _to_json(after)):
                 return
-        raise OSError("the keys to be forgotten cannot be recorded: is the cache directory intact?")
+        raise OSError("the invalidation cannot be recorded: is the cache directory intact?")
 
 
 def castable_keys(keys: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """The keys without nulls that can be cast to these types, as columns. Raises SchemaError for another family of types."""
+    """The keys without nulls that can be cast to these types, as columns. Raises SchemaError if the types do not go together."""
     arrays = cast_keys(keys, fields)
     valid = _valid(arrays, keys.num_rows)
     return arrays if valid.all() else [array.filter(pa.array(valid)) for array in arrays]
@@ -162,7 +164,7 @@ def _valid(arrays: Sequence[pa.Array], rows: int) -> Numbers:
 def _hash_recent(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
     try:
         arrays = [] if recent is None else cast_keys(recent, fields)
-    except SchemaError:  # the columns have other types by now, so no entry has such keys
+    except SchemaError:  # the columns now have other types, so no entry has such keys
         arrays = []
     if recent is None or not arrays:
         return np.zeros(0, np.uint64), np.zeros(0, np.float64)
@@ -174,9 +176,10 @@ def _hash_recent(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed
 
 
 def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
-    """The log after one more call for `keys` at a time. Drops the keys of the earliest calls where there are too many."""
+    """The log after one more call for `keys` at a time. If there are too many keys, those of the earliest calls are folded."""
     number, until_s, folded = call_log.number + 1, call_log.until_s, call_log.folded
-    # A caller may stall after it has read the clock, while later calls are recorded: the time of a key must not go back.
+    # The race: a caller may stall after it has read the clock, while later calls are recorded. So a key keeps the latest of its
+    # times.
     at_s = max([at_s, *_times(call_log)])
     beside = {_CALL: np.full(keys.num_rows, number), _AT: np.full(keys.num_rows, at_s)}
     recent = keys
@@ -187,7 +190,7 @@ def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
             recent = _latest(
                 pa.concat_tables([call_log.recent, recent], promote_options="permissive"), keys.column_names
             )
-        except pa.ArrowException:  # the keys have other types by now
+        except pa.ArrowException:  # the keys now have other types
             until_s, folded = at_s, call_log.number
     while recent.nbytes > _BYTES_AT_MOST:
         calls, times = (np.asarray(one_array(recent.column(name))) for name in (_CALL, _AT))
@@ -198,7 +201,7 @@ def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
 
 
 def _times(call_log: _CallLog) -> Iterator[float]:
-    """The latest time of the folded calls, and that of the others."""
+    """The latest time of the folded calls, and the latest of the others."""
     if call_log.until_s is not None:
         yield call_log.until_s
     if call_log.recent is not None and call_log.recent.num_rows:
@@ -229,14 +232,14 @@ def _to_json(call_log: _CallLog) -> dict[str, Any]:
 
 
 def _parse_call_log(record: Any) -> _CallLog:
-    """The log that a record holds, without its number, which is that of its file. Raises ValueError for any other record."""
+    """The log in a record, without its number, which its file has. Raises ValueError if it is malformed."""
     try:
         recent = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(record["recent"]), validate=True))).read_all()
         recent.validate(full=True)
     except (OSError, pa.ArrowException) as problem:
         raise ValueError(str(problem)) from None
     if recent.schema.field(_CALL).type != pa.int64() or recent.schema.field(_AT).type != pa.float64():
-        raise ValueError("the number or the time of a key's latest call has another type")
+        raise ValueError("the number or time of a key's latest invalidation has the wrong type")
     until_s = record["until_s"]
     return _CallLog(
         0,

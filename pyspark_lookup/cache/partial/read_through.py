@@ -1,8 +1,8 @@
-"""`PartialCache`: a lookup through the caches, loading what they lack (FLIP-221's CachingLookupFunction).
+"""`PartialCache`: looks keys up in the caches, and loads those that they lack (FLIP-221's CachingLookupFunction).
 
-A key is looked up in this process, then in the cache that the processes of the host share, and then loaded, by one of them at
-a time. Counters count keys: a key that another caller loads meanwhile is a hit here; a key that is loaded here is one miss, and
-one load or one failure.
+A key is looked up in this process, then in the cache that the processes of the host share, and then loaded. The race: several callers may
+lack the same key at once; one at a time loads it, and the others wait and look again. Counters count keys: a key that another caller loads
+meanwhile is a hit here; a key that is loaded here is one miss, and one load or one failure.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _TOUCH_EVERY_S = 1.0
 
 @dataclasses.dataclass(eq=False, repr=False)
 class PartialCache:
-    """Rows by key of one table (its keys and columns) as this process and its host hold them.
+    """The cached rows by key of one table (its keys and columns), in this process and on its host.
 
-    `make_cache`: returns a cache for one version of the table, after that of the version before was closed. It may return the
-    same cache again: threads that still answer from the old version cannot reach it any more.
+    `make_cache`: returns a cache for one version of the table, after the cache of the version before was closed. It may return the same
+    object again: threads that still answer from the old version no longer reach it.
     """
 
     key_names: Sequence[str]
@@ -55,10 +55,10 @@ class PartialCache:
         self._touched_s = self.context.clock.steady_s()
 
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
-        """The rows of all keys, by the column `KEY_INDEX`; keys may repeat, one with a null has no rows.
+        """The rows of all keys, with the column `KEY_INDEX`. Keys may repeat; a key with a null has no rows.
 
-        Raises what `load` raises; what other keys' loads brought is kept. If only some keys failed, the error has the rows of
-        the others.
+        Raises the errors of `load`; rows that were loaded for other keys are kept. If only some keys failed, the error has the rows of the
+        others.
         """
         requested_keys = Keys(keys)
         valid_count = (
@@ -83,7 +83,7 @@ class PartialCache:
                 self._set_gauges(query.cache)
 
     def get_held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
-        """The rows of those keys that this process or its host holds, by `KEY_INDEX`, and for each key whether it is held."""
+        """The rows of those keys that this process or its host has cached, with `KEY_INDEX`; and for each key whether it is cached."""
         requested_keys = Keys(keys)
         query = self._query(keys, fresh)
         missing_keys, present = self._find_in_process(requested_keys, keys, query)
@@ -97,7 +97,7 @@ class PartialCache:
     def _find_in_process(
         self, requested_keys: Keys, keys: Sequence[pa.Array], query: _Query
     ) -> tuple[Numbers, Numbers]:
-        """The places of keys that this process does not hold, and for each key whether it does. Adds the rows it holds to the query."""
+        """The positions of keys that this process lacks, and for each key whether it is cached here. Adds the cached rows to the query."""
         cached_rows = query.cache.get(self._table(keys))
         if cached_rows.rows is not None:
             query.parts.append(cached_rows.rows)
@@ -107,18 +107,19 @@ class PartialCache:
         return np.flatnonzero(is_missing), cached_rows.present.copy()
 
     def _find_or_load(self, keys: Sequence[pa.Array], missing_keys: Numbers, query: _Query, load: Load) -> None:
-        """Add the rows of the keys `missing_keys`, which this process does not hold, to the query's parts: from the host, or loaded."""
+        """Add the rows of the keys `missing_keys`, which this process lacks, to the query: from the host, or loaded."""
         key_arrays = _take(keys, missing_keys)
         repeated_keys = Keys(key_arrays)
         distinct_places, places = distinct_keys(repeated_keys, repeated_keys.hashes(self.flights.seed))
         different = _take(key_arrays, distinct_places)
         hashes = Keys(different).hashes(self.flights.seed)
-        local_parts, query.parts = query.parts, []  # from here on, rows are by place among the distinct keys
+        local_parts, query.parts = query.parts, []  # from here on, rows are by position among the distinct keys
         pending_keys = self._find_shared(different, hashes, np.arange(len(distinct_places)), query)
         while len(pending_keys):
             with self.flights.claim(hashes[pending_keys], query.fresh.version) as flight:
                 keys_to_load = pending_keys[flight.to_load]
-                # Look again under the claim: another caller may have loaded them after we looked, and released its claim.
+                # The race: another caller may have loaded the keys after this one looked, and then released its claim. So it
+                # looks again under its own claim.
                 keys_to_load = self._find_shared(different, hashes, keys_to_load, query)
                 if len(keys_to_load):
                     self._load(different, hashes, keys_to_load, query, load)
@@ -131,7 +132,7 @@ class PartialCache:
         query.failures = {int(missing_keys[place]): query.failures[int(places[place])] for place in failed}
 
     def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query) -> Numbers:
-        """Those of `numbers`, which are places in `keys`, whose keys the host does not hold. Adds the rows of the others to the query."""
+        """Those of `numbers`, positions in `keys`, whose keys the host lacks. Adds the rows of the others to the query."""
         if not len(numbers):
             return numbers
         key_arrays = _take(keys, numbers)
@@ -172,7 +173,7 @@ class PartialCache:
             metrics.inc("numLoadFailures", len(numbers))
             raise
         metrics.inc("loadCount", len(numbers))
-        # Rows are as old as the start of their load: the table may have changed since.
+        # The age of rows counts from the start of their load, because the table may have changed since.
         age_s = clock.steady_s() - started_s
         metrics.set_gauge("latestLoadTime", int(age_s * 1000))
         metrics.time("loadTime", age_s)
@@ -182,7 +183,7 @@ class PartialCache:
         query.add(rows, numbers)
 
     def _touch(self, keys: Sequence[pa.Array]) -> None:
-        """Tell the host now and then which keys this process uses: it would evict them, as it sees no access to them."""
+        """Now and then tell the host which keys this process uses. The host sees no access to keys that are cached here, and would evict them."""
         now_s = self.context.clock.steady_s()
         if now_s - self._touched_s >= _TOUCH_EVERY_S and self.shared is not None:
             self._touched_s = now_s
@@ -192,13 +193,13 @@ class PartialCache:
         return pa.Table.from_arrays(list(keys), self._names)
 
     def _keep(self, query: _Query, keys: Sequence[pa.Array], rows: pa.Table, ages_s: Numbers) -> None:
-        """Hold rows in this process, unless keys were invalidated since the lookup began: these may be among them."""
+        """Cache rows in this process, unless keys were invalidated since the lookup began: these rows may be theirs."""
         with self._lock:
             if query.invalidated == self._invalidated:
                 query.cache.put(self._table(keys), rows, ages_s)
 
     def _query(self, keys: Sequence[pa.Array], fresh: Freshness) -> _Query:
-        """Begin a lookup: entries that were invalidated before it are dropped first."""
+        """Begin a lookup. Entries that were invalidated before are dropped first."""
         with self._lock:
             if self._cache is None or not self._cache.holds(fresh):
                 self._renew(fresh)
@@ -210,7 +211,7 @@ class PartialCache:
         if self._cache is not None:
             self._cache.give_up()
         cache = self.make_cache()
-        # This class counts hits, as it knows those of the other levels; a default cache must not count them again.
+        # This class counts hits, because it also knows those of the host's cache; a default cache must not count them again.
         is_custom = not isinstance(cache, DefaultLookupCache)
         cache.open(MetricsOfCache(self.context.metrics) if is_custom else CacheMetricGroup())
         self._cache = _OfVersion(fresh, cache)
@@ -224,11 +225,11 @@ class PartialCache:
             return
         assert self._cache is not None
         fields = [pa.field(name, array.type) for name, array in zip(self._names, keys, strict=True)]
-        with contextlib.suppress(SchemaError):  # keys of types that the columns had once: no entry has them
+        with contextlib.suppress(SchemaError):  # keys of types that the columns had earlier: no entry has them
             self._cache.invalidate(self._table(castable_keys(news, fields)))
 
     def close(self) -> None:
-        """Drop what this process holds. What is on disk stays."""
+        """Drop what this process has cached. Files on disk stay."""
         with self._lock:
             if self._cache is not None:
                 self._cache.give_up()
@@ -244,7 +245,7 @@ class PartialCache:
 
 
 class _OfVersion:
-    """A cache of one version's rows. After `give_up` it holds nothing and accepts nothing."""
+    """A cache of one version's rows. After `give_up` it is empty and accepts nothing."""
 
     def __init__(self, fresh: Freshness, cache: LookupCache) -> None:
         self._fresh = fresh
@@ -286,7 +287,7 @@ class _OfVersion:
 class _Query:
     """A lookup: the cache and the version that answer it, its rows so far, and how many keys were loaded for it.
 
-    `invalidated`: the latest call of `invalidate` when it began. `failures`: the errors of keys without an answer, by place;
+    `invalidated`: the latest call of `invalidate` when the lookup began. `failures`: the errors of keys without an answer, by position;
     `failure`: the first error of a load that failed for some keys.
     """
 
@@ -304,7 +305,7 @@ class _Query:
         self.failures |= {int(keys[place]): reason for place, reason in problem.failures.items()}
 
     def add(self, rows: pa.Table, keys: Numbers) -> None:
-        """Add rows whose `KEY_INDEX` is a place in `keys`."""
+        """Add rows whose `KEY_INDEX` is a position in `keys`."""
         self.parts.append(renumber(rows, keys[key_numbers(rows)]))
 
 

@@ -1,4 +1,4 @@
-"""The partial caches of tables of files: one per table, keys and columns, made on first use."""
+"""The partial caches of tables of files: one for each table, keys and columns, made on first use."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _CACHES_AT_MOST = 16  # of a table, for different columns; the host still has th
 class PartialTables:
     """The partial caches of this process and, if there is a `disk`, of this host.
 
-    `provider_cache`: a provider's own cache, used in place of the one that the options describe. Only its class knows its
-    bounds, so the host cannot keep them and shares nothing.
+    `provider_cache`: a provider's own cache, used instead of the one that the options describe. Only its class knows its bounds, so the
+    host shares nothing of it.
     """
 
     def __init__(self, context: HostContext, provider_cache: LookupCache | None = None) -> None:
@@ -51,7 +51,7 @@ class PartialTables:
         version: TableVersion,
         bounds_of: FileBounds,
     ) -> tuple[PartialCache, Freshness]:
-        """The cache of rows with `columns` by `keys`, and the version of the table that it is to answer from.
+        """The cache of rows with `columns` by `keys`, and the version of the table for which it answers.
 
         `space`: names the table's reference, its keys and its columns.
         """
@@ -62,18 +62,18 @@ class PartialTables:
         return cache, Freshness(version.digest, columns, may_differ, latest)
 
     def invalidate(self, table: Table, keys: pa.Table) -> None:
-        """Make the host forget these keys, which have no nulls. Raises OSError if its cache directory cannot be written."""
+        """Invalidate these keys, which have no nulls, on the host. Raises OSError if its cache directory cannot be written."""
         with self._lock:
             invalidations = self._get_invalidations(table, keys.column_names)
         invalidations.add(keys)
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether only this process knows which keys were invalidated; the provider's cache may still hold rows of them."""
+        """Whether the provider's cache may still have rows of invalidated keys of which only this process knows."""
         return self._provider_cache is not None and self._context.disk is None and bool(self._invalidations)
 
     def _get_invalidations(self, table: Table, names: Sequence[str]) -> Invalidations:
-        # One log for all references to the table, in whatever order they name its keys.
+        # All references to the table share one log, in whichever order they name its keys.
         place = key_of(table.scope, table.url, *sorted(names))
         if place not in self._invalidations:
             self._invalidations[place] = Invalidations(self._context, place, names)
@@ -84,13 +84,13 @@ class PartialTables:
         place = key_of(space, keys.serialize().hex(), bounds, options.cache_max_bytes)
         with self._lock:
             cache = self._caches.pop(place, None) or self._make(table, space, options, keys)
-            self._caches[place] = cache  # the most recently used last
+            self._caches[place] = cache  # the most recently used cache is last
             while len(self._caches) > _CACHES_AT_MOST:
                 del self._caches[next(iter(self._caches))]
             return cache
 
     def close(self) -> None:
-        """Drop what this process holds. What is on disk stays."""
+        """Drop what this process has cached. Files on disk stay."""
         with self._lock:
             caches, self._caches = self._caches, {}
         for cache, _ in caches.values():

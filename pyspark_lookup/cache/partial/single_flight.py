@@ -1,8 +1,8 @@
-"""Single flight: of several callers that miss a key at the same time, one loads it and the others wait.
+"""Single flight: of several callers that lack a key at the same time, one loads it and the others wait.
 
-A process that is about to load keys claims them: it writes their hashes into a file, and keeps that locked until it is done or
-dead. Others leave these keys to it, wait for the lock, and look into the cache again. Nobody waits while holding a claim, so no
-two can wait for each other. Two keys with one hash are treated as one, which costs a wait and no more.
+A process claims the keys that it is about to load: it writes their hashes into a file, and keeps that locked until it is done or dead.
+Others leave these keys to it, wait for the lock, and look into the cache again. Nobody waits while holding a claim, so no two can wait for
+each other. Two keys with the same hash are treated as one, which costs no more than a wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOCK_WAIT_S = 1.0
 
 
 class Flight:
-    """Which of the requested keys the caller has to load (`to_load`, bool per key); others are loading the rest."""
+    """Which of the requested keys the caller has to load (`to_load`, bool per key). Others are loading the rest."""
 
     def __init__(self, hashes: Numbers) -> None:
         self.to_load = np.ones(len(hashes), np.bool_)
@@ -29,7 +29,7 @@ class Flight:
         self._waits: list[Callable[[], None]] = []
 
     def leave(self, hashes_elsewhere: Numbers, wait: Callable[[], None]) -> int:
-        """Leave the keys with these hashes (ascending) to another caller, who is loading them. Returns how many these are.
+        """Leave the keys with these hashes (ascending) to another caller, who is loading them. Returns their number.
 
         `wait` blocks until that load has ended.
         """
@@ -45,7 +45,7 @@ class Flight:
         return int(np.count_nonzero(is_elsewhere))
 
     def wait(self) -> None:
-        """Wait until the others' loads have ended. Never call it inside `Flights.claim`: two callers would wait for each other."""
+        """Wait until the loads of the others have ended. Never call it inside `Flights.claim`: two callers would wait for each other."""
         for wait in self._waits:
             wait()
 
@@ -53,8 +53,8 @@ class Flight:
 class Flights:
     """The running loads of one table's keys in this process and, if there is a `disk`, on this host.
 
-    `seed`: of the hashes of keys, the same in all processes. `wait_s`: how long to wait for another load; after that, a caller
-    loads the keys itself.
+    `seed`: of the hashes of keys, the same in all processes. `wait_s`: how long to wait for another load; after that, a caller loads the
+    keys itself.
     """
 
     def __init__(self, context: HostContext, space: str, seed: Seed, wait_s: float) -> None:
@@ -65,7 +65,7 @@ class Flights:
         self._lock = threading.Lock()
         self._in_process: dict[int, tuple[str, Numbers, threading.Event]] = {}
         self._next = 0
-        self._stuck: set[str] = set()  # claims that were waited for in vain
+        self._stuck: set[str] = set()  # claims for which a wait has timed out
         self._stuck_in_process: set[int] = set()
 
     @contextlib.contextmanager

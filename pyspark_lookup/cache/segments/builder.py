@@ -1,9 +1,9 @@
 """Builds a segment in bounded memory: takes rows in any order, and writes them in the order of their keys' hashes.
 
-Rows are first dealt to partitions by the upper bits of their key's hash, a chunk at a time. Then each partition is sorted and
-appended to the file. Chunks that do not fit in memory wait in temporary files, partition by partition. Several threads do both
-steps: nearly all time is spent in Arrow and numpy, which release the GIL. Columns with few distinct texts become codes with a
-dictionary: gathering codes costs a tenth of gathering text.
+Rows are first divided into partitions by the upper bits of their key's hash, a chunk at a time. Then each partition is sorted and appended
+to the file. Chunks that do not fit in memory wait in temporary files, partition by partition. Several threads do both steps: nearly all
+time is spent in Arrow and numpy, which release the GIL. Columns with few distinct texts become codes with a dictionary, because gathering
+codes costs a tenth of gathering text.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.core.parallel import run_in_order
 from pyspark_lookup.storage.disk import ReservedFile, SegmentWriter
 
-ROW_BITS = np.uint64(40)  # of a position: the file's number above, the row in the file below
+ROW_BITS = np.uint64(40)  # of a position: the file's number is above, the row in the file below
 _DEAL_ABOVE_BYTES = 32 * 1024 * 1024
 _CHUNK_BYTES = 16 * 1024 * 1024
 _PARTITION_BYTES = 16 * 1024 * 1024
 _PARTITIONS_AT_MOST = 1024
-_MAPPED_ABOVE_BYTES = 32 * 1024 * 1024  # an array of the index, which is then made in a temporary file
+_MAPPED_ABOVE_BYTES = 32 * 1024 * 1024  # a larger array of the index is made in a temporary file
 _SHARES = 16  # of the memory: a thread works on one or two of them
 
-_Columns = tuple[list[pa.Array], Numbers]  # and the positions of their rows
+_Columns = tuple[list[pa.Array], Numbers]  # columns, and the positions of their rows
 
 
 class SegmentBuilder:
     """Takes the rows of a segment and writes it.
 
-    `keys` (names of columns of `schema`) may be empty: then rows keep their order, and there is no index. `spill` makes a
-    temporary file of a size. `memory_bytes`: about how much memory it may use. `threads`: how many threads add rows, and write
-    the segment; 0: the caller alone. Always call `close`.
+    `keys` (names of columns of `schema`) may be empty: then rows keep their order, and there is no index. `spill` makes a temporary file of
+    a size. `memory_bytes`: about how much memory it may use. `threads`: the number of threads that add rows, and write the segment; 0: only
+    the caller's. Always call `close`.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class SegmentBuilder:
         }
         self._store = ChunkStore(spill, memory_bytes // 4, self._codes)
         self._mapped: list[ReservedFile] = []
-        self._lock = threading.Lock()  # of all that follows
-        self._bounds: tuple[int, int] | None = None  # of a key that is one whole number
+        self._lock = threading.Lock()  # guards all attributes that follow
+        self._bounds: tuple[int, int] | None = None  # of a key that is a single whole number
         self._keyless_rows = 0
         self._sizes = [ColumnSizes(f"c{n}", field.type) for n, field in enumerate(schema)]
         self._waiting: list[_Columns] = []
         self._waiting_bytes, self._waiting_share = 0, 0.0
-        self._partition_bits: int | None = None  # once rows are dealt
+        self._partition_bits: int | None = None  # set once rows are dealt
         self.rows = 0
-        self.meta: dict[str, Any] = {}  # what the footer says, after `finish`; the caller fills in `files`
+        self.meta: dict[str, Any] = {}  # the footer's contents, after `finish`; the caller fills in `files`
 
     def add(self, rows: Iterable[tuple[pa.RecordBatch, Numbers, float]]) -> None:
-        """Batches with the segment's schema, in any order; several threads may add some at once.
+        """Add batches with the segment's schema, in any order; several threads may do so at once.
 
-        With each batch its rows' positions (uint64: file number << ROW_BITS | row in the file), and about which share of
-        everything it is.
+        Each batch comes with the positions of its rows (uint64: file number << ROW_BITS | row in the file), and with its approximate share
+        of all rows.
         """
         chunk: list[tuple[pa.RecordBatch, Numbers, float]] = []
         size = 0
@@ -125,11 +125,11 @@ class SegmentBuilder:
 
     @property
     def _partitions(self) -> int:
-        """The number of partitions. Rows without a key are in one more, behind the others."""
+        """The number of partitions. Rows without a key are in one more, after the others."""
         return 1 << (self._partition_bits or 0) if self._keys else 0
 
     def _deal(self, columns: list[pa.Array], positions: Numbers) -> None:
-        """Bring the rows of each partition together; rows without a key are behind all others."""
+        """Bring the rows of each partition together; rows without a key come last."""
         encoded = [self._codes[n].encode(column) if n in self._codes else column for n, column in enumerate(columns)]
         if not self._keys:
             self._store.add(Chunk.from_columns(encoded, positions, [len(positions)]))
@@ -157,10 +157,10 @@ class SegmentBuilder:
         strict: bool = True,
         progress: Callable[[float], None] = lambda share: None,
     ) -> SegmentWriter:
-        """The segment, complete but for the footer. `file_rows`: rows of each file, by its number.
+        """Write the segment except for its footer, and return it. `file_rows`: the number of rows of each file, by its number.
 
-        `progress` is told which share of the rows is written. Raises SkewedError if the seed does not suit the keys,
-        unless `strict` is False. The caller finishes and closes the writer.
+        `progress` is called with the share of the rows that is written. Raises SkewedError if the seed does not suit the keys, unless
+        `strict` is False. The caller finishes and closes the writer.
         """
         if self._partition_bits is None:
             for waiting in self._begin_dealing(0):
@@ -238,13 +238,14 @@ class SegmentBuilder:
             return np.zeros(count, kind)
         file = self._spill(size)
         self._mapped.append(file)
-        os.posix_fallocate(file.fd, 0, size)  # on a full disk, writing to a hole that is mapped would kill the process
-        # Opened anew: a mapping keeps its descriptor open, also in a forked child, and with it the lock of `file`.
+        # On a full disk, writing to a hole in a mapped file would kill the process.
+        os.posix_fallocate(file.fd, 0, size)
+        # Opened again, because a mapping keeps its descriptor open, also in a forked child, and with it the lock of `file`.
         with open(file.path, "r+b") as reopened:
             return np.frombuffer(mmap.mmap(reopened.fileno(), size), kind)
 
     def _arrange(self, part: int, starts: Numbers, narrow: type[np.unsignedinteger[Any]]) -> _Arranged | None:
-        """The rows of a partition as they will lie in the file; None if there are none. `starts`: of each file's rows."""
+        """The rows of a partition in the order that they have in the file; None if there are none. `starts`: the first row of each file."""
         pieces = self._store.take(part)
         if not pieces:
             return None
@@ -270,7 +271,7 @@ class SegmentBuilder:
         return _Arranged(columns, ordinals.astype(narrow), keyed)
 
     def _final(self, number: int, array: pa.Array) -> pa.Array:
-        """A column as it will be written: codes become text again if their column had too many."""
+        """A column as it is written: codes become text again if the column had too many distinct texts."""
         codes = self._codes.get(number)
         return array if codes is None or codes.entries is not None else codes.decode(array)
 
@@ -298,7 +299,7 @@ class SegmentBuilder:
 
 @dataclasses.dataclass(frozen=True)
 class _Arranged:
-    """A partition as it will lie in the file. `keyed`: the sort order, and the keys of the rows before sorting."""
+    """A partition in the order that it has in the file. `keyed`: the sort order, and the keys of the rows before sorting."""
 
     columns: list[pa.Array]
     ordinals: Numbers
@@ -306,7 +307,7 @@ class _Arranged:
 
 
 def _is_whole(kind: pa.DataType) -> bool:
-    """Whether values are whole numbers, so that slots may be addressed by them."""
+    """Whether values are whole numbers, which can serve as addresses of slots."""
     return bool(
         pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_boolean(kind)
     )

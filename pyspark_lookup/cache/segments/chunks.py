@@ -1,4 +1,4 @@
-"""Rows on their way into a segment: chunks of them in memory, by partition, or in temporary files; and texts as codes."""
+"""Rows on their way into a segment: chunks of them, by partition, in memory or in temporary files; and texts as codes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pyspark_lookup.storage.disk import ReservedFile
 
 CODES = pa.uint16()
 _CODES_AT_MOST = 2**16
-HELD_AT_MOST = 2**30  # bytes of chunks, whatever memory there is: more would be written in one go
+HELD_AT_MOST = 2**30  # bytes of chunks, even with more memory: they would all be written at once
 _SPILL_FILES = 16
-_FRAME_BYTES = 1024  # of a batch and of each column, at most, beside the values
+_FRAME_BYTES = 1024  # of a batch and of each column, at most, in addition to the values
 _INT32_AT_MOST = 2**31 - 1
 
 
 @dataclasses.dataclass
 class Chunk:
-    """Rows that came together, partition by partition, their positions behind their columns; `ends`: where each partition ends."""
+    """Rows that came together, sorted by partition, with their positions as the last column; `ends`: where each partition ends."""
 
     rows: pa.RecordBatch
     ends: list[int]
@@ -49,16 +49,16 @@ def read_positions(rows: pa.RecordBatch) -> Numbers:
 class ChunkStore:
     """Chunks in memory, and pieces of them in temporary files. Threads may add chunks at once, and then take partitions.
 
-    It holds `at_most` bytes, and as many that are being written. A temporary file has the pieces of some neighbouring
-    partitions. It is removed after the last of them is taken, mostly before the system has flushed it to the disk.
+    It holds `at_most` bytes, and as many again that are being written. A temporary file has the pieces of some neighbouring partitions. It
+    is removed after the last of them is taken, mostly before the system has flushed it to the disk.
     """
 
     def __init__(self, spill: Callable[[int], ReservedFile], at_most: int, codes: Mapping[int, Codes]) -> None:
         self._spill = spill
         self._at_most = min(at_most, HELD_AT_MOST)
         self._codes = codes
-        self._spilling = threading.Lock()  # of the files
-        self._lock = threading.Lock()  # of what is held
+        self._spilling = threading.Lock()  # guards the files
+        self._lock = threading.Lock()  # guards the chunks in memory
         self._chunks: list[Chunk] = []
         self._chunk_bytes = 0
         self._open: dict[int, _SpillFile] = {}  # by group of partitions
@@ -87,7 +87,7 @@ class ChunkStore:
 
     def _write(self, chunks: list[Chunk]) -> None:
         """Write chunks to the temporary files."""
-        # A file has one schema, and codes may have been given up since a chunk was made.
+        # A file has one schema, but codes may have been given up since a chunk was made.
         for number in [number for number, codes in self._codes.items() if codes.entries is None]:
             for chunk in chunks:
                 column = chunk.rows.column(number)
@@ -104,7 +104,7 @@ class ChunkStore:
                 self._full.append(self._open.pop(group))
             if group not in self._open:
                 self._open[group] = _SpillFile(self._spill(0), schema)
-            # One batch, or several where 32-bit offsets do not reach all of the text.
+            # One batch, or several if 32-bit offsets do not reach all of the text.
             for batch in pa.Table.from_batches(pieces).combine_chunks().to_batches():
                 self._open[group].write(part, batch)
 
@@ -167,7 +167,7 @@ class _SpillFile:
 class Codes:
     """The distinct texts of a column, numbered in order of appearance; given up when there are too many.
 
-    `entries` None: given up. Codes made until then are still turned back by `decode`. Threads may use it at once.
+    `entries` is None once they are given up; `decode` still decodes the codes made until then. Threads may use it at once.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""A segment as rows: columns over a mapped file, the index beside them, and where each row came from.
+"""`Segment`: rows as columns over a mapped file, with their index, and with the file and position that each row came from.
 
-Regions: the streams of column n as `c<n>…` (`buffers`), the texts of one kept as codes as
-`d<n>…`, `ordinals` (each row's place when all files are read in order) and `index.…` (`hash_index`).
+Regions: the streams of column n as `c<n>…` (`buffers`), the dictionary of a column of codes as `d<n>…`, `ordinals` (each row's position
+when all files are read in order) and `index.…` (`hash_index`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Segment:
         self.keys = as_texts(meta["keys"])
         self.seed = Seed.from_json(meta["seed"])
         self.files = [_parse_file(file) for file in meta["files"]]
-        # The files of deletes that were applied when this segment was written: it lacks the rows that they name.
+        # The delete files that were applied when this segment was written: it lacks the rows that they name.
         self.marks = as_texts(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
         self._dictionaries = {number: as_count(entries) for number, entries in meta["dictionaries"].items()}
@@ -74,7 +74,7 @@ class Segment:
                 self._check_first(Keys([column.slice(0, 1) for column in stored]))
 
     def _check_columns(self, regions: Mapping[str, memoryview]) -> None:
-        """Raise ValueError or KeyError unless every column is there. The contents are not checked: they have a checksum."""
+        """Raise ValueError or KeyError unless every column is there. The contents are not checked, because they have a checksum."""
         if len(set(self.schema.names)) < len(self.schema) or not set(self.keys) <= set(self.schema.names):
             raise ValueError("column names are not unique, or a key is not among them")
         for number, field in enumerate(self.schema):
@@ -87,30 +87,30 @@ class Segment:
         """Raise ValueError unless a probe finds the first row by its key: else the seed or the index is wrong."""
         rows = self.probe(key, key.hashes(self.seed)).rows
         if not len(rows) or rows[0] != 0:
-            raise ValueError("rows are not found by their keys")
+            raise ValueError("a probe with the first row's key does not find it: the seed or the index is wrong")
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
-        """All rows of all keys; `hashes` under this segment's seed."""
+        """All rows of all keys. `hashes`: of the keys under this segment's seed."""
         assert self._index is not None
         return self._index.probe(keys, hashes)
 
     def locate_rows(self, key: OneKey, hashed: int) -> range:
-        """All rows of one key of one column; `hashed` under this segment's seed."""
+        """All rows of one key of a single column. `hashed`: its hash under this segment's seed."""
         assert self._index is not None
         return self._index.find_rows(key, hashed)
 
     @property
     def unique(self) -> bool:
-        """Whether no two rows have one key."""
+        """Whether no two rows have the same key."""
         return self._index is not None and self._index.unique
 
     def key_numbers(self, rows: Numbers) -> Numbers:
-        """The number of each row's key: rows of one key have one number, and no other row has it."""
+        """The number of each row's key. Only rows with the same key have the same number."""
         assert self._index is not None
         return self._index.find_key_numbers(rows)
 
     def _column(self, name: str) -> tuple[pa.Array, pa.Array | None]:
-        """A column, and the dictionary of texts if the column has codes."""
+        """A column, and the dictionary of its texts if it has codes."""
         if name not in self._columns:
             number = self.schema.get_field_index(name)
             entries = self._dictionaries.get(str(number))
@@ -126,7 +126,7 @@ class Segment:
         return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
 
     def row(self, names: Sequence[str], row: int) -> tuple[Any, ...]:
-        """The named columns of one row, as values of Python."""
+        """The named columns of one row, as Python values."""
         return tuple(_value(*self._column(name), row) for name in names)
 
     def slice(self, names: Sequence[str], start: int, stop: int) -> list[pa.Array]:
@@ -165,7 +165,7 @@ def _value(column: pa.Array, texts: pa.Array | None, row: int) -> Any:
 def _numbers(region: memoryview, rows: int) -> Numbers:
     numbers = np.frombuffer(region, np.uint32 if len(region) == 4 * rows else np.uint64)
     if len(numbers) != rows:
-        raise ValueError("the numbers are not one for each row")
+        raise ValueError(f"{len(numbers)} numbers for {rows} rows")
     return numbers
 
 

@@ -1,7 +1,7 @@
-"""File formats: which byte ranges a file's schema, statistics and rows lie in, and how they decode.
+"""File formats: the byte ranges of a file's schema, statistics and rows, and how these are decoded.
 
-A format never touches storage. It names ranges; the caller brings their bytes; `RangesFile` lets
-pyarrow read them as one file. `open_index` is called until it no longer asks for more ranges.
+A format never touches storage. It names ranges, and the caller brings their bytes; through `RangesFile` pyarrow reads them as one file.
+`open_index` is called until it asks for no more ranges.
 """
 
 import pyarrow as pa
@@ -29,7 +29,7 @@ __all__ = [
 def open_format(
     name: FileFormatName, block_size: int, csv: CsvOptions | None = None, declared: pa.Schema | None = None
 ) -> FileFormat:
-    """The format of that name. `block_size`: bytes, for formats without natural blocks. `declared`: the columns of text files."""
+    """The format of that name. `block_size`: bytes, for formats without blocks of their own. `declared`: the columns of text files."""
     if name is FileFormatName.PARQUET:
         return ParquetFormat()
     if name is FileFormatName.ARROW:

@@ -41,7 +41,7 @@ def _open(source: RangesFile) -> pa.ipc.RecordBatchFileReader:
 
 
 class ArrowIndex(FileIndex):
-    """An Arrow IPC footer: its record batches are whole, so columns are pruned after the read.
+    """An Arrow IPC footer. Its record batches are read as a whole, so columns are pruned after the read.
 
     `tail`: where the file's footer begins, and the bytes to read instead of it.
     """
@@ -68,7 +68,7 @@ class ArrowIndex(FileIndex):
         with reading(self._file, ArrowFormat.name):
             file = _open(source if self._tail is None else source.with_tail(*self._tail))
             batch = file.get_batch(unit.number).select(list(columns))
-            batch.validate(full=True)  # bad offsets or codes would read other memory: about 2 GB/s
+            batch.validate(full=True)  # bad offsets or codes would read other memory; checks about 2 GB/s
         for start in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(start, BATCH_ROWS)
 

@@ -1,4 +1,4 @@
-"""Parts of Arrow's schemas that pyarrow does not show or cannot read, read from the flatbuffers."""
+"""Parts of Arrow's schemas that pyarrow does not expose or cannot read, decoded from the flatbuffers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import struct
 
 _INT = 2  # its number in the union Type
-_MOST_BITS = 64  # of the integers that pyarrow reads; Polars writes some of 128, which have two buffers as well
+_MOST_BITS = 64  # of integers that pyarrow reads; Polars writes some with 128, which have two buffers as well
 # In a Parquet footer, which is in Thrift's compact protocol: the key, the length of the value, the value.
 _IN_PARQUET = re.compile(rb"ARROW:schema\x18[\x80-\xff]*[\x00-\x7f]([A-Za-z0-9+/]+={0,2})")
 
@@ -53,8 +53,8 @@ class Table:
         count = 0 if at is None else self.number("<I", at)
         if at is None or not count:
             return []
-        if count * size > len(self.data) - at - 4:  # before there is room for their positions
-            raise ValueError(f"a vector of {count} elements, which are not in the file")
+        if count * size > len(self.data) - at - 4:  # before memory is allocated for their positions
+            raise ValueError(f"a vector of {count} elements, which reach beyond its bytes")
         return [at + 4 + size * place for place in range(count)]
 
     def tables(self, field: int) -> list[Table]:
@@ -62,7 +62,7 @@ class Table:
 
 
 def narrow_parquet(footer: bytes) -> tuple[bytes, dict[str, str]]:
-    """A Parquet footer whose embedded Arrow schema is narrowed, and what `narrow` returns."""
+    """A Parquet footer whose embedded Arrow schema is narrowed, and the types that `narrow` returns."""
     part = _IN_PARQUET.search(footer)
     if part is None:
         return footer, {}

@@ -1,4 +1,4 @@
-"""CSV files as columns of text, and these as columns of types."""
+"""CSV files as columns of text, and as columns with inferred or given types."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _BLANKS = bytes(range(33))
 
 
 class CsvFile:
-    """A CSV file's columns: the types inferred from their values, and the values in a type. Raises ArrowInvalid for a file that is no CSV.
+    """A CSV file's columns: the types inferred from their values, and their values in a given type. Raises ArrowInvalid for a file that is not
+    CSV.
 
-    `declared`: the names of the columns of a file without a header, if somebody has said them.
+    `declared`: the names of the columns of a file without a header, if they are declared.
     """
 
     def __init__(self, content: bytes, options: CsvOptions, url: str, declared: list[str] | None) -> None:
@@ -31,13 +32,13 @@ class CsvFile:
         self.names: list[str] = self._texts.schema.names
 
     def infer(self, name: str, by_value: bool = False) -> Inferred:
-        """The type of a column; text for all of them without `lookup.csv.infer-schema`. `by_value`: see `infer_texts`."""
+        """The type of a column; without `lookup.csv.infer-schema` it is text. `by_value`: see `infer_texts`."""
         if not self._options.infer_schema:
             return NOTHING if self._column(name).null_count == self.rows else TEXT
         return infer_texts(self._column(name), by_value)
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
-        """A column's values. Raises SchemaError with one that is not of that type."""
+        """A column's values. Raises SchemaError that names a value which is not of that type."""
         return convert(self._column(name), kind)
 
     @property
@@ -57,10 +58,10 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
             _check_doubled(content, options, url)
         content = _double(content, options)
     if not content.endswith((b"\n", b"\r")):
-        content += b"\n"  # a header line alone is no CSV to pyarrow without it
+        content += b"\n"  # pyarrow does not take a header line alone for CSV without it
     content = _without_blank_lines(content, options)
     if not content:
-        return pa.table({})  # Spark writes empty files where there was no row
+        return pa.table({})  # Spark writes empty files for no rows
     one_block = max(len(content) + 1, 1024)
     parse = pa.csv.ParseOptions(
         delimiter=options.sep, quote_char=options.quote or False, double_quote=True, newlines_in_values=True
@@ -68,7 +69,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
     raw_names = pa.csv.open_csv(pa.BufferReader(_first_row(content, options)), head, parse).schema.names
     names = _name(raw_names, options.header, url, declared)
-    # A name that is given twice is an error, and found before columns are asked for by name.
+    # A name that comes twice must be an error before columns are requested by name.
     spark_schema(pa.schema([pa.field(name, pa.string()) for name in names]), url)
     read = pa.csv.ReadOptions(
         block_size=one_block, column_names=names, skip_rows_after_names=1 if options.header else 0
@@ -93,9 +94,9 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
 
 
 def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
-    """Raise OptionError if quotes in quoted text are not doubled, because one stands behind a backslash."""
+    """Raise OptionError if quotes in quoted text are escaped by a backslash instead of doubled."""
     quote, sep = (re.escape(text.encode()) for text in (options.quote, options.sep))
-    # One that is neither doubled nor the end of the text.
+    # A quote that is neither doubled nor at the end of the text.
     if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
         raise OptionError(
             f"{url} has \\{options.quote} inside quoted text, as Spark writes it: set lookup.csv.escape = '\\' (or "
@@ -104,7 +105,7 @@ def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
 
 
 class _Quoting:
-    """Finds where quoted text begins and ends. Each regular expression matches a bounded piece, so that it takes bounded memory."""
+    """Finds where quoted text begins and ends. Each regular expression matches a bounded piece, and so needs bounded memory."""
 
     def __init__(self, options: CsvOptions) -> None:
         self.quote = options.quote.encode()
@@ -122,7 +123,7 @@ class _Quoting:
         self._plain = (rb"\A(?:" + field + rb"[\r\n" + sep + rb"])*" + field + rb"\z").decode()
 
     def is_plain(self, content: bytes) -> bool:
-        """Whether each quoted text is a whole value with the quotes in it doubled. Most files are like that, and this check is fast."""
+        """Whether each quoted text is a whole value with doubled quotes in it. Most files are like that, and this check is fast."""
         if self.quote not in content:
             return True
         buffers = [None, pa.array([0, len(content)], pa.int64()).buffers()[1], pa.py_buffer(content)]
@@ -145,15 +146,15 @@ class _Quoting:
             yield begin.start(), close, end
 
     def unescape(self, text: bytes) -> bytes:
-        """Quoted text without its escape characters. Before any other character one stands for itself, as in Spark."""
+        """Quoted text without its escape characters. An escape character before an ordinary character stands for itself, as in Spark."""
         return self._escaped.sub(rb"\1", text) if self.escape in text else text
 
 
 def _double(content: bytes, options: CsvOptions) -> bytes:
-    """The file rewritten so that each quoted text is a whole value with the quotes in it doubled; the values are those that Spark reads.
+    """The file rewritten so that each quoted text is a whole value with doubled quotes in it. The values are those that Spark reads.
 
-    Blanks behind a closing quote are dropped; any other text there makes the quotes ordinary characters.
-    Raises ValueError if such a value spans several lines, which may be as many rows, or if its quotes can be read in several ways.
+    Blanks behind a closing quote are dropped; any other text there makes the quotes ordinary characters. Raises ValueError if such a value
+    spans several lines, which may be as many rows, or if its quotes can be read in several ways.
     """
     quoting = _Quoting(options)
     if quoting.is_plain(content):
@@ -176,7 +177,7 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
 
 
 def _problem(content: bytes, begin: int, problem: str) -> ValueError:
-    """The error about the quoted text that begins at `begin`, with what to do."""
+    """The error about the quoted text at `begin`, with what to do."""
     line = content.count(b"\n" if b"\n" in content else b"\r", 0, begin) + 1
     return ValueError(
         f"line {line}: quoted text {problem}: {_show_text(content[begin:])}: set lookup.csv.quote = '' if quotes are ordinary "
@@ -189,7 +190,7 @@ def _show_text(text: bytes) -> str:
 
 
 def _first_row(content: bytes, options: CsvOptions) -> bytes:
-    """The first row, in which the names of columns are looked for; the whole file if it is unclear where that row ends."""
+    """The first row, which has the names of the columns; the whole file if it is unclear where that row ends."""
     quote = re.escape(options.quote.encode())
     row = rb"(?:[^\r\n" + quote + rb"]+|" + quote + rb"[^" + quote + rb"]*" + quote + rb")*" if quote else rb"[^\r\n]*"
     match = re.match(row + rb"\r?\n?", content)
@@ -198,14 +199,14 @@ def _first_row(content: bytes, options: CsvOptions) -> bytes:
 
 
 def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
-    """The file without the lines that Spark skips; empty lines behind the first row stay, as pyarrow skips those.
+    """The file without the lines that Spark skips; empty lines after the first row stay, because pyarrow skips them.
 
-    To Spark a line of blanks is blank. One that separates values makes a row here, though. Lines inside of quoted text stay.
+    A line of blanks counts as blank, as in Spark, unless the blank is the separator: then it is a row. Lines inside quoted text stay.
     """
     blank = b"[" + b"".join(b"\\x%02x" % code for code in _BLANKS if code not in b"\r\n" + options.sep.encode()) + b"]"
     content = content[re.match(rb"(?:" + blank + rb"*[\r\n])*", content).end() :]  # type: ignore[union-attr]
     if not any(re.search(line_end + blank, content) for line_end in (b"\n", b"\r")):
-        return content  # by two searches that are ten times as fast
+        return content  # these two searches are ten times as fast as the substitution
     of_blanks = re.compile(rb"(?<=[\r\n])" + blank + rb"+(?=[\r\n])")
     if of_blanks.search(content) is None or not options.quote:
         return of_blanks.sub(b"", content)
@@ -217,7 +218,7 @@ def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
 
 
 def _name(raw_names: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
-    """The names of the columns; as in Spark one that has none is called `_c` and its place."""
+    """The names of the columns. As in Spark, a column without a name is called `_c` and its position."""
     if header:
         return [name or f"_c{number}" for number, name in enumerate(raw_names)]
     if declared is None:

@@ -1,4 +1,4 @@
-"""A file's format and compression, by its name."""
+"""The format and compression of a file, from its name."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EXTENSIONS = {
 }  # fmt: skip
 TEXT_AT_MOST = 2**31 - 2  # bytes of a text file, decompressed
 _PART = 1024 * 1024
-_DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50  # what may be a bomb is first counted
+_DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50  # a possible decompression bomb is first measured
 
 
 def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
-    """The decompressed content. Raises NotSupportedError if it is too large to be read, before it is in memory."""
-    if not content:  # a file for which there was no row
+    """The decompressed content. Raises NotSupportedError before content that is too large to be read is in memory."""
+    if not content:  # a file without rows
         return b""
     doubtful = max(_DOUBTFUL_BYTES, _DOUBTFUL_RATIO * len(content))
     parts: list[bytes] = []
@@ -34,7 +34,7 @@ def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], 
             size += len(part)
             if size > TEXT_AT_MOST:
                 raise NotSupportedError(
-                    f"it holds more than {TEXT_AT_MOST} bytes of text, which are read as one piece: split it, or write parquet"
+                    f"it holds more than {TEXT_AT_MOST} bytes of text, and text is read as a whole: split the file, or write parquet"
                 )
             if size <= doubtful:
                 parts.append(part)
@@ -53,7 +53,7 @@ DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def detect_format(urls: Sequence[str]) -> FileFormatName:
-    """The one format that the names of files show. Raises OptionError if a name shows none, or they show several."""
+    """The one format that the names of files show. Raises OptionError if a name shows none, or if they show several."""
     urls_by_format: dict[FileFormatName, str] = {}
     for url in urls:
         name = base_name(url)
@@ -67,12 +67,12 @@ def detect_format(urls: Sequence[str]) -> FileFormatName:
         urls_by_format.setdefault(kind, url)
     if len(urls_by_format) > 1:
         raise OptionError(
-            f"files of several formats: {', '.join(urls_by_format.values())}: give a glob of one, or lookup.format"
+            f"files of several formats: {', '.join(urls_by_format.values())}: give a glob that matches one format, or set lookup.format"
         )
     return next(iter(urls_by_format))
 
 
 def base_name(url: str) -> str:
-    """The last part of a URL, in lower case; of a web URL without its query, which elsewhere is part of the name."""
+    """The last part of a URL, in lower case. A web URL's query is left out; in other URLs a `?` is part of the name."""
     path = url.partition("?")[0] if url.startswith(("http://", "https://")) else url
     return path.rsplit("/", 1)[-1].lower()

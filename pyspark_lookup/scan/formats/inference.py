@@ -1,7 +1,7 @@
-"""The types that the values of text files have, and the values in these types.
+"""The types of the values in text files, and the values in these types.
 
-Nothing is lost: a column stays text if one of its values would not be written back as it was read, whether in one
-file or in several (`join_inferred`). Integers beyond int64 are decimals, and times with an offset are instants.
+Nothing is lost: a column stays text if one of its values would be written differently from how it was read, in one file or in several
+(`join_inferred`). Integers beyond int64 are decimals, and times with an offset are instants.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ from pyspark_lookup.errors import SchemaError
 _INTEGER = r"^(0|-?[1-9]\d*)$"
 _SHORT_INTEGER = r"^(0|-?[1-9]\d{0,14})$"
 _FRACTION = r"^-?(0|[1-9]\d*)\.\d+$"
-_SHORTEST = r"\.(0|\d*[1-9])$"  # without a zero that says nothing
+_SHORTEST = r"\.(0|\d*[1-9])$"  # without superfluous zeros
 _NEGATIVE_ZERO = r"^-0\.0+$"
 _SPECIAL = ("NaN", "Infinity", "-Infinity")
 _HEXADECIMAL = r"^[+-]?0[xX]"
 _DATE = r"^\d{4}-\d\d-\d\d$"
 _TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
-_BOOLEANS = {
-    f"boolean {word('true')}": (word("true"), word("false")) for word in (str, str.upper, str.capitalize)
-}  # by how they are spelled; not as arrays, for making one imports pandas
-_NO_TEXT = re.compile(
-    r"-?\d|-?Infinity|NaN|[tT]rue|TRUE|[fF]alse|FALSE", re.ASCII
-)  # how each value begins, of columns of other types
-_SURE_DIGITS = 15  # so many a double keeps
+# By spelling; not as arrays, because making one imports pandas.
+_BOOLEANS = {f"boolean {word('true')}": (word("true"), word("false")) for word in (str, str.upper, str.capitalize)}
+# How each value of a column of another type begins.
+_NO_TEXT = re.compile(r"-?\d|-?Infinity|NaN|[tT]rue|TRUE|[fF]alse|FALSE", re.ASCII)
+_SURE_DIGITS = 15  # as many digits as a double always keeps
 EXACT_INTEGER = 2**53
-MANY_DIGITS = 99  # digits after the point: more than a decimal has
+MANY_DIGITS = 99  # digits after the point: more than any decimal has
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """What is known of the numbers of a column.
+    """What the numbers of a column are like.
 
-    `whole`: most digits before the point. `scales`: fewest and most after it, of those that have one. `integers`,
-    `fractions`: whether there are some. `fits64`: all integers do. `exact`: each is a double, and no digit of its text says more.
+    `whole`: the most digits before the point. `scales`: the fewest and most digits after it, of numbers that have a point. `integers`,
+    `fractions`: whether there are some. `fits64`: all integers fit into int64. `exact`: each number is a double, written without
+    superfluous digits.
     """
 
     whole: int
@@ -70,7 +69,7 @@ class Number:
             return pa.int64() if self.fits64 else _decimal(self.whole, 0, 20)
         if self.exact:
             return pa.float64()
-        # With a precision to spare, so that a larger number in a later file changes no type.
+        # With a wider precision than needed, so that a larger number in a later file does not change the type.
         uniform = not self.integers and self.scales[0] == self.scales[1]
         return _decimal(self.whole, self.scales[0], 18) if uniform else pa.string()
 
@@ -84,7 +83,7 @@ def _decimal(whole: int, scale: int, precision: int) -> pa.DataType:
 
 @dataclasses.dataclass(frozen=True)
 class Inferred:
-    """The type of a column of a text file, as far as its values tell; `number`, `element` and `fields` are those of its kind."""
+    """The inferred type of a column of a text file. `number`, `element` and `fields` belong to the respective kinds."""
 
     kind: str
     number: Number | None = None
@@ -92,7 +91,7 @@ class Inferred:
     fields: tuple[tuple[str, Inferred], ...] = ()
 
     def type(self) -> pa.DataType:
-        """The Arrow type; null where no value tells."""
+        """The Arrow type; null if the values show none."""
         if self.number is not None:
             return self.number.type()
         if self.element is not None:
@@ -113,7 +112,7 @@ _TYPES = {
     "local": _LOCAL,
 }
 NOTHING, TEXT, BOOLEAN, _EMPTY = (Inferred(kind) for kind in ("nothing", "text", "boolean true", "empty"))
-_ONLY_SPECIAL = Inferred("special")  # words that are numbers beside numbers
+_ONLY_SPECIAL = Inferred("special")  # words that are numbers if there are other numbers
 _SPECIAL_NUMBER = Number(0, (0, MANY_DIGITS), integers=False, fractions=True, fits64=True, exact=True)
 
 
@@ -140,7 +139,7 @@ def join_inferred(first: Inferred, second: Inferred) -> Inferred:
 
 
 def fits(inferred: Inferred, kind: pa.DataType) -> bool:
-    """Whether the values of which `inferred` is known can be read as a type without a loss."""
+    """Whether values of an inferred type can be read as `kind` without a loss."""
     inferred_type = inferred.type()
     if inferred_type == kind or pa.types.is_string(kind) or widens(inferred_type, kind):
         return True
@@ -159,9 +158,9 @@ def fits(inferred: Inferred, kind: pa.DataType) -> bool:
 
 
 def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
-    """The type of a column of texts, as of a CSV file. `by_value`: zeros at the end of a fraction say nothing.
+    """The type of a column of texts, as in a CSV file. `by_value`: zeros at the end of a fraction do not count as digits.
 
-    Writers that quote everything have "" for null, so that empty texts tell nothing beside others.
+    Writers that quote everything write "" for null, so empty texts show nothing if there are others.
     """
     empty = len(texts) > texts.null_count
     texts = texts.filter(pc.not_equal(texts, ""))
@@ -184,7 +183,7 @@ def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
 
 
 def infer_times(texts: pa.Array) -> Inferred:
-    """INSTANT or LOCAL for times of which all, or none, have an offset; else TEXT."""
+    """INSTANT if all times have an offset, LOCAL if none has one, else TEXT."""
     for kind, pattern in (("instant", _TIME + _OFFSET), ("local", _TIME + "$")):
         if _matches(texts, pattern) and _is_in_python(texts, _TYPES[kind]):
             return Inferred(kind)
@@ -192,7 +191,7 @@ def infer_times(texts: pa.Array) -> Inferred:
 
 
 def infer_numbers(texts: pa.Array) -> Number | None:
-    """What is known of the numbers that texts (none null) are; None if a text is no number, or not written like one."""
+    """What the numbers in texts (none null) are like; None if a text is not a number, or is not written like one."""
     if _matches(texts, _SHORT_INTEGER):
         return Number(pc.max(pc.utf8_length(pc.utf8_ltrim(texts, "-"))).as_py(), (0, 0), True, False, True, True)
     integers = pc.match_substring_regex(texts, _INTEGER)
@@ -211,7 +210,7 @@ def infer_numbers(texts: pa.Array) -> Number | None:
     exact = _matches(fractional, _SHORTEST) and (
         sure or (_exact_integers(whole, fits64) and _exact_fractions(fractional))
     )
-    negative = _any(pc.match_substring_regex(texts, _NEGATIVE_ZERO))  # no decimal has its sign
+    negative = _any(pc.match_substring_regex(texts, _NEGATIVE_ZERO))  # decimals have no negative zero
     scales = (0, MANY_DIGITS) if _any(special) or negative else (bounds["min"] or 0, bounds["max"] or 0)
     return Number(max(before), scales, bool(len(whole)), bool(len(fractional)) or _any(special), fits64, exact)
 
@@ -224,13 +223,13 @@ def _exact_integers(texts: pa.Array, fits64: bool) -> bool:
 
 
 def _exact_fractions(texts: pa.Array) -> bool:
-    """Whether each text is the shortest one of its double, apart from how exponents are written."""
+    """Whether each text is the shortest text of its double, apart from the notation of exponents."""
     long = texts.filter(pc.greater(pc.utf8_length(texts), _SURE_DIGITS + 1))
     return all(is_exact(text) for text in long.to_pylist())
 
 
 def is_exact(text: str) -> bool:
-    """Whether a number's text is a double's, with no more digits than it takes to tell it from other doubles."""
+    """Whether a number's text is that of a double, with no more digits than distinguish it from other doubles."""
     return f"{float(text)!r}" == text or _plain(repr(float(text))) == _plain(text)
 
 
@@ -248,33 +247,34 @@ def _plain(text: str) -> tuple[str, int]:
 
 
 def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as values of a type, as Arrow parses them; an empty one is null but as text. Raises SchemaError with the first one that is none."""
+    """Texts as values of a type, as Arrow parses them. An empty text is null, except in text. Raises SchemaError that names the first invalid
+    text."""
     if texts.type == kind:
         return texts
     if pa.types.is_null(kind) or texts.null_count == len(texts):
         return pa.nulls(len(texts), kind)
     if pa.types.is_nested(kind):
-        raise SchemaError(f"text is no {kind}")
+        raise SchemaError(f"text is not a valid {kind}")
     if not pa.types.is_binary(kind):
         texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
     if pa.types.is_decimal(kind):
         return _decimals(texts, kind)
-    if pa.types.is_integer(kind) and _any(pc.match_substring_regex(texts, _HEXADECIMAL)):  # 0xFFFFFFFF is -1 to Arrow
+    if pa.types.is_integer(kind) and _any(pc.match_substring_regex(texts, _HEXADECIMAL)):  # to Arrow 0xFFFFFFFF is -1
         text = texts.filter(pc.match_substring_regex(texts, _HEXADECIMAL))[0].as_py()
-        raise SchemaError(f"{text[:80]!r} is no {kind}")
+        raise SchemaError(f"{text[:80]!r} is not a valid {kind}")
     try:
         return texts.cast(kind)
     except pa.ArrowNotImplementedError:
-        raise SchemaError(f"text is no {kind}") from None
+        raise SchemaError(f"text is not a valid {kind}") from None
     except pa.ArrowInvalid:
         for text in texts.drop_null().to_pylist():
             if not _parses(pa.array([text]), kind):
-                raise SchemaError(f"{text[:80]!r} is no {kind}") from None
+                raise SchemaError(f"{text[:80]!r} is not a valid {kind}") from None
         raise
 
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as decimals. Arrow's own cast of a text that does not fit returns another number, or ends the process."""
+    """Texts as decimals. Not by Arrow's cast: for a text that does not fit it returns another number, or ends the process."""
     digits = rf"\d{{1,{kind.precision - kind.scale}}}" if kind.precision > kind.scale else "0"
     plain = pc.match_substring_regex(texts, rf"^[+-]?0*{digits}(\.\d{{0,{kind.scale}}})?$")
     if _all(plain):
@@ -296,7 +296,7 @@ def _parses(texts: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _is_in_python(texts: pa.Array, kind: pa.DataType) -> bool:
-    """Whether texts are dates or times, of years that Python has."""
+    """Whether texts are dates or times of years that Python has."""
     if not _parses(texts, kind):
         return False
     years = pc.min_max(pc.year(texts.cast(kind))).as_py()

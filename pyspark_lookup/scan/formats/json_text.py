@@ -1,7 +1,7 @@
-"""JSON files, of lines or one array, as columns of types.
+"""JSON files, of lines or one array, as columns with types.
 
-pyarrow reads what it reads without a loss. The rest (numbers beyond its types, values of several types in one column, an
-array) is read by the standard library, which is slower by far.
+pyarrow reads what it can read without a loss. The rest (numbers beyond its types, values of several types in one column, an array) is read
+by the standard library, which is much slower.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from pyspark_lookup.scan.formats.inference import (
     is_exact,
 )
 
-_LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")  # more digits than a double surely keeps
+_LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")  # more digits than a double always keeps
 _LONGEST_INTEGER = 19
 _SPACE = re.compile(r"[ \t\r\n]*")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 _OPENING, _CLOSING, _QUOTE = b"[{", b"]}", b'"'
-_STEPS = np.zeros(256, np.int8)  # how much deeper it is behind a byte
+_STEPS = np.zeros(256, np.int8)  # how each byte changes the depth
 _STEPS[list(_OPENING)], _STEPS[list(_CLOSING)] = 1, -1
 _UNNESTED = bytes(set(range(256)) - {*_OPENING, *_CLOSING, *_QUOTE})
 _PART = 1024 * 1024  # bytes
 
 
 class JsonFile:
-    """A JSON file's columns: the types inferred from their values, and the values in a type. Raises ValueError for a file that is no JSON."""
+    """A JSON file's columns: the types inferred from their values, and their values in a given type. Raises ValueError for a file that is not
+    JSON."""
 
     def __init__(self, content: bytes) -> None:
         _check_depth(content)
         content = content.removeprefix(codecs.BOM_UTF8)
         if _SURROGATE.search(content) is not None:
-            # Half of a pair of UTF-16 is no character; Spark reads this one.
+            # Half of a UTF-16 pair is not a character, but Spark reads it as one.
             content = _ESCAPE.sub(lambda escape: b"?" if escape[1] else escape[0], content)
         self._content = content
         # Arrow's parser takes no array, and a null before all objects ends the process.
@@ -65,13 +66,13 @@ class JsonFile:
         return int(self._table.num_rows) if self._table is not None else len(self._objects or ())
 
     def infer(self, name: str, by_value: bool = False) -> Inferred:
-        """The type of a column. JSON's numbers are their values, however written."""
+        """The type of a column. JSON's numbers count by value, however they are written."""
         if self._table is not None:
             return _infer_array(self._table.column(name).combine_chunks())
         return _infer(self._all()[name])
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
-        """A column's values. Raises SchemaError with one that is not of that type."""
+        """A column's values. Raises SchemaError that names a value which is not of that type."""
         if self._table is not None:
             stored = self._table.column(name).combine_chunks()
             if stored.type == kind or pa.types.is_null(stored.type):
@@ -87,7 +88,7 @@ class JsonFile:
         return _build(self._all()[name], kind)
 
     def _all(self) -> dict[str, list[Any]]:
-        """All values by column, as the standard library reads them; numbers as their texts."""
+        """All values by column, as the standard library reads them. Numbers stay texts."""
         if self._objects is None:
             self._objects = _objects(self._content)
             names = dict.fromkeys(name for row in self._objects for name in row)
@@ -102,7 +103,7 @@ class _Number(str):
 
 
 def _check_depth(content: bytes) -> None:
-    """Raise ValueError for values that are nested deeper than a column can be: Arrow's parser would end the process."""
+    """Raise ValueError for values that are nested deeper than a column may be: Arrow's parser would end the process."""
     if sum(map(content.count, (b"[", b"{"))) <= MOST_NESTED:
         return
     if b"\\" in content:
@@ -111,27 +112,27 @@ def _check_depth(content: bytes) -> None:
     depth, quotes = 0, np.uint8(0)
     for start in range(0, len(marks), _PART):
         part = marks[start : start + _PART]
-        quoted = np.cumsum(part == _QUOTE[0], dtype=np.uint8)  # of which only the last bit counts
+        quoted = np.cumsum(part == _QUOTE[0], dtype=np.uint8)  # only the last bit counts
         quoted += quotes
         steps = _STEPS[part]
         steps[(quoted & 1).view(np.bool_)] = 0
         depths = np.cumsum(steps, dtype=np.int32)
-        if depth + int(depths.max()) > MOST_NESTED + 1:  # the row itself, or the array of all
+        if depth + int(depths.max()) > MOST_NESTED + 1:  # the row itself adds one level, or the array of all rows
             raise ValueError(f"it has values that are nested more than {MOST_NESTED} deep")
         depth, quotes = depth + int(depths[-1]), quoted[-1] & 1
 
 
 def _read_by_arrow(content: bytes) -> pa.Table | None:
-    """The file as pyarrow reads it, texts that look like times left as they are; None if it cannot without a loss."""
+    """The file as pyarrow reads it, where texts that look like times stay texts; None if pyarrow cannot read it without a loss."""
     read = pa.json.ReadOptions(block_size=max(len(content) + 1, 1024))
     try:
         table = pa.json.read_json(pa.BufferReader(content), read, _parse(None))
         if any(_has(field.type, pa.types.is_timestamp) for field in table.schema):
             schema = pa.schema([field.with_type(_texts_for_times(field.type)) for field in table.schema])
             table = pa.json.read_json(pa.BufferReader(content), read, _parse(schema))
-        table.validate(full=True)  # the reader lets texts through that are no UTF-8
+        table.validate(full=True)  # the reader lets texts through that are not UTF-8
     except pa.ArrowInvalid:
-        return None  # the standard library says what is wrong, or reads it
+        return None  # the standard library reads it, or says what is wrong
     floats = any(_has(field.type, pa.types.is_floating) for field in table.schema)
     return None if floats and _LONG_NUMBER.search(content) else table
 
@@ -181,7 +182,7 @@ def _shape(kind: pa.DataType) -> Inferred:
 
 
 def _times(texts: pa.Array) -> Inferred:
-    """The type of texts: TEXT, because JSON has types of its own, or instants."""
+    """The type of texts: TEXT, or instants, because JSON has types of its own for everything else."""
     texts = texts.drop_null()
     inferred = infer_times(texts) if len(texts) else NOTHING
     return TEXT if inferred.kind == "local" else inferred
@@ -201,12 +202,12 @@ def _objects(content: bytes) -> list[dict[str, Any]]:
         at = _next(text, at)
     for row in rows:
         if not isinstance(row, dict) and row is not None:
-            raise ValueError(f"{_text(row)[:80]} is no object with a value for each column")
+            raise ValueError(f"{_text(row)[:80]} is not an object with a value for each column")
     return [{} if row is None else row for row in rows]  # as Arrow's parser and Spark take them
 
 
 def _next(text: str, at: int) -> int:
-    """Where the next value begins, if there is one."""
+    """The position at which the next value begins, if there is one."""
     space = _SPACE.match(text, at)
     return space.end() if space is not None else at
 
@@ -236,7 +237,7 @@ def _number(texts: Iterable[str]) -> Number:
         integer = text.lstrip("-").isdecimal()
         digits = len(text.lstrip("-")) if integer else 0
         value = int(text) if integer and digits <= _LONGEST_INTEGER else 2**64
-        special = text.lstrip("-") in ("NaN", "Infinity")  # which Spark takes, too
+        special = text.lstrip("-") in ("NaN", "Infinity")  # Spark accepts these, too
         exact = abs(value) <= EXACT_INTEGER if integer else special or is_exact(text)
         number = Number(
             digits,
@@ -252,7 +253,7 @@ def _number(texts: Iterable[str]) -> Number:
 
 
 def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Values as an array of a type. Raises SchemaError with one that is none."""
+    """Values as an array of a type. Raises SchemaError that names a value which is not of that type."""
     non_nulls = [value for value in values if value is not None]
     if pa.types.is_struct(kind):
         _check(non_nulls, dict, kind)
@@ -281,11 +282,11 @@ def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
 def _check(values: list[Any], python_type: type | tuple[type, ...], kind: pa.DataType) -> None:
     for value in values:
         if not isinstance(value, python_type):
-            raise SchemaError(f"{_text(value)[:80]} is no {kind}")
+            raise SchemaError(f"{_text(value)[:80]} is not a valid {kind}")
 
 
 def _offsets(values: list[Any]) -> pa.Array:
-    """Where each list begins; null where there is no list."""
+    """The position at which each list begins; null if there is no list."""
     at, offsets = 0, []
     for value in values:
         offsets.append(None if value is None else at)
@@ -294,7 +295,7 @@ def _offsets(values: list[Any]) -> pa.Array:
 
 
 def _text(value: Any) -> str:
-    """A value as the text that it is, or as JSON without spaces."""
+    """A text as it is, any other value as JSON without spaces."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The interface that all formats share, and a file made of the ranges that are in memory."""
+"""The interface that all formats share, and a file over the ranges that are in memory."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Data = bytes | memoryview
 
 BATCH_ROWS = 65536
 _TAIL_BYTES = 64 * 1024
-_SMALL_BYTES = 256 * 1024  # a file of this size comes whole, with its footer
+_SMALL_BYTES = 256 * 1024  # a file of up to this size is read as a whole, with its footer
 
 
 class RangesFile(io.RawIOBase):
-    """A read-only file over the ranges of it that are in memory; others are fetched when asked for."""
+    """A read-only file over those ranges of it that are in memory. Other ranges are fetched when they are read."""
 
     def __init__(self, size: int, ranges: Mapping[Range, Data], fetch: Callable[[Range], Data]) -> None:
         self._size = size
         self._starts: list[int] = []
-        self._parts: list[tuple[int, Data]] = []  # with the end of each
+        self._parts: list[tuple[int, Data]] = []  # (end, bytes) of each
         for (offset, length), data in sorted(ranges.items(), key=lambda item: (item[0][0], -item[0][1])):
-            if not self._parts or offset + length > self._parts[-1][0]:  # else one before holds it
+            if not self._parts or offset + length > self._parts[-1][0]:  # otherwise an earlier range includes it
                 self._starts.append(offset)
                 self._parts.append((offset + length, data))
         self._fetch = fetch
         self._at = 0
 
     def with_tail(self, start: int, tail: bytes) -> RangesFile:
-        """The same file with `tail` in place of its bytes from `start` on."""
+        """The same file with `tail` instead of its bytes from `start` on."""
         parts: dict[Range, Data] = {(start, len(tail)): tail}
         for offset, (_, data) in zip(self._starts, self._parts, strict=True):
             if offset < start:
@@ -67,7 +67,7 @@ class RangesFile(io.RawIOBase):
         return self._at
 
     def read(self, length: int | None = -1) -> Data:
-        """Up to `length` bytes from here, without a copy where one range holds them."""
+        """Up to `length` bytes from here, without a copy if one range has them."""
         available = max(self._size - self._at, 0)
         requested = available if length is None or length < 0 else min(length, available)
         start, self._at = self._at, self._at + requested
@@ -86,7 +86,7 @@ class RangesFile(io.RawIOBase):
         return len(data)
 
     def _part(self, start: int, requested: int) -> Data:
-        """The longest piece from `start` that one range holds; else up to the next range, fetched."""
+        """The longest piece from `start` that one range has; otherwise the bytes up to the next range, which are fetched."""
         place = bisect.bisect_right(self._starts, start)
         if place:
             (end, data), offset = self._parts[place - 1], self._starts[place - 1]
@@ -98,14 +98,14 @@ class RangesFile(io.RawIOBase):
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """What is decoded at once: a row group, a record batch, or a whole file. `middle` is a file offset."""
+    """The smallest part that is decoded at once: a row group, a record batch, or a whole file. `middle` is a file offset."""
 
     number: int
     middle: int
 
 
 class FileIndex(abc.ABC):
-    """An opened file: its schema as Spark takes it, its units, and where their bytes lie."""
+    """An opened file: its schema in the types that Spark has, its units, and the ranges of their bytes."""
 
     schema: pa.Schema
     units: Sequence[Unit]
@@ -120,19 +120,19 @@ class FileIndex(abc.ABC):
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """The schema as the file has it, with its field ids."""
+        """The schema as the file itself has it, with its field ids."""
         return self.schema
 
     def stats(self, unit: Unit, column: str) -> ColumnStats | None:
-        """Bounds of a column's values; None: not known."""
+        """The bounds of a column's values; None if they are not known."""
         return None
 
     def rows(self, unit: Unit) -> int | None:
-        """How many rows a unit has; None: not known without reading them."""
+        """The number of rows of a unit; None if one would have to read them."""
         return None
 
     def decoded_bytes(self, unit: Unit, columns: Sequence[str]) -> int | None:
-        """About how many bytes the rows take in a snapshot, with its index; None: not known without reading them."""
+        """About how many bytes the rows take in a snapshot, with its index; None if one would have to read them."""
         return None
 
     @abc.abstractmethod
@@ -142,7 +142,7 @@ class FileIndex(abc.ABC):
 
 
 class FileFormat(Protocol):
-    """`splittable`: units of one file may go to different tasks."""
+    """A file format. `splittable`: units of one file may go to different tasks."""
 
     splittable: bool
 
@@ -155,7 +155,7 @@ class FileFormat(Protocol):
 class FooterFormat(abc.ABC):
     """A format of files that begin with magic bytes and end with a footer, its length and the magic bytes.
 
-    `frame`: the size of all this but the footer.
+    `frame`: the size of all of these except the footer.
     """
 
     splittable = True
@@ -176,7 +176,7 @@ class FooterFormat(abc.ABC):
             raise damaged_file_error(file, self.name, f"it does not end with {self.magic.decode()}{hint}")
         (footer,) = struct.unpack("<i", tail[-end : -len(self.magic)])
         if not 0 < footer <= file.size - self.frame:
-            raise damaged_file_error(file, self.name, f"a footer of {footer} bytes does not fit")
+            raise damaged_file_error(file, self.name, f"a footer of {footer} bytes does not fit into the file")
         whole = (file.size - footer - end, footer + end)
         if whole[1] > len(tail) and whole not in data:
             return [whole]
@@ -203,7 +203,7 @@ def damaged_file_error(file: FileVersion, kind: str, problem: object) -> Damaged
 
 @contextlib.contextmanager
 def reading(file: FileVersion, kind: str) -> Iterator[None]:
-    """A context that raises DamagedFileError for whatever a decoder raises on bad bytes."""
+    """A context that raises DamagedFileError for any error of a decoder on bad bytes."""
     try:
         yield
     except PysparkLookupError:
@@ -226,7 +226,7 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
 
 
 def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:
-    """The ranges that a file names for its parts, checked: raises DamagedFileError if one is not inside the file."""
+    """The ranges that a file names for its parts. Raises DamagedFileError if one is not inside the file."""
     for offset, length in ranges:
         if not 0 <= offset <= offset + length <= file.size:
             raise damaged_file_error(

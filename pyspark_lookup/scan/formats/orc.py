@@ -1,4 +1,4 @@
-"""ORC: one task decodes a file whole, by the calendar, types and time zones that the file names."""
+"""ORC: one task decodes a file as a whole, with the calendar, types and time zones that the file names."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pyspark_lookup.storage.stores import FileVersion, Range
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 _SPARK_VERSION = b"org.apache.spark.version"
-_OUT_OF_RANGE = "out of range for nanosecond resolution"  # pyarrow has no other one for times in ORC
+_OUT_OF_RANGE = "out of range for nanosecond resolution"  # pyarrow's only such message for times in ORC
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
 class OrcIndex(FileIndex):
-    """The index of an ORC file. `declared`: the columns that the table declares; Hive's files do not say which times are instants."""
+    """The index of an ORC file. `declared`: the columns that the table declares, because Hive's files do not say which times are instants."""
 
     def __init__(
         self, file: FileVersion, content: bytes, ranges: list[Range], declared: pa.Schema | None = None
@@ -34,7 +34,7 @@ class OrcIndex(FileIndex):
         self._file, self._ranges, self._content = file, ranges, content
         self._raw = pa.orc.ORCFile(pa.BufferReader(content)).schema
         names = self._raw.names
-        # As old versions of Hive call them, whatever the table calls them.
+        # The names that old versions of Hive use, whatever the names in the table.
         self.nameless = bool(names) and all(name.startswith("_col") for name in names)
         spark_types = {field.name: _read_spark_type(field) for field in self._raw}
         typed = typed_fields(list(self._raw), {name: kind for name, kind in spark_types.items() if kind}, file.url)
@@ -69,7 +69,7 @@ class OrcIndex(FileIndex):
         return read_tail(self._content)
 
     def _leaves(self, raw: pa.DataType, stored: pa.DataType) -> Iterator[Convert | None]:
-        """How each flat part of a column, as pyarrow gives it, is converted to what the file says it is."""
+        """For each flat part of a column as pyarrow reads it, the conversion to the type and calendar that the file names."""
         shape, parts = split_type(raw)
         if shape is not None:
             for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
@@ -77,7 +77,7 @@ class OrcIndex(FileIndex):
         elif pa.types.is_date32(raw):
             yield gregorian_dates if self._tail.hybrid else None
         elif pa.types.is_timestamp(raw):
-            # A time that pyarrow has is one of both calendars, and was written in UTC.
+            # A time that pyarrow can hold is the same in both calendars, if it was written in UTC.
             instant = stored.tz is not None and raw.tz is None
             yield functools.partial(_cast, kind=pa.timestamp("ns", tz="UTC")) if instant else None
         else:
@@ -88,7 +88,7 @@ class OrcIndex(FileIndex):
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
         with reading(self._file, "orc"):
-            # Without any column it would read no row.
+            # Without any column the reader returns no rows.
             read = list(columns) or self.schema.names[:1]
             file = pa.orc.ORCFile(pa.BufferReader(self._content))
             as_it_is = self._times.isdisjoint(read) or all(
@@ -110,7 +110,7 @@ class OrcIndex(FileIndex):
                     yield batch.slice(start, BATCH_ROWS)
 
     def _check_room(self, number: int, columns: Sequence[str]) -> None:
-        """Raise MemoryError if a stripe does not fit in free memory: it is read as one piece, and few bytes may stand for many rows."""
+        """Raise MemoryError if a stripe does not fit in free memory: it is read as a whole, and few bytes may stand for many rows."""
         rows = self._tail.rows[number]
         size = rows * sum(_least_bytes(self._raw.field(name).type) for name in columns)
         if not memory.has_room(size):
@@ -119,13 +119,13 @@ class OrcIndex(FileIndex):
             )
 
     def _select_columns(self, columns: Sequence[str]) -> list[str] | None:
-        """The columns to ask the reader for; None (all) if it would take a name with a dot for a field of a struct."""
+        """The columns to request from the reader; None (all) if it would take a name with a dot for a field of a struct."""
         structs = {field.name for field in self._raw if pa.types.is_nested(field.type)}
         mistaken = any(name[:at] in structs for name in columns for at, mark in enumerate(name) if mark == ".")
         return None if mistaken else list(columns)
 
     def _read_exact_times(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
-        """The rows of a stripe with times of any year, and of writers in any time zone."""
+        """The rows of a stripe, with times of any year, and of writers in any time zone."""
         converts = dict(self._converts)
         for name in self._times.intersection(read):
             times = StoredTimes(self._tail, self._tail.stripes[number], f"column {name!r} of {self._file.url}")
@@ -148,7 +148,7 @@ def _exact_leaves(
     numbers: Iterator[int],
     converts: Iterator[Convert | None],
 ) -> Iterator[Convert | None]:
-    """How each flat part of a column is converted where times are numbers; `converts`: where they are not."""
+    """For each flat part of a column, its conversion where times are numbers; `converts`: the conversions where they are not."""
     shape, parts = split_type(raw)
     if shape is not None:
         for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
@@ -169,7 +169,7 @@ def _least_bytes(kind: pa.DataType) -> int:
     """The least bytes that a value of that type takes."""
     try:
         return int(kind.bit_width + 7) // 8
-    except ValueError:  # of texts and nested types
+    except ValueError:  # for text and nested types
         return 4
 
 
@@ -192,7 +192,7 @@ def _by_name(names: Sequence[str], declared: pa.Schema | None) -> list[pa.Field 
 
 
 def _read_spark_type(field: pa.Field) -> Any:
-    """The type that Spark has noted for a field, as in its JSON; None without such a note."""
+    """The type that Spark has noted for a field, from Spark's JSON; None without such a note."""
     kind = field.type
     if pa.types.is_struct(kind):
         return {"type": "struct", "fields": [{"name": part.name, "type": _read_spark_type(part)} for part in kind]}
@@ -209,7 +209,7 @@ def _read_spark_type(field: pa.Field) -> Any:
 
 
 def _mark_instants(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.DataType | None) -> pa.DataType:
-    """`kind` with times as instants where they are. ORC's timestamps have no zone, but Spark's TIMESTAMP is written as such."""
+    """`kind`, with times as instants if they are that. ORC's timestamps have no zone, but Spark writes its TIMESTAMP as one."""
     if pa.types.is_timestamp(kind) and kind.tz is None:
         if spark_type is None:
             return _INSTANT if by_spark or (declared is not None and declared == _INSTANT) else _LOCAL

@@ -1,4 +1,4 @@
-"""Unsigned numbers as ORC has them in runs, which pyarrow gives in no type of its own ("Run Length Encoding" in ORC's specification)."""
+"""Unsigned numbers in ORC's runs, for which pyarrow has no type ("Run Length Encoding" in ORC's specification)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _to_signed(value: int) -> int:
 
 
 def _run_of_version_1(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
-    """ "A control byte of 0 to 127: length - 3, a delta of one byte, the first value"; else so many values as 256 lacks."""
+    """(the numbers of a run, the position after it): "a control byte of 0 to 127: length - 3, a delta of one byte, the first value"; after a
+    higher control byte come 256 - control values."""
     control = data[at]
     if control < 128:
         delta = data[at + 1]
@@ -85,7 +86,7 @@ def _run_of_version_2(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
 
 
 def _unpack_patched(data: bytes | memoryview, at: int, length: int, width: int) -> tuple[Numbers, int]:
-    """Values above a base, of which some have more bits: "a list of gaps from the one before, and patches"."""
+    """Values above a base, some of which have more bits: "a list of gaps from the one before, and patches"."""
     size, patch_width = (data[at] >> 5) + 1, _WIDTHS[data[at] & 31]
     gap_width, patches = (data[at + 1] >> 5) + 1, data[at + 1] & 31
     base = _read_big_endian(data, at + 2, size)
@@ -108,7 +109,7 @@ def _read_big_endian(data: bytes | memoryview, at: int, size: int) -> int:
 
 
 def _unpack(data: bytes | memoryview, at: int, count: int, width: int) -> tuple[Numbers, int]:
-    """Numbers of `width` bits each, the highest first, and where the next byte begins."""
+    """Numbers of `width` bits each, the highest bit first, and the position of the next byte."""
     end = at + (count * width + 7) // 8
     if end > len(data):
         raise IndexError(at)

@@ -1,4 +1,4 @@
-"""Parts of an ORC footer that pyarrow reads but does not show: the calendar, types by column, time zones, where streams lie."""
+"""Parts of an ORC footer that pyarrow reads but does not expose: the calendar, types by column, time zones, positions of streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark_lookup.storage.stores import Range
 
 
 def decompress_lzo(data: memoryview, at_most: int) -> bytes:
-    """The decompressed bytes of a block of LZO1X, which some writers of ORC use and pyarrow has no codec for.
+    """The decompressed bytes of a block of LZO1X, which some writers of ORC use and for which pyarrow has no codec.
 
     Raises ValueError for a damaged block, or one of more than `at_most` bytes.
     """
@@ -32,7 +32,7 @@ def _decompress_lzo(data: memoryview, at_most: int) -> bytes:
     at = 0
 
     def read_length(bits: int, most: int) -> int:
-        """A length in the low bits of an instruction: 0 stands for `most`, 255 for each zero byte that follows, and the byte behind."""
+        """The length in the low bits of an instruction. 0 stands for `most`, plus 255 for each zero byte that follows, plus the next byte."""
         nonlocal at
         if bits:
             return bits
@@ -53,7 +53,7 @@ def _decompress_lzo(data: memoryview, at_most: int) -> bytes:
         output += data[at : at + count]
         at += count
 
-    state = 0  # how many literals came last: 1 to 3, or 4 for more; 0: none
+    state = 0  # the number of literals that came last: 1 to 3, or 4 for more; 0: none
     if data[0] > 17:
         at, state = 1, min(data[0] - 17, 4)
         literals(data[0] - 17)
@@ -98,23 +98,23 @@ _FOOTER_LENGTH, _COMPRESSION, _BLOCK_SIZE = 1, 2, 3  # fields of the postscript
 _STRIPES, _TYPES, _METADATA, _WRITER, _CALENDAR = 3, 4, 5, 9, 11  # fields of the footer
 _SUBTYPES, _ATTRIBUTES = 2, 7  # fields of a type
 _STREAMS, _ENCODINGS, _TIME_ZONE = 1, 2, 3  # fields of a stripe's footer
-_STRIPE_ROWS = 5  # field of what the footer says of a stripe
+_STRIPE_ROWS = 5  # field of a stripe in the footer
 _NESTED = (10, 11, 12, 13)  # kinds of types: lists, maps, structs, unions
 _TIMESTAMPS, _LONG = (9, 18), 4
-_SECONDARY = 5  # of the kinds of streams
-_VERSION_2 = (2, 3)  # of the kinds of encodings
-_LONGEST_NUMBER = 16  # bytes, more than any encoding takes for a fraction
-_ORIGINAL = 32 * 1024  # bytes of a chunk that is not compressed
+_SECONDARY = 5  # a kind of streams
+_VERSION_2 = (2, 3)  # kinds of encodings
+_LONGEST_NUMBER = 16  # bytes, more than any encoding needs for a fraction
+_ORIGINAL = 32 * 1024  # bytes of an uncompressed chunk
 _CODECS = {2: "snappy", 4: "lz4_raw", 5: "zstd", 6: "brotli"}
 _ZLIB, _LZO = 1, 3
 _PROLEPTIC = 2
 _JAVA = 0
-_LARGEST_BLOCK = 1 << 23  # of which a length of 23 bits can tell
+_LARGEST_BLOCK = 1 << 23  # as a length of 23 bits can express
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def parse_fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """(number, wire type, value) of each field of a Protocol Buffers message. Raises ValueError for bytes that are none."""
+    """(number, wire type, value) of each field of a Protocol Buffers message. Raises ValueError if the bytes are not a message."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -147,7 +147,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _numbers(message: memoryview, number: int) -> list[int]:
-    """A repeated field of numbers, packed or not."""
+    """The values of a repeated field of numbers, packed or not."""
     numbers: list[int] = []
     for field, wire, value in parse_fields(message):
         if field == number and wire == _VARINT:
@@ -169,7 +169,7 @@ def _parts(message: memoryview, number: int) -> list[memoryview]:
 
 
 def _encode_field(number: int, wire: int, value: Any) -> bytes:
-    """A field of a message, as `parse_fields` gives it."""
+    """The bytes of a field, from the parts that `parse_fields` returns."""
     key = _encode_varint(number << 3 | wire)
     if wire == _VARINT:
         return key + _encode_varint(value)
@@ -186,7 +186,7 @@ def _encode_varint(value: int) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Stripe:
-    """A stripe's footer, and where the streams begin that it names."""
+    """A stripe's footer, and the positions of the streams that it names."""
 
     start: int
     footer: memoryview
@@ -199,7 +199,7 @@ class Stripe:
 
 @dataclasses.dataclass(frozen=True)
 class OrcTail:
-    """The footer of an ORC file, `content`; its postscript begins at `end`."""
+    """The footer of an ORC file with its `content`. The postscript begins at `end`."""
 
     content: memoryview
     end: int
@@ -209,9 +209,10 @@ class OrcTail:
 
     @cached_property
     def hybrid(self) -> bool:
-        """Whether days before 1582-10-15 are those of the Julian calendar.
+        """Whether days before 1582-10-15 are in the Julian calendar.
 
-        If the file does not say, those of Java's writers are, and nobody else's. Iceberg's writer counts Gregorian days and says otherwise.
+        If the file does not say, they are in files of Java's writers, and in no others. Iceberg's writer counts Gregorian days although its
+        files say otherwise.
         """
         calendar = _number(self.footer, _CALENDAR)
         if calendar == 0:
@@ -236,7 +237,7 @@ class OrcTail:
         return stripes
 
     def leaf_columns(self, name: str, schema: pa.Schema) -> list[int]:
-        """The numbers of the flat columns that a column of the file is made of, in their order."""
+        """The numbers of the flat columns of which a column of the file consists, in their order."""
         types = self._types
 
         def flat(number: int) -> Iterator[int]:
@@ -249,7 +250,7 @@ class OrcTail:
         return list(flat(_numbers(types[0], _SUBTYPES)[schema.get_field_index(name)]))
 
     def fractions(self, stripe: Stripe, column: int, count: int) -> Numbers:
-        """The nanoseconds of the `count` times that a stripe has in a column, beside its seconds."""
+        """The nanoseconds of the `count` times of a column in a stripe, which are stored apart from the seconds."""
         at = stripe.start
         for stream in _parts(stripe.footer, _STREAMS):
             kind, stream_column, length = (_number(stream, field) for field in (1, 2, 3))
@@ -269,7 +270,7 @@ class OrcTail:
         return np.zeros(0, np.int64)
 
     def with_seconds(self) -> RangesFile:
-        """The file with all times as numbers: their seconds since 2015, of the writer's time zone. No year is too far for these."""
+        """The file with all times as numbers: seconds since 2015 in the writer's time zone. No year is out of their range."""
         footer = b""
         for number, wire, value in parse_fields(self.footer):
             if number == _TYPES and wire == _BYTES:
@@ -306,14 +307,14 @@ class OrcTail:
 
 
 def read_tail(content: bytes) -> OrcTail:
-    """The end of a file. Raises ValueError for one that is none."""
+    """The footer of a file. Raises ValueError if the content is not one."""
     data = memoryview(content)
     length = data[-1] if data else 0
     postscript = data[len(data) - 1 - length : len(data) - 1] if length < len(data) else data[:0]
     footer = _number(postscript, _FOOTER_LENGTH)
     end = len(data) - 1 - length
     if not 0 < footer <= end:
-        raise ValueError(f"a footer of {footer} bytes does not fit")
+        raise ValueError(f"a footer of {footer} bytes does not fit into the file")
     compression, block_size = _number(postscript, _COMPRESSION), _number(postscript, _BLOCK_SIZE, 256 * 1024)
     return OrcTail(
         data, end, _decompress_stream(data[end - footer : end], compression, block_size), compression, block_size
@@ -325,7 +326,7 @@ def _refuse_read(part: Range) -> Data:
 
 
 def _decompress_stream(data: memoryview, compression: int, block_size: int, at_most: int | None = None) -> memoryview:
-    """A stream of bytes, decompressed: chunks behind "3 bytes: length << 1 | is original". `at_most`: about so many bytes of it."""
+    """A stream of bytes, decompressed: chunks after "3 bytes: length << 1 | is original". `at_most`: stop after about this many bytes."""
     if compression == 0:
         return data
     parts: list[bytes | memoryview] = []
@@ -349,19 +350,19 @@ def _decompress(chunk: memoryview, compression: int, at_most: int) -> bytes:
     codec = _CODECS.get(compression)
     if codec is None:
         raise ValueError(f"compression {compression} cannot be read")
-    if codec in ("zstd", "brotli"):  # whose chunks end where they say so
+    if codec in ("zstd", "brotli"):  # their chunks mark their own end
         return bytes(pa.CompressedInputStream(pa.BufferReader(chunk), codec).read(at_most))
     try:
         length = _varint(chunk, 0)[0] if codec == "snappy" else _lz4_length(chunk)
     except IndexError:
         raise ValueError("a chunk that ends too soon") from None
     if length > at_most:
-        raise ValueError(f"a chunk of {length} bytes, of at most {at_most}")
+        raise ValueError(f"a chunk of {length} bytes, but {at_most} are the most")
     return bytes(pa.Codec(codec).decompress(chunk, length, asbytes=True))
 
 
 def _lz4_length(chunk: memoryview) -> int:
-    """How long an LZ4 block is, decompressed: "token, literals, offset, match" again and again, the last without a match."""
+    """The decompressed length of an LZ4 block: "token, literals, offset, match", repeated, the last without a match."""
     at = total = 0
 
     def longer(length: int) -> int:

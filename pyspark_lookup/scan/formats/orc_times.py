@@ -46,18 +46,18 @@ class StoredTimes:
         self._tail, self._stripe, self._column_label = tail, stripe, column_label
 
     def zoned(self, column: pa.Array, number: int) -> pa.Array:
-        """Instants, which are in UTC whatever the writer's time zone."""
+        """Instants, which are in UTC in every writer's time zone."""
         seconds, fractions = self._seconds(column, number, _BASE)
         return self._array(column, _gregorian(seconds, "UTC", self._tail.hybrid), fractions, "UTC")
 
     def instants(self, column: pa.Array, number: int) -> pa.Array:
-        """Times without a zone as instants of the writer's time zone."""
+        """Times without a zone as instants, which they are in the writer's time zone."""
         zone = self._zone
         seconds, fractions = self._seconds(column, number, _base(zone))
         return self._array(column, _gregorian(seconds, zone, self._tail.hybrid), fractions, "UTC")
 
     def local(self, column: pa.Array, number: int) -> pa.Array:
-        """Times without a zone as the writer's clock has shown them."""
+        """Times without a zone as the writer's clock showed them."""
         zone = self._zone
         seconds, fractions = self._seconds(column, number, _base(zone))
         old = seconds < LOCAL_MEAN_TIME_END
@@ -71,15 +71,15 @@ class StoredTimes:
         return "UTC" if self._stripe.time_zone in UTC_NAMES else self._stripe.time_zone
 
     def _seconds(self, column: pa.Array, number: int, base: int) -> tuple[Numbers, Numbers]:
-        """(seconds since 1970, nanoseconds) of each row; 0 where it is null."""
+        """(seconds since 1970, nanoseconds) of each row; 0 for null."""
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         fractions = np.zeros(len(column), np.int64)
         fractions[valid] = self._tail.fractions(self._stripe, number, int(valid.sum()))
         seconds = np.where(valid, view_numbers(column, np.int64), 0)
         if (np.abs(seconds) > _LONGEST - _BASE).any():
-            raise SchemaError(f"{self._column_label} has a time that is too far away for microseconds in 64 bits")
+            raise SchemaError(f"{self._column_label} has a time beyond what microseconds in 64 bits can express")
         seconds += np.where(valid, base, 0)
-        # Java's writers round the seconds before 1970 towards it.
+        # Java's writers round seconds before 1970 towards 1970.
         seconds -= (seconds < 0) & (fractions > 999_999)
         return seconds, fractions
 
@@ -106,7 +106,7 @@ def _base(zone: str) -> int:
 
 
 def _to_local(seconds: Numbers, zone: str) -> Numbers:
-    """What a clock in a time zone shows at instants, as if it were UTC."""
+    """What a clock in a time zone shows at these instants, in seconds as if it were UTC."""
     fixed = fixed_offset(zone)
     if fixed is not None:
         return seconds + fixed

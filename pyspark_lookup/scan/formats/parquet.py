@@ -33,17 +33,18 @@ from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterForma
 from pyspark_lookup.scan.formats.spark_types import typed_fields
 from pyspark_lookup.storage.stores import FileVersion, Range
 
-_DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured for 63 kB of 300 columns
-_BATCH_BYTES = 16 * 1024 * 1024  # about, as they are encoded: many columns make a batch of few rows
+_DECODED_FOOTER = 12  # bytes of memory per byte of footer: measured 670 kB for 63 kB with 300 columns
+_BATCH_BYTES = 16 * 1024 * 1024  # about this many bytes, as encoded: with many columns a batch has few rows
 _BOUND_BYTES = 256 * 1024 * 1024  # of memory that a batch may take
 _VALUE_BYTES = 8  # of a number, at most
 _WIDTHS = {"INT32": 4, "FLOAT": 4, "BOOLEAN": 1}
-# Bytes of memory per byte of the file above which lists may be a bomb: embeddings take about 1, ids up to 8.
+# Bytes of memory per byte of the file above which lists may be a decompression bomb: embeddings take about 1, ids up to 8.
 _BOMB_SHARE = 16
-_WIDE, _TOGETHER = 256, 4 * 1024 * 1024  # columns, bytes: of so many that are so small each costs more than it saves
-_INDEX_BYTES = 24  # of a row, for its key and its place in the file
+# (columns, bytes): if there are more columns, and these are smaller, separate reads cost more than they save.
+_WIDE, _TOGETHER = 256, 4 * 1024 * 1024
+_INDEX_BYTES = 24  # of a row, for its key and its position in the file
 _INTERVAL_BYTES = 12
-# How the header of a dictionary page begins, up to its two sizes.
+# The beginning of a dictionary page's header, up to its two sizes.
 _PAGE_HEAD = re.compile(rb"\x15\x04\x15([\x80-\xff]{0,4}[\x00-\x7f])\x15([\x80-\xff]{0,4}[\x00-\x7f])", re.DOTALL)
 _PAGE_HEAD_BYTES = 13
 _SPARK = b"org.apache.spark."
@@ -66,7 +67,7 @@ class ParquetFormat(FooterFormat):
 
 
 class ParquetIndex(FileIndex):
-    """The index of a Parquet file. `wide`: by column, the type of integers that are too wide for pyarrow."""
+    """The index of a Parquet file. `wide`: for each column whose integers are too wide for pyarrow, their type."""
 
     def __init__(
         self, file: FileVersion, metadata: pq.FileMetaData, wide: Mapping[str, str] = MappingProxyType({})
@@ -76,7 +77,7 @@ class ParquetIndex(FileIndex):
         self.memory_bytes = metadata.serialized_size * _DECODED_FOOTER
         arrow = metadata.schema.to_arrow_schema()
         self._leaves: dict[str, range] = {}
-        self._converts: dict[str, list[Convert | None]] = {}  # of columns that are in another calendar
+        self._converts: dict[str, list[Convert | None]] = {}  # for columns in another calendar
         calendars = HybridTimes.from_footer(metadata.metadata)
         first, fields = 0, []
         variants = _variants(arrow, metadata.schema)
@@ -100,7 +101,7 @@ class ParquetIndex(FileIndex):
         flat = {field.name for field in self.schema if not pa.types.is_nested(field.type)}
         self._flat = {field.name for field in fields if field.name in flat and _has_comparable_bounds(field.type)}
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
-        self._together: dict[int, list[Range]] = {}  # row groups that are read whole
+        self._together: dict[int, list[Range]] = {}  # row groups that are read as a whole
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
     @cached_property
@@ -136,11 +137,11 @@ class ParquetIndex(FileIndex):
         if statistics.has_min_max and column in self._converts:
             low, high = self._gregorian_bounds(column, statistics.min_raw, statistics.max_raw)
         elif statistics.has_min_max:
-            # A date or time beyond Python's years, or a text cut inside a character, bounds nothing here.
+            # A date or time beyond Python's years, or a text that was cut inside a character, is not a bound here.
             with contextlib.suppress(OverflowError, ValueError):
                 low, high = _comparable(statistics.min), _comparable(statistics.max)
             if isinstance(low, bytes) and not pa.types.is_binary(self.schema.field(column).type):
-                low = high = None  # half floats and JSON texts, as they are stored
+                low = high = None  # half floats and JSON texts are in their stored form
         return ColumnStats(low, high, statistics.null_count if statistics.has_null_count else None, group.num_rows)
 
     def _gregorian_bounds(self, column: str, low: int, high: int) -> tuple[Any, Any]:
@@ -167,13 +168,13 @@ class ParquetIndex(FileIndex):
         for name in columns:
             try:
                 size += group.num_rows * self.schema.field(name).type.bit_width // 8
-            except ValueError:  # of texts and lists, whose values are in the pages
+            except ValueError:  # for text and lists, whose values are in the pages
                 size += group.num_rows * 4
                 size += sum(group.column(leaf).total_uncompressed_size for leaf in self._leaves[name])
         return int(size)
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
-        # By number: a name with a dot is also the path of a struct's field.
+        # By number, because a name with a dot could also be the path of a struct's field.
         leaves = [leaf for name in columns for leaf in self._leaves[name]]
         with reading(self._file, "parquet"):
             rows = self._batch_rows(unit, leaves, source)
@@ -189,20 +190,20 @@ class ParquetIndex(FileIndex):
             read_dictionary=None if dictionary is None else [dictionary],
             coerce_int96_timestamp_unit="us",
             pre_buffer=False,
-            # Those of managed tables have checksums; what others write there is not always right.
+            # Files of managed tables have page checksums; those of other writers are not always right.
             page_checksum_verification=self._file.immutable,
         )
         yield from file.reader.iter_batches(rows, row_groups=[unit.number], column_indices=leaves, use_threads=False)
 
     def _batch_rows(self, unit: Unit, leaves: Sequence[int], source: RangesFile) -> int:
-        """How many rows a batch may have without taking too much memory: a few bytes may stand for many long values."""
+        """How many rows a batch may have without taking too much memory, because a few bytes may stand for many long values."""
         group, schema = self._metadata.row_group(unit.number), self._metadata.schema
         chunks = [group.column(leaf) for leaf in leaves]
         size = sum(chunk.total_uncompressed_size for chunk in chunks)
         rows = min(max(_BATCH_BYTES * group.num_rows // max(size, 1), 1), BATCH_ROWS)
         most = max((chunk.num_values for chunk in chunks), default=0)
         if most * max(size, _VALUE_BYTES) <= _BOUND_BYTES:
-            return int(rows)  # even if each value were as long as all of them
+            return int(rows)  # even if each value were as long as all of them together
         decoded = 0
         for leaf, chunk in zip(leaves, chunks, strict=True):
             width, batch_rows = _WIDTHS.get(chunk.physical_type, _VALUE_BYTES), min(rows, group.num_rows)
@@ -216,14 +217,14 @@ class ParquetIndex(FileIndex):
                 width = max(width, self._longest_text_bytes(unit, leaf, source))
             size = width * chunk.num_values
             decoded += size
-            # Lists that take many bytes in the file are many values of many rows; a few bytes may stand for one endless list.
+            # Lists that take many bytes in the file are many values of many rows, but a few bytes may stand for one huge list.
             is_bomb = chunk.num_values > group.num_rows and size > _BOMB_SHARE * chunk.total_compressed_size
             if is_bomb and size > max(_BOUND_BYTES, free_bytes()):
                 raise MemoryError(f"{chunk.num_values} list elements in {group.num_rows} rows")
         return max(int(min(rows, _BOUND_BYTES * group.num_rows // max(decoded, 1))), 1)
 
     def _longest_text_bytes(self, unit: Unit, leaf: int, source: RangesFile) -> int:
-        """The bytes of the longest text in a column's dictionary; 0 if it has none, or is nested."""
+        """The bytes of the longest text in a column's dictionary; 0 if there is no dictionary, or the column is nested."""
         column = self._metadata.schema.column(leaf)
         if column.physical_type != "BYTE_ARRAY" or column.path != column.name:
             return 0
@@ -235,10 +236,10 @@ class ParquetIndex(FileIndex):
 
 @dataclasses.dataclass(frozen=True)
 class HybridTimes:
-    """Which times of a Parquet file Spark has written in the hybrid calendar, as Spark 2.4 does, and later ones in LEGACY mode.
+    """The times of a Parquet file that Spark has written in the hybrid calendar, as Spark 2.4 does, and later versions in LEGACY mode.
 
-    `annotated`: dates, and instants in milli- and microseconds. `int96`: instants in INT96. `zone`: the session's time zone. Times
-    without a zone never are.
+    `annotated`: dates, and instants in milli- and microseconds. `int96`: instants in INT96. `zone`: the session's time zone. Times without
+    a zone are never in the hybrid calendar.
     """
 
     annotated: bool
@@ -247,7 +248,7 @@ class HybridTimes:
 
     @classmethod
     def from_footer(cls, footer: Mapping[bytes, bytes] | None) -> HybridTimes | None:
-        """The hybrid times that a footer tells of; None: all times are Gregorian."""
+        """The hybrid times according to a footer; None: all times are Gregorian."""
         version = re.match(rb"(\d+)\.(\d+)", (footer or {}).get(_SPARK + b"version", b""))
         if footer is None or version is None:
             return None
@@ -258,7 +259,7 @@ class HybridTimes:
         return cls(annotated, int96, zone) if annotated or int96 else None
 
     def converts(self, kind: pa.DataType, int96: Iterator[bool]) -> Iterator[Convert | None]:
-        """How each flat part of a column is brought into the Gregorian calendar."""
+        """For each flat part of a column, its conversion to the Gregorian calendar."""
         shape, parts = split_type(kind)
         if shape is not None:
             for part in parts:
@@ -274,10 +275,10 @@ class HybridTimes:
 
 
 def _dictionary_bytes(chunk: pq.ColumnChunkMetaData, source: RangesFile) -> int:
-    """The size of a column's dictionary, which no value in it exceeds, as its page header says; that of the whole column if it does not.
+    """The size of a column's dictionary according to its page header, which no value in it exceeds; else the size of the whole column.
 
     "struct PageHeader { 1: PageType type; 2: i32 uncompressed_page_size; 3: i32 compressed_page_size; … }", in Thrift's compact
-    protocol. The latter counts where nothing is compressed.
+    protocol. Without compression the latter counts.
     """
     source.seek(_chunk_range(chunk)[0])
     head = _PAGE_HEAD.match(bytes(source.read(_PAGE_HEAD_BYTES)))
@@ -288,7 +289,7 @@ def _dictionary_bytes(chunk: pq.ColumnChunkMetaData, source: RangesFile) -> int:
 
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
     start = chunk.data_page_offset
-    if chunk.dictionary_page_offset:  # some writers give 0 for none
+    if chunk.dictionary_page_offset:  # some writers use 0 for none
         start = min(start, chunk.dictionary_page_offset)
     return start, chunk.total_compressed_size
 
@@ -311,7 +312,7 @@ def _has_variant_parts(kind: pa.DataType) -> bool:
 
 
 def _leaf_count(kind: pa.DataType) -> int:
-    """How many Parquet columns an Arrow column consists of."""
+    """The number of Parquet columns of which an Arrow column consists."""
     if isinstance(kind, pa.BaseExtensionType):
         return _leaf_count(kind.storage_type)
     shape, parts = split_type(kind)
@@ -319,7 +320,7 @@ def _leaf_count(kind: pa.DataType) -> int:
 
 
 def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
-    """`kind` with INT96 timestamps as instants in UTC, which is what Spark and Hive mean by them."""
+    """`kind` with INT96 timestamps as instants in UTC, which they are for Spark and Hive."""
     shape, parts = split_type(kind)
     if shape is not None:
         return with_parts(kind, [_with_instants(part, int96) for part in parts])
@@ -327,7 +328,7 @@ def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
 
 
 def _has_comparable_bounds(kind: pa.DataType) -> bool:
-    """Whether parquet bounds of this type compare as its values do (nanoseconds lose digits, durations are numbers)."""
+    """Whether parquet bounds of this type compare like its values (nanoseconds lose digits, durations are numbers)."""
     if pa.types.is_dictionary(kind):
         return _has_comparable_bounds(kind.value_type)
     if pa.types.is_timestamp(kind):
@@ -344,8 +345,8 @@ def _comparable(value: Any) -> Any:
 def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, url: str) -> list[pa.Field]:
     """The fields of a Parquet file in the types that Spark noted when it wrote them; the others stay as they are.
 
-    A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. A VARIANT or a year-month interval
-    is an `unreadable_type`: a Python source cannot hand it to Spark.
+    In Parquet a day-time interval is a plain number of microseconds, and a VARIANT two binary columns. A VARIANT or a year-month interval
+    is an `unreadable_type`, because a Python source cannot return it to Spark.
     """
     fields_by_name = _read_spark_fields(footer)
     typed = typed_fields(fields, {name: field["type"] for name, field in fields_by_name.items()}, url)
@@ -355,11 +356,11 @@ def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, u
 
 
 def _read_spark_fields(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
-    """The fields that Spark noted in a footer, by column; {} without such a note, or with one that is not understood."""
+    """The fields that Spark noted in a footer, by column; {} if there is no such note, or it is malformed."""
     text = (footer or {}).get(_SPARK_SCHEMA, b"")
     if not any(word in text for word in (b"interval", b"variant", b"__COLLATIONS")):
         return {}
     try:
         return {field["name"]: field for field in json.loads(text)["fields"] if "type" in field}
-    except (ValueError, KeyError, TypeError, RecursionError):  # of a writer that uses the key for something else
+    except (ValueError, KeyError, TypeError, RecursionError):  # the writer uses this key for something else
         return {}

@@ -1,4 +1,4 @@
-"""Columns in the types that Spark noted when it wrote them, beside a format's own types."""
+"""Columns in the types that Spark noted when it wrote them, which a format itself lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_lookup.errors import NotSupportedError
 def typed_fields(fields: Sequence[pa.Field], spark_types: Mapping[str, Any], url: str) -> list[pa.Field]:
     """Fields in the types that `spark_types` has for their names, in Spark's JSON; the other fields stay as they are.
 
-    A VARIANT, a TIME or a year-month interval is an `unreadable_type`: a Python source cannot hand it to Spark.
+    A VARIANT, a TIME or a year-month interval is an `unreadable_type`, because a Python source cannot return it to Spark.
     """
     return [field if field.name not in spark_types else _field(field, spark_types[field.name], url) for field in fields]
 

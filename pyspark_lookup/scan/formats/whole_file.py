@@ -1,4 +1,4 @@
-"""CSV, JSON and ORC: blocks are aligned ranges, and one task decodes a file whole."""
+"""CSV, JSON and ORC: blocks are aligned ranges, and one task decodes a file as a whole."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, Range
 from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.storage.stores import FileVersion, Range
 
-_COPIES = 3  # of a text, which memory takes while it is read
+_COPIES = 3  # copies of a text in memory while it is read
 
 
 class WholeFileFormat:
-    """Blocks: aligned ranges. The schema of text is inferred from the whole file; one task decodes it.
+    """A format whose blocks are aligned ranges. The schema of text is inferred from the whole file; one task decodes the file.
 
-    `declared`: the columns of text that somebody has said (`lookup.schema`), to which it is parsed.
+    `declared`: the columns of text that the user declares (`lookup.schema`), as which it is parsed.
     """
 
     splittable = False
@@ -57,13 +57,13 @@ class WholeFileFormat:
                 return OrcIndex(file, content, self.first_ranges(file), self._declared)
             if len(content) > TEXT_AT_MOST:
                 raise NotSupportedError(
-                    f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece of up to "
-                    "2 GiB: split it, or write parquet"
+                    f"{file.url} holds {len(content)} bytes of {self._name.value}, and at most 2 GiB of it can be "
+                    "read at a time: split it, or write parquet"
                 )
             if not memory.has_room(len(content) * _COPIES):
                 raise NotSupportedError(
-                    f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece, and {memory.free_bytes()} bytes of "
-                    "memory are free: split it, or write parquet"
+                    f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as a whole, but only {memory.free_bytes()} bytes "
+                    "of memory are free: split it, or write parquet"
                 )
             text: CsvFile | JsonFile
             if self._name is FileFormatName.JSON:
@@ -74,9 +74,9 @@ class WholeFileFormat:
 
 
 class _TextIndex(FileIndex):
-    """The index of a text file: columns in the planned types if their values have them, else in the types inferred from their values.
+    """The index of a text file: columns in the planned types if their values fit, else in the types inferred from their values.
 
-    `parsed`: whether the planned types were declared, so that a text is parsed to them, whatever else it may be.
+    `parsed`: the planned types were declared, so texts are parsed as these types only.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class _TextIndex(FileIndex):
             kind = types.get(column.lower())
             if kind is not None:
                 try:
-                    # A number of a file that came later may be written in another way than those that decided the type.
+                    # A number in a file that was added later may be written differently from those that determined the type.
                     if parsed or fits(text.infer(column), kind) or fits(text.infer(column, by_value=True), kind):
                         self._arrays[column] = text.column(column, kind)
                         kinds[column] = kind

@@ -33,7 +33,7 @@ Rewrites = tuple[tuple[tuple[Key, ...], tuple[Key, ...]], ...]
 """For each of the latest commits that changed no data: the files that it added, and those that they replace."""
 _LEGACY_VERSION, _FEATURES_VERSION = 2, 3
 _INT_AT_MOST = 2**31 - 1  # of the protocol's `Int`
-_VECTOR_BYTES, _ROW_BYTES = 2**20, 32  # more than a vector takes, and each row in it
+_VECTOR_BYTES, _ROW_BYTES = 2**20, 32  # more than a vector takes, and than each row in it
 _END_OF_TIME_MS = 253_402_300_800_000  # the year 10000
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|/")
 
@@ -50,7 +50,7 @@ class Vector:
 
     @classmethod
     def from_descriptor(cls, descriptor: Any) -> Vector | None:
-        """The vector that the `deletionVector` of an action describes; None if it has none. Raises one of `decoding.UNREADABLE` for anything else."""
+        """The vector that the `deletionVector` of an action describes; None if it has none. Raises one of `decoding.UNREADABLE` if it is malformed."""
         if descriptor is None:
             return None
         offset, size, rows = (
@@ -59,7 +59,7 @@ class Vector:
             as_count(descriptor["cardinality"]),
         )
         place = 0 if offset is None else as_count(offset)
-        # So much would be asked of the store.
+        # More than this would be requested from the store.
         if max(place, size) > _INT_AT_MOST or size > _VECTOR_BYTES + rows * _ROW_BYTES:
             raise ValueError(f"an impossible deletion vector: {size} bytes at {place} for {rows} rows")
         return cls(as_text(descriptor["storageType"]), as_text(descriptor["pathOrInlineDv"]), place, size, rows)
@@ -67,7 +67,7 @@ class Vector:
 
 @dataclasses.dataclass(frozen=True)
 class Add:
-    """A data file: `path` as the log spells it, which may be encoded. `statistics`: as JSON; None: there are none."""
+    """A data file. `path`: as the log spells it, maybe percent-encoded. `statistics`: their JSON text; None if there are none."""
 
     path: str
     partition: tuple[tuple[str, str | None], ...]
@@ -87,7 +87,7 @@ class Add:
 
     @classmethod
     def from_action(cls, action: Mapping[str, Any]) -> Add:
-        """The data file that an `add` action names. Raises one of `decoding.UNREADABLE` for anything else."""
+        """The data file that an `add` action names. Raises one of `decoding.UNREADABLE` if it is malformed."""
         values = action["partitionValues"]
         pairs = values.items() if isinstance(values, Mapping) else () if values is None else values
         partition = tuple(
@@ -104,13 +104,13 @@ class Add:
         )
 
     def to_json(self) -> list[Any]:
-        """The action as JSON can hold it."""
+        """The action as a JSON value."""
         vector = None if self.vector is None else dataclasses.astuple(self.vector)
         return [self.path, self.partition, self.size, self.modified_ms, self.statistics, vector]
 
     @classmethod
     def from_json(cls, record: Any) -> Add:
-        """What `to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
+        """Decode what `to_json` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
         path, partition, size, modified_ms, statistics, vector = record
         pairs = tuple((as_text(name), None if value is None else as_text(value)) for name, value in partition)
         storage, data, *counts = vector or ("", "", 0, 0, 0)
@@ -133,7 +133,7 @@ def decode_path(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """The statistics that the log has of a data file: per column, by its name in the file; nested columns are mappings."""
+    """A data file's statistics from the log, by the names that columns have in the file. A nested column has a mapping."""
 
     rows: int | None
     low: Mapping[str, Any]
@@ -143,7 +143,7 @@ class Statistics:
 
     @classmethod
     def parse(cls, text: str | None) -> Statistics | None:
-        """The statistics of an `Add`, from their JSON text; None if it cannot be read: a file can be read without them."""
+        """The statistics of an `Add`, from their JSON text; None if it cannot be read: scans work without statistics."""
         if text is None:
             return None
         try:
@@ -203,7 +203,7 @@ class DeltaState:
     def _maps_columns(self) -> bool:
         if self.protocol["minReaderVersion"] == _LEGACY_VERSION:
             return True
-        # Delta on Spark has asked only writers for it, in tables that came from version 2.
+        # Only Delta on Spark's writers need this feature, in tables that were upgraded from version 2.
         feature_lists = (self.protocol.get(f"{role}Features") or () for role in ("reader", "writer"))
         return any("columnMapping" in features for features in feature_lists)
 
@@ -240,9 +240,9 @@ class Replay:
         return cls(state.version, state.metadata, state.protocol, dict(state.files), state.rewrites)
 
     def apply(self, actions: Iterable[Mapping[str, Any]], checkpoint: bool = False) -> None:
-        """Apply the actions of one commit, or of a `checkpoint`, which all say that they change no data.
+        """Apply the actions of one commit, or of a `checkpoint`, whose actions all claim to change no data.
 
-        Raises one of `decoding.UNREADABLE` for anything else.
+        Raises one of `decoding.UNREADABLE` if they are malformed.
         """
         added_files: list[Add] = []
         removed_keys: list[Key] = []
@@ -260,7 +260,7 @@ class Replay:
             metadata, protocol = action.get("metaData"), action.get("protocol")
             self.metadata = self.metadata if metadata is None else metadata
             self.protocol = self.protocol if protocol is None else protocol
-        for key in removed_keys:  # first: a file's vector may be replaced by another
+        for key in removed_keys:  # first: a file's vector may be replaced by another one in the same commit
             self.files.pop(key, None)
         self.files.update((add.key, add) for add in added_files)
         if added_files and removed_keys and not changes_data and not checkpoint:
@@ -280,7 +280,7 @@ class Replay:
 
 
 def check_commit(actions: Sequence[Mapping[str, Any]]) -> None:
-    """Raise one of `decoding.UNREADABLE` for a commit that makes no sense, or whose time cannot be shown."""
+    """Raise one of `decoding.UNREADABLE` if a commit contradicts itself, or its time is out of range."""
     Replay().apply(actions)
     for action in actions:
         info = action.get("commitInfo")
@@ -290,13 +290,13 @@ def check_commit(actions: Sequence[Mapping[str, Any]]) -> None:
 
 
 def parse_actions(text: bytes, origin: str) -> list[dict[str, Any]]:
-    """The actions in a JSON commit or checkpoint. Raises ValueError for anything else."""
+    """The actions in a JSON commit or checkpoint. Raises ValueError if one is malformed."""
     actions = []
-    for number, line in enumerate(text.split(b"\n"), 1):  # not splitlines: texts may hold other ends of lines
+    for number, line in enumerate(text.split(b"\n"), 1):  # not splitlines: texts may contain other line ends
         if line.strip():
             action = json.loads(line)
             if not isinstance(action, dict):
-                raise ValueError(f"line {number} is no action: {show(action)}")
+                raise ValueError(f"line {number} is not an action: {show(action)}")
             actions.append(action)
     if not actions:
         raise ValueError(f"{origin} is empty")

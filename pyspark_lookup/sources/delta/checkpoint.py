@@ -41,8 +41,8 @@ _COLUMNS = {
 }
 """What is read of a checkpoint: of a column these fields, or all."""
 
-_ROW_BYTES = 1000  # of memory that a file takes, about
-_CHECKED_BYTES = 64 * 1024 * 1024  # after so many it is time to look at what is free
+_ROW_BYTES = 1000  # of memory per file, approximately
+_CHECKED_BYTES = 64 * 1024 * 1024  # after this many, free memory is checked
 
 Read = Callable[[Sequence[FileVersion]], list[bytes]]
 
@@ -72,7 +72,7 @@ def find_checkpoints(files: Sequence[FileVersion]) -> list[Checkpoint]:
     for (version, count), part_files in parts.items():
         if (len(part_files), min(part_files), max(part_files)) == (count, 1, count):
             checkpoints.append(Checkpoint(version, tuple(part_files[number] for number in sorted(part_files))))
-    # Of one version, a checkpoint in one file comes first: the parts of another may come from two writers.
+    # Of one version, a checkpoint in a single file comes first, because the parts of another may come from two writers.
     return sorted(
         checkpoints, key=lambda checkpoint: (-checkpoint.version, len(checkpoint.files), checkpoint.files[0].url)
     )
@@ -101,7 +101,7 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
         if file.url.endswith(".json"):
             yield from parse_actions(data, redacted_path)
             return
-        # Spark writes bounds of instants as INT96, which may be of the year 9999.
+        # Spark writes bounds of instants as INT96, which may be in the year 9999.
         source = pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
         )
@@ -113,7 +113,7 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
                 selected_columns += (
                     [name] if fields is None else [f"{name}.{field}" for field in fields if field in field_names]
                 )
-        new = 0  # files; other rows, as of those that were removed, are not kept
+        new = 0  # files; other rows, such as those of removed files, are dropped
         for batch in source.iter_batches(columns=selected_columns):
             new += batch.num_rows - batch.column("add").null_count if "add" in columns else 0
             if new * _ROW_BYTES > _CHECKED_BYTES:
@@ -125,13 +125,13 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
                     add["stats"] = json.dumps(add["stats_parsed"], default=_json_of_value)
                 yield action
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
-        raise_ours(DamagedFileError(f"{redacted_path} is no Delta checkpoint: {problem}"), problem)
+        raise_ours(DamagedFileError(f"{redacted_path} is not a Delta checkpoint: {problem}"), problem)
 
 
 def _to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     try:
         return list(batch.to_pylist())
-    except (OverflowError, ValueError):  # a day or time that Python lacks, which is no reason to go without the rest
+    except (OverflowError, ValueError):  # Python lacks such a day or time; the other bounds can still be used
         place = batch.schema.get_field_index("add")
         if place < 0:
             raise
@@ -144,7 +144,7 @@ def _to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _json_of_value(value: Any) -> str | float:
-    """A value of `stats_parsed` as JSON statistics have it: a decimal is a number there, with the digits of a double."""
+    """A value of `stats_parsed` in the form that JSON statistics use, where a decimal is a number with a double's digits."""
     if isinstance(value, decimal.Decimal):
         return float(value)
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,8 +1,7 @@
 """`DeltaLog`: reads the log of a Delta table, and follows it from commit to commit.
 
-A commit never changes once it is there, and the identity of its file tells this table from another one at the same path. So each read asks
-only for the last commit that is cached and for those after it: one listing where a store can list from a name on, else a
-request for each of the two.
+A commit never changes once it exists, and the identity of its file tells this table from another one at the same path. So each read asks
+for the last cached commit and the commits after it: with one listing if the store can list from a name on, else with a request for each.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from pyspark_lookup.versions.restarts import read_again
 
 LOG_DIRECTORY = add_log_directory("_delta_log")
 _COMMIT = re.compile(r"(\d{20})\.json")
-_TAIL_AT_MOST = 64  # commits on record after a state, until that is recorded anew
-_COPIES = 5  # of a log in memory: its bytes, its text, and what is parsed
-_EARLIER_KEPT = 4  # states of earlier versions, in a process
+_TAIL_AT_MOST = 64  # commits on record after a state, before the state is recorded again
+_COPIES = 5  # of a log in memory: its bytes, its text, and its parsed values
+_EARLIER_KEPT = 4  # states of earlier versions, per process
 
 
 @dataclasses.dataclass(frozen=True)
 class _CachedLog:
-    """The latest state, the file of its last commit, and how the host's records hold it: an earlier state, and the commits since."""
+    """The latest state, the file of its last commit, and what the host's records have of it: an earlier state, and the commits since."""
 
     state: DeltaState
     last_file: FileVersion
@@ -71,9 +70,9 @@ class DeltaLog:
     # --- the current version ----------------------------------------------------------------------
 
     def cached_state(self, version: int = 0) -> DeltaState | None:
-        """The newest state that this process has read; if that is before `version`, the host's record of it, if that is newer.
+        """The newest state that this process has read, or the host's record of one if the process has none as new as `version`.
 
-        None if there is neither. No store call. The state may be of a table that was dropped since.
+        None if there is neither. No store call. The state may be of a table that has been dropped since.
         """
         with self._lock:
             if self._cached_log is None or self._cached_log.state.version < version:
@@ -85,10 +84,10 @@ class DeltaLog:
             return None if self._cached_log is None else self._cached_log.state
 
     def latest(self) -> DeltaState:
-        """The table's state now: one listing where nothing is new, and one read for each new commit.
+        """The table's state now: one listing if nothing is new, and one read for each new commit.
 
-        Raises UfsNotFoundError without a log, DamagedFileError for one that contradicts itself, NotSupportedError for what is not
-        known here.
+        Raises UfsNotFoundError if there is no log, DamagedFileError if it contradicts itself, NotSupportedError for features that this
+        reader lacks.
         """
         self.cached_state()
         with self._lock:
@@ -100,7 +99,7 @@ class DeltaLog:
             return cached_log.state
         try:
             texts = self._read(newer)
-        except SourceChangedError:  # a checkpoint holds what clean-up has just removed
+        except SourceChangedError:  # clean-up has just removed a commit; a checkpoint has its contents
             return self._read_all()
         state = self._advance(cached_log.state, newer, texts)
         self._keep(_CachedLog(state, newer[-1], cached_log.base, (*cached_log.tail, *texts)))
@@ -114,7 +113,8 @@ class DeltaLog:
             with contextlib.suppress(UfsNotFoundError):
                 while True:
                     newer.append(self._ufs.get_meta(self._path(version + len(newer) + 1)))
-            # Asked last: if the cached commit is still there after the next ones were seen, these are of the same table.
+            # The race: the table may be replaced between two requests. So the cached commit is requested last: if it is still
+            # there after the next ones were seen, they are of the same table.
             try:
                 return newer if self._ufs.get_meta(cached_log.last_file.url) == cached_log.last_file else None
             except UfsNotFoundError:
@@ -129,7 +129,7 @@ class DeltaLog:
         for number, version in enumerate(sorted(commits), after + 1):
             if version != number:
                 raise DamagedFileError(
-                    f"{self._redacted_path}: the Delta log has a gap, {number:020}.json is missing before version {version}"
+                    f"{self._redacted_path}: the Delta log has a gap: {number:020}.json is missing before version {version}"
                 )
         return [commits[version] for version in sorted(commits)]
 
@@ -142,7 +142,7 @@ class DeltaLog:
                 replay.apply(parse_actions(text, redacted_path))
                 replay.version = _parse_version(file)
             except UNREADABLE as problem:
-                raise_ours(DamagedFileError(f"{redacted_path} is no Delta commit: {problem}"), problem)
+                raise_ours(DamagedFileError(f"{redacted_path} is not a Delta commit: {problem}"), problem)
         return self._build_state(replay)
 
     def _build_state(self, replay: Replay) -> DeltaState:
@@ -170,11 +170,10 @@ class DeltaLog:
         return state
 
     def _replay(self, version: int | None) -> tuple[DeltaState, FileVersion]:
-        """(the state at a version, the file of its last commit), read from the newest complete checkpoint up to it on.
+        """(the state at a version, the file of its last commit), replayed from the newest complete checkpoint that is not after it.
 
-        `version` None: the newest.
-
-        Raises VersionGoneError for a version that is not there, UfsNotFoundError without a log.
+        `version` None: the newest version.
+        Raises VersionGoneError for a version that is not there, UfsNotFoundError if there is no log.
         """
         hint = self._read_hint() if version is None else None
         if hint is not None:
@@ -192,7 +191,7 @@ class DeltaLog:
         if not commits:
             checkpoint_version = max((checkpoint.version for checkpoint in find_checkpoints(listing)), default=None)
             instead = (
-                f"so it is no Delta table. To read all its files as they are (deleted rows, too), move {LOG_DIRECTORY} away"
+                f"so it is not a Delta table. To read all its files as they are (deleted rows, too), move {LOG_DIRECTORY} away"
                 if checkpoint_version is None
                 else f"but a checkpoint of version {checkpoint_version}, which may not be the newest: restore {checkpoint_version:020}.json and the commits after it"
             )
@@ -214,7 +213,7 @@ class DeltaLog:
                 replay = Replay(checkpoint.version)
                 replay.apply(read_checkpoint(checkpoint, self._read_blocks), checkpoint=True)
                 state = replay.state()
-                with contextlib.suppress(NotSupportedError):  # of what a later commit may have dropped
+                with contextlib.suppress(NotSupportedError):  # a later commit may have dropped the feature
                     state.check()
             except (DamagedFileError, SourceChangedError, *UNREADABLE) as problem:  # also if a sidecar is missing
                 first_damage = first_damage or DamagedFileError(f"{self._redacted_path}: {problem}")
@@ -224,12 +223,12 @@ class DeltaLog:
             return self._follow(None, -1, commits, newest)
         if version is not None and first_damage is None:
             oldest = min((checkpoint.version for checkpoint in find_checkpoints(listing)), default=None)
-            since = "" if oldest is None else f", which is made of {oldest} on"
+            since = "" if oldest is None else f"; the oldest version that can be read is {oldest}"
             raise VersionGoneError(
-                f"{self._redacted_path} has no version {version} any more: what came before it was removed from the log{since}"
+                f"{self._redacted_path} has no version {version} any more: the commits before it were removed from the log{since}"
             )
         raise first_damage or DamagedFileError(
-            f"{self._redacted_path}: the Delta log begins with version {min(commits)}, and has no whole checkpoint to begin with"
+            f"{self._redacted_path}: the Delta log begins with version {min(commits)} and has no complete checkpoint to start from"
         )
 
     def _follow(
@@ -240,13 +239,14 @@ class DeltaLog:
         state = self._advance(state, files, self._read(files))
         if newest not in commits:
             raise DamagedFileError(
-                f"{self._redacted_path}: the Delta log lacks {newest:020}.json, of its newest checkpoint"
+                f"{self._redacted_path}: the Delta log lacks {newest:020}.json, the commit of its newest checkpoint"
             )
         return state, commits[newest]
 
     def _read_hint(self) -> int | None:
-        """The version of the newest checkpoint, as `_last_checkpoint` has it; None if that file is missing or damaged. It may be out of date."""
-        with contextlib.suppress(UfsNotFoundError, SourceChangedError, *UNREADABLE):  # a checkpoint replaces it
+        """The version of the newest checkpoint according to `_last_checkpoint`, which may be out of date; None if that file is missing or damaged."""
+        # Written in place by checkpoints, so it may be missing or torn.
+        with contextlib.suppress(UfsNotFoundError, SourceChangedError, *UNREADABLE):
             file = self._ufs.get_meta(f"{self._directory}/_last_checkpoint")
             return as_count(json.loads(self._ufs.read_ranges(file, [(0, file.size)])[0])["version"])
         return None
@@ -296,9 +296,9 @@ class DeltaLog:
     def commit_times(
         self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]] | None = None
     ) -> list[tuple[int, int]]:
-        """(version, Unix ms) of the commits in the log, or of those given, oldest first: when each was made, as Delta has it.
+        """(version, Unix ms) of `commits`, by default of all in the log, oldest first, with each commit's timestamp as Delta defines it.
 
-        That is when its file was written; since the table has `delta.enableInCommitTimestamps`, what the commit says.
+        That is the time at which its file was written, or its `inCommitTimestamp` once the table has `delta.enableInCommitTimestamps`.
         """
         commits = self.commits() if commits is None else commits
         has_commit_times = state.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true"
@@ -321,7 +321,8 @@ class DeltaLog:
                 at_ms = info.get("inCommitTimestamp")
             at_ms = int((file.modified_at_s or 0) * 1000) if at_ms is None else as_count(at_ms)
             recorded_times.append((version, at_ms))
-        # A copied log's files are younger than its commits: none of the earlier commits counts as later than the first that tells its time.
+        # The files of a copied log are newer than its commits. So no commit before the first one with an inCommitTimestamp counts
+        # as later than that.
         limit = next((at_ms for version, at_ms in recorded_times if version >= since), math.inf)
         times: list[tuple[int, int]] = []
         for version, at_ms in recorded_times:
@@ -337,7 +338,7 @@ class DeltaLog:
             check_commit(actions)
             return actions
         except UNREADABLE as problem:
-            raise_ours(DamagedFileError(f"{redacted_path} is no Delta commit: {problem}"), problem)
+            raise_ours(DamagedFileError(f"{redacted_path} is not a Delta commit: {problem}"), problem)
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -345,7 +346,7 @@ class DeltaLog:
         return f"{self._directory}/{version:020}.json"
 
     def _read(self, files: Sequence[FileVersion]) -> list[bytes]:
-        """The contents of commits. Their blocks are not cached, for the host's records hold the state and the commits after it."""
+        """The contents of commits. They bypass the block cache, because the host's records hold the state and the commits after it."""
         self._check_room(files)
         return [parts[0] for parts in self._ufs.read_many([(file, [(0, file.size)]) for file in files])]
 
@@ -373,7 +374,7 @@ class DeltaLog:
 
         def add_tail(record: Any) -> _CachedLog:
             if record["table"] != base.table_id:
-                raise ValueError("of another table")
+                raise ValueError("it is of another table")
             texts, last_file = (
                 tuple(text.encode() for text in as_texts(record["commits"])),
                 FileVersion.from_json(record["last"]),
@@ -442,7 +443,7 @@ def _state_to_json(state: DeltaState) -> dict[str, Any]:
 
 
 def _replay_texts(base: DeltaState, texts: Sequence[bytes]) -> Replay:
-    """A state after the commits of the given texts."""
+    """The state after applying commits, given as texts, to `base`."""
     replay = Replay.from_state(base)
     for text in texts:
         replay.apply(parse_actions(text, "the host's record of the log"))
@@ -451,7 +452,7 @@ def _replay_texts(base: DeltaState, texts: Sequence[bytes]) -> Replay:
 
 
 def _state_from_json(record: Any) -> DeltaState:
-    """What `_state_to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
+    """What `_state_to_json` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
     files = [Add.from_json(row) for row in record["files"]]
     rewrites = tuple((_parse_keys(new), _parse_keys(old)) for new, old in record["rewrites"])
     metadata = {**record["metadata"]}

@@ -32,7 +32,7 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 def arrow_schema(schema: Any) -> pa.Schema:
-    """The columns of a schema in the log. A column of an unknown type gets an `unreadable_type`. Raises TypeError or ValueError for anything else."""
+    """The columns of a schema in the log. A column of an unknown type gets an `unreadable_type`. Raises TypeError or ValueError if it is malformed."""
     columns = [
         with_collations(
             pa.field(as_text(field["name"]), type_of_column(_parse_type, field["type"], field["name"])), field

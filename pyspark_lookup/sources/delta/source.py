@@ -45,10 +45,10 @@ _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _MINUTE = datetime.timedelta(minutes=1)
 _CUT, _LAST = "\ufffd", "\U0010ffff"
-_DIGITS = 15  # of a decimal that a double holds exactly
+_DIGITS = 15  # digits of a decimal that a double always represents exactly
 _ROUNDED = decimal.Decimal(2) ** -48
 _FLOATS_AS_TEXTS = ("Infinity", "-Infinity")
-_ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs writes for whole ones beyond them
+_ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs writes for whole numbers beyond these
 
 
 class DeltaSource(VersionSource):
@@ -66,7 +66,7 @@ class DeltaSource(VersionSource):
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        files = ufs.list_files(marker_url, "/", _NAMES_LOOKED_AT)  # names that begin with a dot sort before it
+        files = ufs.list_files(marker_url, "/", _NAMES_LOOKED_AT)  # names that begin with a dot come before this one
         return any(_OF_LOG.fullmatch(file.url.rpartition("/")[2]) for file in files)
 
     @classmethod
@@ -128,7 +128,7 @@ class DeltaSource(VersionSource):
         return version
 
     def _get_files(self, table: Table, state: DeltaState) -> DeltaFiles:
-        """What builds the table's versions: that of the version before, if its columns were the same."""
+        """The builder of the table's versions. It is reused as long as the columns stay the same."""
         files = self._files.get(table.url)
         if files is None or not files.fits(table, state):
             files = DeltaFiles(table, state, self._parts.ufs.url_of)
@@ -190,7 +190,7 @@ class DeltaFiles:
         self._stored = {column.name: column.stored for column in self._columns}
         self._partitions = {self._stored[name]: name for name in state.partition_columns}
         self._data = [self._schema.field(name) for name in self._schema.names if name not in state.partition_columns]
-        # A name may be used again by another table at this path.
+        # Another table at this path may use a name again.
         self._identity = f"{IMMUTABLE}{key_of(state.table_id)}"
         self._built_files: dict[Key, tuple[Add, FileVersion]] = {}
 
@@ -198,7 +198,7 @@ class DeltaFiles:
         return (table, _column_definitions(state)) == (self._table, self._definitions)
 
     def version(self, state: DeltaState) -> TableVersion:
-        """The version that a state of the log stands for."""
+        """The table version for a state of the log."""
         statistics_by_text = {add.statistics: file.statistics for add, file in self._built_files.values()}
         built_files = {}
         for key, add in state.files.items():
@@ -209,7 +209,7 @@ class DeltaFiles:
                 else (add, self._file(add, statistics_by_text))
             )
         self._built_files = built_files
-        # A reader sees it by version, and two versions with the same rows as one.
+        # A reader compares versions by digest, so two versions with the same rows are one.
         digest = key_of(state.table_id, state.metadata["schemaString"], *sorted(state.files))
         metadata = VersionMetadata(
             state.table_id,
@@ -268,7 +268,7 @@ def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str
     """The URL of an absolute path. Raises NotSupportedError if that is in another kind of store than the table."""
     scheme, colon, location = path.partition(":") if not path.startswith("/") else ("file", ":", path)
     path_scheme, table_scheme = scheme.lower(), table.url.partition("://")[0].lower()
-    # Behind two slashes stands the name of a host, which a file of this one has not.
+    # After two slashes comes the name of a host, which a file of this machine does not have.
     is_complete = re.match(r"/(?!/)|///|//localhost/", location) if path_scheme == "file" else location.startswith("//")
     if not (colon and is_complete) or (
         path_scheme != table_scheme and not {path_scheme, table_scheme} <= {"s3", "s3a", "s3n"}
@@ -280,7 +280,7 @@ def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str
 
 
 def _add_zone(value: str | None, kind: pa.DataType) -> str | None:
-    """A partition value as the log has it, with a Z added to an instant that has no zone, for it is in UTC."""
+    """A partition value as the log has it; an instant without a zone gets a Z, because it is in UTC."""
     instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
     return f"{value}Z" if value is not None and instant and not _ZONE.search(value) else value
 
@@ -319,7 +319,7 @@ def _to_statistics(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]
             if low is None or high is None or low > high:
                 low = high = None
             elif pa.types.is_temporal(field.type):
-                low, high = widened(low, high)  # those of a table that was converted are as its footers have them
+                low, high = widened(low, high)  # a table that was converted has bounds as in its footers
             if nulls is not None or low is not None:
                 bounds[field.name] = ColumnStats(low, high, nulls, statistics.rows)
     return FileStatistics(statistics.rows, bounds)
@@ -345,7 +345,7 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
                 return exact
             if exact in _ENDS:
                 return None
-            margin = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes doubles
+            margin = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes decimals as doubles
             rounding = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
             return EXACT.add(exact, margin).quantize(decimal.Decimal(1).scaleb(-kind.scale), rounding, EXACT)
         if pa.types.is_floating(kind):
@@ -355,9 +355,7 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
             if math.isnan(number):
                 return None
             float32 = number
-            with contextlib.suppress(
-                OverflowError
-            ):  # of a float the shortest text, which may be that of another double
+            with contextlib.suppress(OverflowError):  # the shortest text of a float may be that of another double
                 (float32,) = struct.unpack("f", struct.pack("f", number))
             return max(number, float32) if high else min(number, float32)
         if pa.types.is_date(kind):
@@ -374,9 +372,9 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
 
 
 def _text_bound(text: str, high: bool) -> str:
-    """A bound of a text column. A high bound that older versions of Delta have cut, and ended with U+FFFD, is raised to be one again.
+    """A bound of a text column. Older versions of Delta truncate high bounds and append U+FFFD; such a bound is raised until it holds again.
 
-    They also cut UTF-16 pairs in two, and wrote `?` for the half that was left.
+    They also cut UTF-16 pairs in two, and wrote `?` for the remaining half.
     """
     if not high or not text.endswith(_CUT):
         return text

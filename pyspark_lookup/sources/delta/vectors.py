@@ -27,10 +27,10 @@ _UUID_DIGITS = 20
 def decode_z85(text: str) -> bytes:
     """The bytes of a Z85 text. Raises ValueError for any other text.
 
-    The last five digits may begin with a `#` for each byte that they have less than four, as writers in Rust fill them up.
+    The last five digits may begin with a `#` for each byte that they lack to four: writers in Rust pad them so.
     """
     if len(text) % 5 or not set(text) <= set(_Z85):
-        raise ValueError(f"no Z85: {text[:40]!r}")
+        raise ValueError(f"not Z85: {text[:40]!r}")
     last_digits = text[-5:].lstrip("#")
     missing = len(text[-5:]) - len(last_digits)
     if not 1 <= missing <= 3:
@@ -38,15 +38,15 @@ def decode_z85(text: str) -> bytes:
     digits = text[:-5] + _Z85[0] * missing + last_digits
     content = base64.b85decode(digits.translate(_DIGITS))
     if any(content[-4 : missing - 4]):
-        raise ValueError(f"no Z85: {text[-5:]!r} at its end")
+        raise ValueError(f"not Z85: {text[-5:]!r} at its end")
     return content[:-4] + content[missing - 4 :]
 
 
 @dataclasses.dataclass(frozen=True)
 class DeletionVector:
-    """A deletion vector of one data file, as the log describes it: `storage` is `i`, `u` or `p`, `data` what goes with it.
+    """A deletion vector of one data file. `storage` and `data`: the log's `storageType` (`i`, `u` or `p`) and `pathOrInlineDv`.
 
-    `path`: the data file's below the table, or its URL outside of it. `url`: the file with the vector; None for one in the log itself.
+    `path`: the data file's, below the table, or its URL if it is elsewhere. `url`: the file with the vector; None if the log itself has it.
     """
 
     path: str
@@ -85,7 +85,7 @@ class DeletionVector:
 
     @classmethod
     def from_json(cls, record: Any) -> DeletionVector:
-        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
         path, storage, data, offset, size, cardinality, url = record
         place = None if url is None else as_text(url)
         counts = (as_count(offset), as_count(size), as_count(cardinality))

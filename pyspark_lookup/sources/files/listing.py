@@ -1,4 +1,4 @@
-"""The data files in a listing, and what makes it no table of plain files."""
+"""Finds the data files in a listing, and refuses listings that are not a table of plain files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def refuse_tables(table_url: str, kind: str, listing: Listing, sources: Sequence
     hudi = next((directory for directory in directories if directory.rsplit("/", 1)[-1] == ".hoodie"), None)
     if hudi is not None:
         raise TableFormatError(
-            f"{redact('path', listing.url)} holds {hudi}, so it is a Hudi table: its files alone are not a version of it. Read it "
-            "through a lookup.provider of your own, with format('hudi'), or export the current version as plain files"
+            f"{redact('path', listing.url)} holds {hudi}, so it is a Hudi table: a listing does not say which of its files are "
+            "current. Read it with format('hudi') or through a lookup.provider of your own, or export the current version as plain files"
         )
 
 
@@ -61,7 +61,7 @@ def data_files(
         reason = (
             "no file matches the glob" if kind == Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
         )
-        raise TableEmptyError(f"{table_url} is no table now: {reason}")
+        raise TableEmptyError(f"there is no table at {table_url}: {reason}")
     return files
 
 

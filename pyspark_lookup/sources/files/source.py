@@ -30,13 +30,15 @@ class FilesSource(VersionSource):
     pins = ()
     retained = False
     described = False
-    markers = (".hoodie",)  # plain files to whoever reads them so, but to Hudi
+    markers = (".hoodie",)  # Hudi's; to other readers its tables are plain files
     label = "a Hudi table"
 
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)
         self._ufs, self._host, self._clock = parts.ufs, parts.host, parts.context.clock
-        self._latest: tuple[Listing, tuple[Table, bool], TableVersion] | None = None  # what the last listing was
+        self._latest: tuple[Listing, tuple[Table, bool], TableVersion] | None = (
+            None  # the last listing, its table, and the version that it gave
+        )
         self._jobs = WritingJobs(parts.ufs, parts.host, parts.context.metrics, parts.context.clock)
 
     @classmethod
@@ -50,7 +52,7 @@ class FilesSource(VersionSource):
     def check_options(self, options: LookupOptions, kind: str) -> None:
         if options.success_file and kind == Kind.FILE:
             raise OptionError(
-                f"option lookup.success-file = 'true': {redact('path', options.path)} is one file, not a directory of a job"
+                f"option lookup.success-file = 'true': {redact('path', options.path)} is a file, and only the directory of a job has a _SUCCESS file: remove it"
             )
         self._refuse_pin(options, kind)
 
@@ -58,7 +60,7 @@ class FilesSource(VersionSource):
         return detect_format([file.url for file in files])
 
     def current(self, question: Question) -> Answer:
-        """One call, more only while it settles or a job writes."""
+        """The current version. One store call, or more while the table settles or a job writes it."""
         table, started_s, status = question.table, question.started_s, question.status
         began_s = self._clock.steady_s()
         while True:
@@ -81,10 +83,11 @@ class FilesSource(VersionSource):
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        """The current version, and of its files those that are no newer than `newest`: the earlier version, if files were only added since."""
+        """The current version, and a version of those of its files that are not newer than `newest`. The second is the earlier version if
+        files have only been added since."""
         try:
             version = ask()
-        except TableBusyError as problem:  # what the token names may be told from what a job adds
+        except TableBusyError as problem:  # a job may have only added files to the version that the token names
             if problem.listing is None:
                 raise
             version = self._version(table, problem.listing, past_jobs=True)
@@ -100,7 +103,7 @@ class FilesSource(VersionSource):
     # --- the store --------------------------------------------------------------------------------
 
     def _list(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
-        """The version that the store lists, once it has settled. Raises NotATableError if the listing is no version."""
+        """The version that the store lists, once it has settled. Raises NotATableError if the listing is not a version."""
         for _ in range(_SETTLE_POLLS):
             status = self._get_status(table) if status is None else status
             wait_s = self._unsettled_s(table, status)
@@ -110,11 +113,11 @@ class FilesSource(VersionSource):
             self._clock.sleep(wait_s)
             status = None
         raise TableBusyError(
-            f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
+            f"{table.url} is still being written after {_SETTLE_POLLS} waits of lookup.settle = {table.settle_s} s: try again later"
         )
 
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
-        """Whether to wait, because a job may end soon or may have begun: an overwrite removes files before it shows in a listing."""
+        """Whether waiting may help: a job may end soon, or may have just begun, for an overwrite removes files before its own directory is listed."""
         if not table.busy.keep or table.kind == Kind.FILE:
             return False
         if isinstance(problem, TableBusyError):
@@ -132,9 +135,9 @@ class FilesSource(VersionSource):
         return False
 
     def _has_shrunk(self, table: Table, version: TableVersion, started_s: float) -> bool:
-        """Whether files have gone since the last known version, and none were added: a removal, or a job that has just begun.
+        """Whether the table has lost files since the last known version, and gained none: somebody removes files, or a job has just begun.
 
-        What another process has learned since this listing was asked for says nothing of it.
+        A version that another process recorded after this listing was requested is not compared.
         """
         record = self._host.last(table)
         if table.kind == Kind.FILE or record is None or record["digest"] == version.digest:
@@ -147,8 +150,8 @@ class FilesSource(VersionSource):
     def _confirm(self, table: Table, version: TableVersion) -> TableVersion:
         """The version once no more files disappear between two listings.
 
-        A job that overwrites a directory removes its files one by one before anything tells of the
-        job. Such a listing is half a table, and its blocks may all be cached here.
+        A job that overwrites a directory removes its files one by one before anything shows that it runs. A listing in between is half a
+        table, and no read fails if all blocks of that half are cached here.
         """
         for _ in range(_SETTLE_POLLS):
             self._clock.sleep(_CONFIRM_S)
@@ -156,7 +159,9 @@ class FilesSource(VersionSource):
             if {file.url for file in version.files} <= {file.url for file in newer_version.files}:
                 return newer_version
             version = newer_version
-        raise TableBusyError(f"{table.url} keeps losing files: {_SETTLE_POLLS} listings in a row have fewer")
+        raise TableBusyError(
+            f"{table.url} keeps losing files: {_SETTLE_POLLS} listings in a row lacked some: try again later"
+        )
 
     def _get_status(self, table: Table) -> FileVersion | Listing:
         if table.kind == Kind.FILE:
@@ -179,7 +184,7 @@ class FilesSource(VersionSource):
             source.refuse_files(urls)
 
     def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
-        """The version in the store's answer. `past_jobs`: also while jobs write. Raises NotATableError if it is no version."""
+        """The version in the store's answer. `past_jobs`: even while jobs write. Raises NotATableError if it is not a version."""
         if isinstance(status, FileVersion):
             self._refuse_files([status])
             return TableVersion(table.id, (status,))
@@ -197,10 +202,10 @@ class FilesSource(VersionSource):
         except TableEmptyError:
             if not ignored_directories:
                 raise
-            # A job that overwrites has removed the files, and put none: that says nothing of what the table is.
+            # A job that overwrites has removed all files and not put any yet, so the kind of table is unknown.
             busy = TableBusyError(
-                f"{status.url} holds no data file, only {ignored_directories[0]} of a job that overwrites it or has died: wait for the job, or "
-                "write the table anew"
+                f"{status.url} holds no data file, only {ignored_directories[0]} of a job that is overwriting it or has died: wait for the job, "
+                "or write the table again"
             )
             busy.listing = status
             raise busy from None
@@ -209,9 +214,9 @@ class FilesSource(VersionSource):
             files = select_committed(self._parts.blocks, status, files)
             if not files:
                 raise TableEmptyError(
-                    f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"
+                    f"there is no table at {redact('path', table.url)}: its streaming sink has committed no file"
                 )
         version = TableVersion(table.id, files)
-        if not ignored_directories:  # whether a job is dead, only time tells
+        if not ignored_directories:  # whether a job is dead shows only with time
             self._latest = status, (table, past_jobs), version
         return version

@@ -22,8 +22,8 @@ from pyspark_lookup.versions.model import Table, TableVersion
 def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...]) -> tuple[FileVersion, ...]:
     """The files that a streaming file sink's log (`_spark_metadata`) has committed.
 
-    Log files are `<batch>` or `<batch>.compact`, a version line and one JSON object per file; the
-    last compact one holds all before it. Raises DamagedFileError for one that is not so.
+    Log files are `<batch>` or `<batch>.compact`: a version line, then one JSON object per file. A compact file also lists all files of the
+    batches before it. Raises DamagedFileError for a malformed one.
     """
     prefix = f"{listing.url}/_spark_metadata/"
     logs: dict[int, tuple[bool, FileVersion]] = {}
@@ -46,7 +46,9 @@ def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVers
                 name = as_text(entry["path"]).rsplit("/", 1)[-1]
                 (committed_names.discard if entry.get("action") == "delete" else committed_names.add)(name)
         except UNREADABLE as problem:
-            raise DamagedFileError(f"{redact('path', file.url)} is no log of a streaming sink: {problem!r}") from None
+            raise DamagedFileError(
+                f"{redact('path', file.url)} is not a log of a streaming sink: {problem!r}"
+            ) from None
     return tuple(file for file in files if file.url.rsplit("/", 1)[-1] in committed_names)
 
 
@@ -65,8 +67,10 @@ class WritingJobs:
         self._clock = clock
         self._logged_reasons: set[str] = set()
         self._lacking_digest: str | None = None
-        self._seen_s: dict[str, float] = {}  # when a version of a table was kept, by its id
-        self._alive_until_s: dict[str, float] = {}  # a job's directory cannot be that of a dead one before, by URL
+        self._seen_s: dict[str, float] = {}  # for each table by its id, when a version was last kept
+        self._alive_until_s: dict[
+            str, float
+        ] = {}  # for each directory by its URL, the time before which its job cannot count as dead
 
     def keep(self, table: Table, problem: Exception, gone_digest: str | None) -> TableVersion | None:
         """The last version that this host knows, while a job writes: the job's files belong to no version yet.
@@ -120,9 +124,9 @@ class WritingJobs:
             try:
                 changed_s, now_s = self._ufs.last_change_s(url)
             except UfsError:
-                continue  # its job has just ended, or nobody may look into it: not known to be dead
+                continue  # its job has just ended, or the directory cannot be read: it is not known to be dead
             if changed_s is not None and not url.startswith("file://"):
-                # An object store's directories have no time: a commit that copies files out of one shows in the files.
+                # An object store's directories have no time. If a commit copies files out of one, that shows in the files.
                 changed_s = max([changed_s, *(file.modified_at_s or 0.0 for file in listing.files)])
             if changed_s is None or now_s - changed_s < table.busy.timeout_s:
                 if changed_s is not None:

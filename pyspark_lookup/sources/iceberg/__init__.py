@@ -1,1 +1,1 @@
-"""Iceberg tables: PyIceberg reads catalogs and manifests, where a pointer is resolved; everything else is read here."""
+"""Iceberg tables. PyIceberg asks catalogs and decodes manifests; everything else is read here."""

@@ -1,4 +1,4 @@
-"""`Catalog`: asks an Iceberg catalog, by PyIceberg, where a table's metadata lies now; `CatalogStore`: the stores of its tables."""
+"""`Catalog`: asks an Iceberg catalog, through PyIceberg, where a table's metadata lies now; `CatalogStore`: the stores of its tables."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pyspark_lookup.storage.stores.store import CATALOG_SCHEME, Count, Listing, 
 
 T = TypeVar("T")
 
-_CALL_S = 60.0  # PyIceberg's client of REST catalogs waits for ever
+_CALL_S = 60.0  # because PyIceberg's client of REST catalogs waits without a limit
 _READER = "pyspark_lookup.sources.iceberg.pyiceberg_catalog"
 
 
 class Catalog:
-    """A catalog by its name in PyIceberg's configuration, or by the `properties` that take its place. Belongs to one process.
+    """A catalog by its name in PyIceberg's configuration, or by the `properties` that replace it. Belongs to one process.
 
-    PyIceberg is imported when the catalog is first asked. `call_s`: after so long a call is given up.
+    PyIceberg is imported when the catalog is first asked. `call_s`: the timeout of each call.
     """
 
     def __init__(self, name: str, properties: Sequence[tuple[str, str]], call_s: float = _CALL_S) -> None:
@@ -38,7 +38,8 @@ class Catalog:
     def load(self, table: str) -> tuple[str, dict[str, Any] | None]:
         """(where the metadata of a table lies, the metadata itself if the catalog sends it). One call.
 
-        Raises UfsNotFoundError if it knows no such table, CatalogUnavailableError, OptionError for one that is not configured.
+        Raises UfsNotFoundError if the catalog has no such table, OptionError if it is not configured, CatalogUnavailableError if it does
+        not answer.
         """
         reader = _import(self.name)
         with self._lock:
@@ -89,9 +90,10 @@ def _import(name: str) -> Any:
 
 
 class CatalogStore:
-    """The stores of a catalog's tables. The table's own name is `catalog://<catalog>/<name>`: for this the catalog is asked, not a store.
+    """The stores of a catalog's tables. A table itself has the URL `catalog://<catalog>/<name>`, about which the catalog is asked and not a
+    store.
 
-    `open_store`: opens the store of a URL. `properties`: of the catalog, which tell it from others of its name.
+    `open_store`: opens the store of a URL. `properties`: the catalog's, which distinguish it from others of its name.
     """
 
     pins = False

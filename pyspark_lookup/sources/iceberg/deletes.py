@@ -64,7 +64,7 @@ class PositionDeletes:
         try:
             table = self._rows(pa.BufferReader(data))
             paths, places = table.column(0).cast(pa.string()), table.column(1)
-            is_complete = pc.and_(pc.is_valid(paths), pc.is_valid(places))  # a row may say nothing
+            is_complete = pc.and_(pc.is_valid(paths), pc.is_valid(places))  # a row may be null
             codes = one_array(paths.filter(is_complete)).dictionary_encode()
             rows = one_array(places.filter(is_complete).cast(pa.int64())).to_numpy()
             order = np.lexsort((rows, codes.indices.to_numpy()))
@@ -77,7 +77,9 @@ class PositionDeletes:
                 key = locations.resolve_url(path).removeprefix(self.table + "/")
                 positions[key] = np.union1d(positions[key], part) if key in positions else part
         except (*UNREADABLE, pa.ArrowException, OSError) as problem:
-            raise_ours(DamagedFileError(f"{redact('path', self.url)} names no deleted rows: {problem}"), problem)
+            raise_ours(
+                DamagedFileError(f"{redact('path', self.url)} is not a readable delete file: {problem}"), problem
+            )
         return positions
 
     def _rows(self, source: pa.BufferReader) -> pa.Table:
@@ -98,7 +100,7 @@ class PositionDeletes:
 
     @classmethod
     def from_json(cls, record: Any) -> PositionDeletes:
-        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
         url, size, form, *places = record
         return cls(as_text(url), as_count(size), FileFormatName(form), *map(as_text, places))
 
@@ -130,7 +132,7 @@ class PuffinVector:
         except (*UNREADABLE, struct.error) as problem:
             redacted_path = redact("path", self.url)
             raise DamagedFileError(
-                f"{redacted_path} at {self.offset}: a deletion vector is damaged: {problem}"
+                f"{redacted_path}: the deletion vector at byte {self.offset} is damaged: {problem}"
             ) from None
         return {self.path: rows}
 
@@ -139,7 +141,7 @@ class PuffinVector:
 
     @classmethod
     def from_json(cls, record: Any) -> PuffinVector:
-        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
         path, url, *counts = record
         return cls(as_text(path), as_text(url), *map(as_count, counts))
 
@@ -148,8 +150,8 @@ class PuffinVector:
 class EqualityDeletes:
     """An equality delete file: a data row is deleted if it has the values of one of its rows in the `columns`.
 
-    `schema`: these columns as a table's, by names that no other column has. `current_columns`: those of them that the table still has, whose
-    bounds tell which files the deletes may concern.
+    `schema`: these columns, by unique names. `current_columns`: those that the table still has; their bounds show which data files the
+    deletes may affect.
     """
 
     url: str
@@ -165,7 +167,7 @@ class EqualityDeletes:
     def name(self) -> str:
         return self.url
 
-    @cached_property  # asked of each file that it concerns
+    @cached_property  # used for each file that it may affect
     def keys(self) -> FileVersion:
         return FileVersion(self.url, self.size, DELETE_FILE, columns=self.current_columns, format=self.format)
 
@@ -183,7 +185,7 @@ class EqualityDeletes:
 
     @classmethod
     def from_json(cls, record: Any) -> EqualityDeletes:
-        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
         url, size, form, schema, *columns = record
         stored_columns, current_columns = (tuple(map(StoredColumn.from_json, column_set)) for column_set in columns)
         text_of_schema(schema_of_text(as_text(schema)))

@@ -24,7 +24,7 @@ _NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest, as the manifest list names it. `length` and `spec_id` None: of a snapshot of format 1 that has no such list."""
+    """A manifest, as the manifest list names it. `length` and `spec_id` are None if a snapshot of format 1 has no such list."""
 
     location: str
     length: int | None
@@ -36,7 +36,7 @@ class Manifest:
 class Entry:
     """A live file: `location` as written, `partition` by the field ids `partition_ids`, `sequence` the data sequence number.
 
-    `referenced`, `offset` and `length`: of a deletion vector.
+    `referenced`, `offset` and `length` are those of a deletion vector.
     """
 
     location: str
@@ -80,6 +80,7 @@ def parse_bound(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any
         form = _NUMBERS.get((iceberg_type, len(data)))
         if form is not None:
             return python_value(struct.unpack(form, data)[0], iceberg_type)
-        if iceberg_type.startswith("timestamp") and len(data) == 4:  # of a date, before the column was widened
+        # The bound of a date, written before the column was widened.
+        if iceberg_type.startswith("timestamp") and len(data) == 4:
             return python_value(struct.unpack("<i", data)[0] * _DAY_US, iceberg_type)
     return None

@@ -60,7 +60,7 @@ class _SequencedDeletes:
     def may_name(self, location: str) -> bool:
         """Whether the deletes may name this data file."""
         low, high = self.paths
-        # Paths that are spelled in another way, or bounds that are cut within the server's name, do not compare.
+        # Paths in another spelling, or bounds that were cut inside the server's name, cannot be compared.
         if (
             low is None
             or high is None
@@ -73,19 +73,19 @@ class _SequencedDeletes:
 class IcebergFiles:
     """Builds the files of snapshots that are read with one schema. `table`: the table's URL.
 
-    Raises NotSupportedError for what is not known here, one of `decoding.UNREADABLE` for what makes no sense.
+    Raises NotSupportedError for features that this reader lacks, one of `decoding.UNREADABLE` for contradictory metadata.
     """
 
     def __init__(self, table: str, metadata: IcebergMetadata, selection: Selection, locations: Locations) -> None:
         self._table, self._metadata, self._locations = table, metadata, locations
         self.schema = arrow_schema(selection.schema)
         self.columns = stored_columns(selection.schema, metadata.name_mapping)
-        self._identity = f"{IMMUTABLE}{key_of(metadata.table_id)}"  # a name may be used again by another table
+        self._identity = f"{IMMUTABLE}{key_of(metadata.table_id)}"  # another table may use a name again
         self._flat = {column.field_id: column for column in flat_columns(selection.schema)}
         self._schemas = [selection.schema, *(metadata.schemas[id_] for id_ in sorted(metadata.schemas, reverse=True))]
 
     def partitions(self, files: Sequence[FileVersion]) -> tuple[str, ...]:
-        """The columns of which every file's partition has the one value, in a type whose values come back from text as they were."""
+        """The columns that have a single value in each file's partition, and whose values can be written as text and read back."""
         partition_columns = {column.path[0] for column in self._flat.values() if is_told_in_text(column.iceberg_type)}
         for file in files:
             partition_columns &= {name for name, _ in file.partition or ()}
@@ -102,7 +102,7 @@ class IcebergFiles:
         return FileVersion(
             url,
             entry.size,
-            # Where it was added again, deletes from before concern it no more.
+            # If the file was added again, earlier deletes no longer apply to it.
             f"{self._identity}-{entry.sequence}",
             partition=self._partition(entry),
             deletes=deletes.find(entry, url),
@@ -134,7 +134,7 @@ class IcebergFiles:
         values_by_id = dict(zip(entry.partition_ids, entry.partition, strict=True))
         if values_by_id.keys() <= {*field_ids}:
             return tuple(values_by_id.get(field_id) for field_id in field_ids)
-        # Format 1 knew them by their place, and some of its writers have numbered them otherwise.
+        # Format 1 identifies them by position, and some of its writers use other numbers.
         if len(entry.partition) != len(field_ids):
             raise ValueError(
                 f"{entry.location} has a partition of {len(entry.partition)} values, its spec has {len(field_ids)}"
@@ -148,7 +148,7 @@ class IcebergFiles:
         for field_id, place in identity_fields(self._spec(entry.spec_id)).items():
             column, value = self._flat.get(field_id), values[place]
             if column is not None and len(column.path) == 1:
-                with contextlib.suppress(*UNREADABLE):  # of a day that Python lacks; the file has it, too
+                with contextlib.suppress(*UNREADABLE):  # Python lacks such a day; the file itself has the value, too
                     partition[column.path[0]] = None if value is None else text_of_value(value, column.iceberg_type)
         return tuple(sorted(partition.items()))
 
@@ -162,7 +162,7 @@ class IcebergFiles:
         return {self._flat[id_].path[0]: stats for id_, stats in by_id.items() if stats is not None}
 
     def _column_stats(self, entry: Entry, column: Column) -> ColumnStats | None:
-        """The bounds that a manifest has of a column in a file; None if it has none."""
+        """A column's bounds in a file, as the manifest has them; None if it has none."""
         id_, kind = column.field_id, column.iceberg_type
         nulls, values = entry.nulls.get(id_), entry.values.get(id_)
         if nulls is not None and (entry.rows < 0 or values not in (None, entry.rows)):
@@ -173,7 +173,7 @@ class IcebergFiles:
         if low is None or high is None or low > high:
             low = high = None
         elif pa.types.is_temporal(column.type):
-            low, high = widened(low, high)  # those of files that were added are as their footers have them
+            low, high = widened(low, high)  # files that were added to the table have bounds as in their footers
         if low is None and nulls is None:
             return None
         return ColumnStats(low, high, nulls, max(entry.rows, 1))
@@ -197,14 +197,14 @@ class IcebergFiles:
         for field_id in sorted(entry.equality_ids):
             field_path = find_field(self._schemas, field_id)
             if not field_path:
-                raise ValueError(f"no schema has the field {field_id}, which {entry.location} deletes by")
+                raise ValueError(f"no schema has the field {field_id}, by which {entry.location} deletes")
             current_column = columns_by_id.get(field_id)
-            name = f"\0{field_id}" if current_column is None else current_column.name  # no column has such a name
+            name = f"\0{field_id}" if current_column is None else current_column.name  # a name that no column has
             isolated_field = _isolate_field(field_path)
             fields.append(arrow_schema({"fields": [isolated_field]}).field(0).with_name(name))
             columns.append(dataclasses.replace(stored_column(isolated_field, self._metadata.name_mapping), name=name))
         if not fields:
-            raise ValueError(f"{entry.location} deletes by no column")
+            raise ValueError(f"{entry.location} is an equality delete file without columns")
         current_columns = tuple(columns_by_id[id_] for id_ in entry.equality_ids if id_ in columns_by_id)
         schema = text_of_schema(pa.schema(fields))
         return EqualityDeletes(
@@ -302,7 +302,7 @@ class _DeleteFileIndex:
 
 
 def _select_applicable(sequenced: Sequence[_SequencedDeletes], entry: Entry) -> Sequence[_SequencedDeletes]:
-    """Those of the deletes, which are in the order of their sequence numbers, that apply to a file."""
+    """The deletes that apply to a file. `sequenced`: all deletes, in the order of their sequence numbers."""
     return sequenced[bisect.bisect_left(sequenced, entry.sequence, key=lambda item: item.sequence) :]
 
 

@@ -9,12 +9,12 @@ from pyspark_lookup.errors import NotSupportedError
 from pyspark_lookup.options.conf_file import redact
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
-_PATHS = ("", "file", "hdfs", "viewfs")  # of which it is the path that tells files apart
+_PATHS = ("", "file", "hdfs", "viewfs")  # schemes whose files differ by path only
 _S3 = ("s3a", "s3n")
 
 
 def plain_location(location: str) -> str:
-    """One spelling of a location: `s3a://` is `s3://`, and of a path on a disk or in HDFS the path alone counts."""
+    """A location in its canonical spelling: `s3://` instead of `s3a://`, and only the path on a disk or in HDFS."""
     match = _SCHEME.match(location)
     scheme, path = (match[1].lower(), location[match.end() :]) if match else ("", location)
     if scheme in _PATHS:
@@ -35,8 +35,10 @@ def _parse_scheme(url: str) -> str:
 
 
 class Locations:
-    """Maps locations in a table's metadata to URLs. The table's own `location` is at the URL `root`: it may have been written under another
-    name, or relative to the writer's directory, or copied."""
+    """Maps locations in a table's metadata to URLs. The metadata's `location` lies at the URL `root`.
+
+    The two differ if the table was written under another name or relative to the writer's directory, or was copied.
+    """
 
     def __init__(self, location: str, root: str) -> None:
         self.location, self.root = location, root
@@ -48,7 +50,8 @@ class Locations:
             and root_parts[-common - 1] == location_parts[-common - 1]
         ):
             common += 1
-        # Above what both have in common: where the writer's files lay, and where they are now, if they were copied together.
+        # The directories above the common end of both: where the writer's files lay, and where they are now, if they were copied
+        # together.
         self._location_above = "/".join(location_parts[: len(location_parts) - common])
         self._root_above = root.rsplit("/", common)[0]
         self._moved = common > 0 and (self._location_above, self._plain_location) != (
@@ -79,13 +82,11 @@ class Locations:
             scheme = _SCHEME.match(file_location)
             if scheme is None or scheme[1].lower() == "file":
                 home = _SCHEME.match(self.root)
-                # A path alone is one of the store that the table lies in.
+                # A path alone is in the table's own store.
                 if scheme is None and home is not None and home[1] not in ("file", "s3"):
                     return f"{home[1]}://{home[2] or ''}{plain}"
                 return "file://" + plain
             return f"{scheme[1].lower()}://{scheme[2] or ''}{plain}"
         if "://" in plain:
             return plain
-        raise ValueError(
-            f"a relative path, {file_location!r}, which is not below the table's location {self.location!r}"
-        )
+        raise ValueError(f"the relative path {file_location!r} is not below the table's location {self.location!r}")

@@ -35,7 +35,7 @@ from pyspark_lookup.errors import DamagedFileError, NotSupportedError, raise_our
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.iceberg.entries import Entry, Manifest
 
-_NEWEST = 3  # whose columns are those of the formats before, and more
+_NEWEST = 3  # its manifests have all columns of earlier formats, and more
 _FIELDS = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[_NEWEST].fields)}
 _ADDED, _DELETED = 1, 2
 _PARTITION_ID = 102
@@ -44,17 +44,18 @@ _SPEC_ID = "partition-spec-id"
 
 _SYNC_BYTES = 16
 _BYTES_AT_MOST = 2**29  # of the records in a file, decompressed
-_RECORD_BYTES = 1000  # of memory that a record takes, about
+_RECORD_BYTES = 1000  # of memory per record, approximately
 _NESTED = ("type", "fields", "items", "values")
 _LOGICAL_TYPES = ("decimal", "map")
-# Format 1 has left out what the later ones require, and nothing of that is used here.
+# Format 1 leaves out columns that later formats require, and none of them is used here.
 _MANIFEST_LIST_SCHEMA = Schema(
     *(field.model_copy(update={"required": False}) for field in MANIFEST_LIST_FILE_SCHEMAS[_NEWEST].fields)
 )
 
 
 class _AvroFile(AvroFile[Any]):
-    """PyIceberg's AvroFile, with a decoder that stops at the end of its bytes; raises ValueError for a block that is cut off or not used up.
+    """PyIceberg's AvroFile, with a decoder that stops at the end of its bytes. Raises ValueError for a block that is cut off or has bytes left
+    over.
 
     The compiled decoder (0.12.0) reads beyond the end, and rounds doubles to floats.
     """
@@ -74,9 +75,9 @@ class _AvroFile(AvroFile[Any]):
     def _read_block(self) -> int:
         if self.block:
             if self.block.block_decoder.tell() != self._block_bytes:
-                raise ValueError("a block has more in it than its records")
+                raise ValueError("a block has bytes after its records")
             if self.decoder.read(_SYNC_BYTES) != self.header.sync:
-                raise ValueError("a block does not end where it says")
+                raise ValueError("a block does not end with the file's sync marker")
         if self.decoder.tell() == len(self.input_file):
             raise EOFError
         try:
@@ -99,13 +100,13 @@ class _AvroFile(AvroFile[Any]):
 
     def _decompress(self, data: bytes, at_most: int) -> bytes:
         """The content of a block. Raises ValueError if it is more than `at_most` bytes, before they are in memory."""
-        codec = self.header.compression_codec()  # raises ValueError for one that is not known
+        codec = self.header.compression_codec()  # raises ValueError for an unknown codec
         if codec is None:
             return data
         name = self.header.meta["avro.codec"]
         if name == "snappy":
             size = shift = 0
-            for byte in data[:5]:  # as it begins
+            for byte in data[:5]:  # the codec's bytes at the beginning
                 size |= (byte & 0x7F) << shift
                 shift += 7
                 if byte < 0x80:
@@ -177,7 +178,7 @@ class _Bytes(InputFile):
 
 
 def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
-    """The manifests of a snapshot. Raises DamagedFileError that names the file, NotSupportedError."""
+    """The manifests of a snapshot. Raises DamagedFileError that names the file, NotSupportedError for an encrypted one."""
     try:
         with _AvroFile(
             _Bytes(location, data),
@@ -202,7 +203,7 @@ def _manifest(row: dict[str, Any]) -> Manifest:
 
 
 def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
-    """The live files of a manifest. Raises DamagedFileError that names it, NotSupportedError."""
+    """The live files of a manifest. Raises DamagedFileError that names it, NotSupportedError for an encrypted one."""
     try:
         return list(_entries(manifest, data))
     except NotSupportedError:
@@ -227,7 +228,7 @@ def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
             if int(status) == _DELETED:
                 continue
             if sequence is None:
-                # What was added with the manifest has its number; before there were numbers, all have 0.
+                # A file that was added with the manifest has the manifest's number; before there were numbers, all have 0.
                 if int(status) != _ADDED and manifest.sequence:
                     raise ValueError(f"an existing file without a sequence number: {file.file_path}")
                 sequence = manifest.sequence
@@ -264,4 +265,4 @@ def _entry(row: list[Any], spec_id: int, partition_ids: tuple[int, ...], sequenc
 
 def _damaged_file_error(location: str, file_kind: str, problem: Exception) -> DamagedFileError:
     redacted_path = redact("path", location)
-    return DamagedFileError(f"{redacted_path} is no Iceberg {file_kind}: {type(problem).__name__}: {problem}")
+    return DamagedFileError(f"{redacted_path} is not an Iceberg {file_kind}: {type(problem).__name__}: {problem}")

@@ -27,7 +27,7 @@ _NAME_MAPPING = "schema.name-mapping.default"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _SNAPSHOTS_NAMED = 5
-_COPIES = 5  # of metadata in memory: its bytes, its text, and what is parsed
+_COPIES = 5  # of metadata in memory: its bytes, its text, and its parsed values
 _TEXT_AT_MOST = 2**29  # bytes of JSON, decompressed
 _FIRST_PARTITION_ID = 1000
 
@@ -47,7 +47,7 @@ class Snapshot:
 
     @classmethod
     def parse(cls, document: Any) -> Snapshot:
-        """The snapshot that an object of a metadata file describes. Raises one of `decoding.UNREADABLE` for anything else."""
+        """The snapshot that an object of a metadata file describes. Raises one of `decoding.UNREADABLE` if it is malformed."""
         summary = document.get("summary") or {}
         manifest_list, parent, schema_id = (
             document.get("manifest-list"),
@@ -69,7 +69,8 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionField:
-    """A field of a partition spec: `transform` of the column with field id `source`. None: of several columns, which is not used here."""
+    """A field of a partition spec: `transform` of the column with field id `source`. None: the transform takes several columns, and is not
+    used here."""
 
     field_id: int
     source: int | None
@@ -86,9 +87,9 @@ class Selection:
 
 
 class IcebergMetadata:
-    """A table as its metadata file describes it. `place`: the URL by which it is read, to tell a copy with the same ids apart.
+    """A table as its metadata file describes it. `place`: the URL by which it is read, which tells a copy with the same ids apart.
 
-    Raises one of `decoding.UNREADABLE`, NotSupportedError.
+    Raises one of `decoding.UNREADABLE` if the metadata is malformed, NotSupportedError for a later format or encryption.
     """
 
     def __init__(self, document: Mapping[str, Any], place: str) -> None:
@@ -138,10 +139,10 @@ class IcebergMetadata:
         return mapping
 
     def choose(self, pin: Pin | None, redacted_path: str) -> Selection:
-        """The snapshot and schema that a reference means.
+        """The snapshot and schema that a reference means. `redacted_path` names the table in errors.
 
-        Without a pin and for a branch that is the latest snapshot with the current schema; for a tag, a time or a snapshot id it is that snapshot
-        with its own schema. `redacted_path` names the table in errors. Raises VersionGoneError, and OptionError for a branch or tag that does not exist.
+        Without a pin, or for a branch: the latest snapshot with the current schema. For a tag, a time or a snapshot id: that snapshot with
+        its own schema. Raises VersionGoneError, and OptionError for a branch or tag that does not exist.
         """
         if pin is None:
             return self._select(None if self._current is None else self._snapshot(self._current, redacted_path), None)
@@ -177,7 +178,7 @@ class IcebergMetadata:
         if _MAIN not in refs and self._current is not None:
             refs = {**refs, _MAIN: ("branch", self._current)}
         if (ref.kind, ref.name) == ("branch", _MAIN) and _MAIN not in refs:
-            return self.choose(None, redacted_path)  # nothing was committed yet
+            return self.choose(None, redacted_path)  # nothing has been committed yet
         kind, snapshot_id = refs.get(ref.name, ("", 0))
         if kind != ref.kind:
             existing_names = ", ".join(sorted(name for name, (kind, _) in refs.items() if kind == ref.kind))
@@ -192,18 +193,18 @@ class IcebergMetadata:
             newest = sorted(self.snapshots.values(), key=lambda snapshot: snapshot.timestamp_ms)[-_SNAPSHOTS_NAMED:]
             existing_ids = ", ".join(str(snapshot.id) for snapshot in newest) or "none"
             raise VersionGoneError(
-                f"{redacted_path} has no snapshot {snapshot_id}: it was expired, or never was one of this table; the newest are {existing_ids}"
+                f"{redacted_path} has no snapshot {snapshot_id}: it has expired, or was never one of this table's; the newest are {existing_ids}"
             )
         return self.snapshots[snapshot_id]
 
     def _find_by_time(self, at: datetime.datetime, redacted_path: str) -> Snapshot:
         at_ms = (at - _EPOCH) // _MILLISECOND
-        # In the order in which they became the current one, also by a rollback; clocks may have been set back.
+        # In the order in which they became current, also by a rollback; clocks may have been set back.
         snapshot_ids = [snapshot_id for time_ms, snapshot_id in self._log if time_ms <= at_ms]
         if not snapshot_ids:
             since = (_EPOCH + self._log[0][0] * _MILLISECOND).isoformat() if self._log else "never"
             raise VersionGoneError(
-                f"{redacted_path} has no snapshot of {at.isoformat()} (lookup.timestamp): the first one is of {since}"
+                f"{redacted_path} has no snapshot as old as {at.isoformat()} (lookup.timestamp): its first is of {since}"
             )
         return self._snapshot(snapshot_ids[-1], redacted_path)
 
@@ -233,7 +234,7 @@ def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
         check_room(len(text) * _COPIES, f"{redacted_path}: {len(text)} bytes of Iceberg metadata")
         return parse_metadata_json(location, json.loads(text), place)
     except (*UNREADABLE, EOFError, OSError) as problem:
-        raise_ours(DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}"), problem)
+        raise_ours(DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {problem}"), problem)
 
 
 def parse_metadata_json(location: str, document: Any, place: str) -> IcebergMetadata:
@@ -241,6 +242,6 @@ def parse_metadata_json(location: str, document: Any, place: str) -> IcebergMeta
     try:
         return IcebergMetadata(document, place)
     except NotSupportedError as problem:
-        raise NotSupportedError(f"{redact('path', place)}, an Iceberg table: {problem}") from None
+        raise NotSupportedError(f"Iceberg table {redact('path', place)}: {problem}") from None
     except UNREADABLE as problem:
-        raise_ours(DamagedFileError(f"{redact('path', location)} is no Iceberg metadata: {problem}"), problem)
+        raise_ours(DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {problem}"), problem)

@@ -27,7 +27,7 @@ _IN_TEXT = frozenset({"boolean", "int", "long", "date", "timestamp", "timestampt
 
 
 def python_value(value: Any, iceberg_type: str) -> Any:
-    """A value as manifests have it (days, microseconds) as Python's. Raises one of `decoding.UNREADABLE` for what is none."""
+    """A value of a manifest (in days, in microseconds) as a Python value. Raises one of `decoding.UNREADABLE` if it is not valid."""
     if iceberg_type == "date":
         return value if isinstance(value, datetime.date) else EPOCH_DATE + datetime.timedelta(days=value)
     if iceberg_type in ("timestamp", "timestamptz"):
@@ -39,7 +39,7 @@ def python_value(value: Any, iceberg_type: str) -> Any:
 
 
 def is_told_in_text(iceberg_type: str) -> bool:
-    """Whether values of a type survive as text, and can be selected by it: not floats, nor bytes."""
+    """Whether values of a type can be written as text and selected by it, which floats and bytes cannot."""
     return iceberg_type in _IN_TEXT or iceberg_type.startswith("decimal")
 
 
@@ -69,7 +69,7 @@ def partition_stats(
     transform, width_match = field.transform, _WIDTH.fullmatch(field.transform)
     if transform == "void" or not (transform in ("identity", *_TIMES) or width_match):
         return None
-    if value is None:  # of a null, and of nothing else
+    if value is None:  # null, and no other value
         return ColumnStats(None, None, rows, rows)
     with contextlib.suppress(*UNREADABLE, decimal.InvalidOperation):
         if transform == "identity":
@@ -82,7 +82,8 @@ def partition_stats(
             return ColumnStats(None, None, 0, rows, (int(width_match[2]), int(value))) if is_hashed else None
         if width_match:
             return _truncated_stats(value, int(width_match[2]), kind, rows)
-        low, high = widened(*_span(transform, value))  # of files that were added by what their footers say
+        # Files that were added to the table have values as in their footers.
+        low, high = widened(*_span(transform, value))
         if iceberg_type == "date":
             return ColumnStats(low.date(), high.date(), 0, rows)
         zone = datetime.timezone.utc if iceberg_type == "timestamptz" else None
@@ -93,7 +94,7 @@ def partition_stats(
 def _span(transform: str, value: Any) -> tuple[datetime.datetime, datetime.datetime]:
     """The first and the last instant of a year, month, day or hour, counted from 1970."""
     number = (value - EPOCH_DATE).days if isinstance(value, datetime.date) else int(value)
-    # Before 1970 some writers have rounded towards it, so a value may stand one too high.
+    # Some writers round times before 1970 towards 1970, so a value may be one too high.
     first = _start(transform, number - 1 if number <= 0 else number)
     return first, _start(transform, number + 1) - _MICROSECOND
 
@@ -111,7 +112,7 @@ def _truncated_stats(value: Any, width: int, kind: pa.DataType, rows: int) -> Co
         if len(value) < width:
             return ColumnStats(value, value, 0, rows)
         last = ord(value[-1]) + 1
-        # A character that is no half of another, and comes after all that begin with the value.
+        # The last character that is not half of a UTF-16 pair: it sorts after all texts that begin with the value.
         return (
             None if last > 0x10FFFF or 0xD800 <= last < 0xE000 else ColumnStats(value, value[:-1] + chr(last), 0, rows)
         )
@@ -122,7 +123,7 @@ def _truncated_stats(value: Any, width: int, kind: pa.DataType, rows: int) -> Co
 
 
 def narrow(first: ColumnStats | None, second: ColumnStats | None) -> ColumnStats | None:
-    """The narrowest bounds that follow from two bounds of one column, each of which holds."""
+    """The tightest bounds that follow from two pairs of bounds of a column, both of which hold."""
     if first is None or second is None:
         return first if second is None else second
     lows = [low for low in (first.low, second.low) if low is not None]

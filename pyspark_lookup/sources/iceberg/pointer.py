@@ -50,7 +50,7 @@ class Pointer:
 
     @classmethod
     def from_json(cls, record: Any) -> Pointer:
-        """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        """Decode what `to_json` wrote. Raises TypeError or ValueError if it is malformed."""
         location, source_file, table_id = record
         if source_file is not None:
             return cls.from_file(as_text(location), FileVersion.from_json(source_file))
@@ -68,11 +68,11 @@ def read_pointer(ufs: Ufs, table: str, last_pointer: Pointer | None) -> Pointer:
         return last_pointer
     redacted_path = redact("path", hint.url)
     if hint.size > _HINT_BYTES:
-        raise DamagedFileError(f"{redacted_path} is no version hint: it has {hint.size} bytes")
+        raise DamagedFileError(f"{redacted_path} is not a version hint: it has {hint.size} bytes")
     try:
         hint_text = ufs.read_ranges(hint, [(0, hint.size)])[0].decode().strip()
     except UnicodeDecodeError as problem:
-        raise DamagedFileError(f"{redacted_path} is no version hint: {problem}") from None
+        raise DamagedFileError(f"{redacted_path} is not a version hint: {problem}") from None
     for name in _names(hint_text):
         try:
             file = ufs.get_meta(f"{directory}/{name}")
@@ -80,7 +80,7 @@ def read_pointer(ufs: Ufs, table: str, last_pointer: Pointer | None) -> Pointer:
         except UfsNotFoundError:
             continue
     raise DamagedFileError(
-        f"{redacted_path} says {hint_text!r}, of which there is no file {' or '.join(_names(hint_text))}"
+        f"{redacted_path} names version {hint_text!r}, but there is no file {' or '.join(_names(hint_text))}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Asks a catalog, by PyIceberg, where a table's metadata lies."""
+"""Asks a catalog, through PyIceberg, where a table's metadata lies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
 
 
 class _PointerError(BaseException):
-    """Carries where the metadata lies, and what was sent of it, out of `load_table`, which would read it. Nothing in between catches it."""
+    """Carries the location of the metadata, and the metadata if it was sent, out of `load_table` before that reads it. Nothing in between
+    catches it."""
 
     def __init__(self, location: str, metadata: dict[str, Any] | None = None) -> None:
         self.location = location
@@ -27,7 +28,7 @@ class _PointerError(BaseException):
 
 
 class PointerFileIO(FileIO):
-    """Reads nothing: says which file a catalog would read."""
+    """A FileIO that reads nothing: it reports which file the catalog would have read."""
 
     def new_input(self, location: str) -> InputFile:
         raise _PointerError(location)
@@ -41,7 +42,7 @@ class PointerFileIO(FileIO):
 
 _CATALOG_PROPERTIES = {
     "py-io-impl": f"{__name__}.{PointerFileIO.__name__}",
-    "init_catalog_tables": "false",  # of an SQL catalog, which is read only here
+    "init_catalog_tables": "false",  # for an SQL catalog, which is only read here
 }
 
 
@@ -62,15 +63,15 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     except Exception as problem:
         raise_ours(_unavailable_error(name, problem), problem)
     session = getattr(catalog, "_session", None)
-    if session is not None:  # of a REST catalog
+    if session is not None:  # a REST catalog has a session
         session.hooks["response"].append(_take_table)
-    # A table's own properties may name another class to read it with.
+    # A table's own properties may name another class for reading it.
     catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
 
 
 def _take_table(response: Any, *_: object, **__: object) -> None:
-    """Take a table out of a REST catalog's answer: PyIceberg would make objects of it all, or refuse what it does not know yet."""
+    """Take a table out of a REST catalog's raw answer, for PyIceberg would parse all of it and refuse what it does not know yet."""
     try:
         answer = json.loads(response.content)
         location, metadata, _ = answer["metadata-location"], answer["metadata"], answer["metadata"]["format-version"]
@@ -92,7 +93,7 @@ def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, 
         raise_ours(OptionError(f"option lookup.catalog = {name!r}: {problem}"), problem)
     except Exception as problem:
         raise_ours(_unavailable_error(name, problem), problem)
-    raise _unavailable_error(name, ValueError("it sends no metadata"))
+    raise _unavailable_error(name, ValueError("the answer has no metadata"))
 
 
 def _unavailable_error(name: str, problem: Exception) -> CatalogUnavailableError:

@@ -56,7 +56,7 @@ _REWRITES_KEPT = 8
 _MANIFESTS_KEPT = 1000
 _VERSIONS_KEPT = 4
 _NAMES_LOOKED_AT = 1000
-_POINTERS_TRIED = 5  # while each leads to what is expired before it is read
+_POINTERS_TRIED = 5  # attempts, if each pointer leads to metadata that expires before it is read
 _HINT_WAITS_S = (0.01, 0.03, 0.1)
 
 
@@ -69,7 +69,7 @@ class _PointerRecord:
 
     @classmethod
     def from_json(cls, record: Any) -> _PointerRecord:
-        """What `IcebergSource._remember` wrote. Raises TypeError or ValueError for anything else."""
+        """What `IcebergSource._remember` wrote. Raises TypeError or ValueError if it is malformed."""
         pointer, digest = record
         return cls(Pointer.from_json(pointer), as_name(digest))
 
@@ -107,7 +107,7 @@ class IcebergSource(VersionSource):
     def open_store(cls, options: LookupOptions, open_url: Callable[[str, bool], Store]) -> Store | None:
         if options.catalog is None:
             return None
-        # Options about storage are not for the catalog's local tables.
+        # A catalog's local tables get no storage options.
         open_files = lambda url: open_url(url, "://" in url and not url.startswith("file:"))  # noqa: E731
         scope = json.dumps(options.storage, default=str)
         return CatalogStore(options.catalog, options.catalog_properties, open_files, scope)
@@ -119,7 +119,8 @@ class IcebergSource(VersionSource):
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        # Catalogs write 00000-….metadata.json, which comes first; others v1.metadata.json and the hint, which come after the manifests.
+        # Catalogs write 00000-….metadata.json, which comes first in a listing; others write v1.metadata.json and the hint, which
+        # come after the manifests.
         names = ("", "v")
         files = [file for after in names for file in ufs.list_files(marker_url, after, _NAMES_LOOKED_AT)]
         return any(file.url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")) for file in files)
@@ -143,9 +144,9 @@ class IcebergSource(VersionSource):
             table, _, parent = file.url.rpartition("/")[0].rpartition("/")
             if parent == METADATA_DIRECTORY and (not pattern or glob_reaches(table, pattern)):
                 raise TableFormatError(
-                    f"{redact('path', listing.url)} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table, without a "
-                    f"{METADATA_DIRECTORY}/{HINT} that says which metadata file is current; the newest may be of a commit that failed. Read it "
-                    "by its name in its catalog (lookup.catalog), or name a metadata file"
+                    f"{redact('path', listing.url)} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table, but it "
+                    f"has no {METADATA_DIRECTORY}/{HINT} that says which metadata file is current (the newest may be of a failed commit). Read "
+                    "it by its name in its catalog (lookup.catalog), or give the path of a metadata file"
                 )
 
     # --- versions ---------------------------------------------------------------------------------
@@ -161,7 +162,8 @@ class IcebergSource(VersionSource):
         ):
             cached_version = self._find_cached(table, pointer_record.digest)
             if cached_version is not None:
-                if pointer.settled and not pointer_record.pointer.settled:  # so that the next look will do
+                # A settled pointer, so that the next query can compare it.
+                if pointer.settled and not pointer_record.pointer.settled:
                     self._remember(table, _PointerRecord(pointer, pointer_record.digest))
                 return Answer(cached_version, question.started_s)
         for last in (False,) * (_POINTERS_TRIED - 1) + (True,):
@@ -170,7 +172,7 @@ class IcebergSource(VersionSource):
                 version = self._version(table, metadata, metadata.choose(table.pinned, self._redact_path(table)))
                 break
             except DamagedFileError as problem:
-                # It may have been expired since the pointer was read; then another one is the current one.
+                # The race: the metadata may have expired since the pointer was read. Then the pointer now names other metadata.
                 if last or not isinstance(problem.__cause__, (UfsNotFoundError, SourceChangedError)):
                     raise
                 last_pointer, (pointer, sent_metadata) = pointer, self._find_pointer(table, None)
@@ -246,7 +248,7 @@ class IcebergSource(VersionSource):
         files = IcebergFiles(table.url, metadata, selection, locations)
         snapshot = selection.snapshot
         data_files = files.files([] if snapshot is None else self._entries(snapshot, locations))
-        number = None if snapshot is None or snapshot.id >= 2**63 else snapshot.id  # which some writers have
+        number = None if snapshot is None or snapshot.id >= 2**63 else snapshot.id  # some writers use larger ids
         schema, partitions = text_of_schema(files.schema), files.partitions(data_files)
         version_metadata = VersionMetadata(
             metadata.table_id, None, "", selection.digest, (), schema, partitions, (), number
@@ -258,7 +260,7 @@ class IcebergSource(VersionSource):
     def _rewrites(
         self, table: Table, metadata: IcebergMetadata, snapshot: Snapshot | None, version: TableVersion
     ) -> Rewrites:
-        """The compactions in a version: those of the version that this host knew before it, and those since."""
+        """The compactions in a version: those of the last version that this host knows, and those since."""
         record = self._parts.host.last(table)
         earlier_version = None if record is None else self._find_cached(table, record["digest"])
         if (
@@ -302,16 +304,16 @@ class IcebergSource(VersionSource):
                 )
             except UfsNotFoundError:
                 raise UfsNotFoundError(
-                    f"{self._redact_path(table)} has no {METADATA_DIRECTORY}/{HINT}: name the table of a catalog (lookup.catalog) or its "
-                    "metadata file"
+                    f"{self._redact_path(table)} has no {METADATA_DIRECTORY}/{HINT}: give its name in a catalog (lookup.catalog) or the path of "
+                    "its metadata file"
                 ) from None
         self._pointers = {**self._pointers, table.url: pointer}
         return pointer, sent_metadata
 
     def _read_pointer(self, url: str, last_pointer: Pointer | None) -> Pointer:
-        """The pointer in the table's hint, read again where a commit or a clean-up came in between.
+        """The pointer in the table's hint, read again if a commit or a clean-up interfered.
 
-        Writers replace the hint, so that of a table that was there before it may be missing for an instant.
+        Writers replace the hint, so the hint of an existing table may be missing for an instant.
         """
         transient_errors = (
             SourceChangedError,
@@ -331,7 +333,7 @@ class IcebergSource(VersionSource):
             return Locations(metadata.location, table.url)
         root, directory = table.url.rsplit("/", 2)[:2]
         elsewhere = metadata.properties.get("write.metadata.path")
-        # Metadata that was written apart from the table says nothing of where the table may have been copied to.
+        # Metadata outside the table's directory does not show where the table may have been copied to.
         if directory != METADATA_DIRECTORY or (
             elsewhere is not None and plain_location(elsewhere) == plain_location(f"{root}/{directory}")
         ):
@@ -369,10 +371,8 @@ class IcebergSource(VersionSource):
                 manifest.location: reader.read_manifest(manifest, content)
                 for manifest, content in zip(new, data, strict=True)
             }
-        except (
-            SourceChangedError,
-            DamagedFileError,
-        ):  # of tables whose metadata was edited, lists do not say true lengths
+        except (SourceChangedError, DamagedFileError):
+            # In tables whose metadata was edited, lists have wrong lengths.
             data = self._read_whole([(locations.resolve_url(manifest.location), None) for manifest in new])
             new_entries = {
                 manifest.location: reader.read_manifest(manifest, content)
@@ -465,8 +465,8 @@ def _import() -> Any:
     except ImportError as problem:
         raise_ours(
             OptionError(
-                "an Iceberg table needs PyIceberg, which reads its manifests and which this machine does not have: pip install "
-                f"'pyspark-lookup[iceberg]' ({problem})"
+                "Iceberg tables need PyIceberg, which this machine does not have: pip install 'pyspark-lookup[iceberg]' "
+                f"({problem})"
             ),
             problem,
         )

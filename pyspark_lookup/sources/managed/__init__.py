@@ -1,4 +1,4 @@
-"""Managed tables: their log and versions, and writing them without Spark: rows to files, files to commits."""
+"""Managed tables: their log, their versions, and how rows become files and files become commits, without Spark."""
 
 from pyspark_lookup.sources.managed.compaction import Compactor
 from pyspark_lookup.sources.managed.data_files import DataFiles

@@ -19,7 +19,7 @@ _log = logging.getLogger("pyspark_lookup.writing")
 
 
 class Aborts:
-    """Aborts writes of the managed table at `log.url`. `timeout_s`: a writer without a heartbeat for so long is dead."""
+    """Aborts writes of the managed table at `log.url`. `timeout_s`: a writer that shows no heartbeat for this long is dead."""
 
     def __init__(self, ufs: Ufs, log: NotificationLog, context: HostContext, timeout_s: float) -> None:
         self._ufs = ufs
@@ -34,8 +34,8 @@ class Aborts:
     ) -> TableState | None:
         """Make sure that no row of the job is ever seen, and remove its files. Does nothing if the job is committed.
 
-        The table's state after that; None if there is no table. Raises a UfsError if the store cannot be asked; the write stays
-        open then, and its files where they are.
+        Returns the table's state after that; None if there is no table. Raises a UfsError if the store cannot be asked; the write then
+        stays open, and its files stay.
         """
         state = self._log.latest() if batch is not None or job.write_id is None else None
         if batch is not None and state is not None and state.is_committed(batch):
@@ -58,7 +58,7 @@ class Aborts:
             if write is None:
                 return state
             if write.committed:
-                # The commit is in the log, but the answer to it was lost.
+                # The commit is in the log, but its answer was lost.
                 _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
                 return state
         self.remove(job, files, state)
@@ -71,7 +71,7 @@ class Aborts:
             self.tidy(job, state)
 
     def discard(self, job: Job, files: Iterable[DataFile], state: TableState) -> None:
-        """Remove those of a job's files that no write of the log names."""
+        """Remove the files among a job's that no write in the log names."""
         if state.table_id != job.table_id:
             return  # another table may use a directory of that name
         named_paths = named_files(state, job)
@@ -101,7 +101,11 @@ class Aborts:
         for write_id in dead:
             nonce, directory = state.writes[write_id].nonce, write_directory(write_id)
             job = Job(state.table_id, write_id, WriteMode.APPEND, directory, state.definition, 0.0, nonce)
-            _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
+            _log.warning(
+                "aborting write %d of %s: its writer has shown no sign of life for lookup.write.timeout",
+                write_id,
+                self._url,
+            )
             self.abort(job, (), f"no sign of life for {self._timeout_s:g} s")
         return bool(dead)
 
@@ -109,7 +113,8 @@ class Aborts:
 def append_unseen(
     log: NotificationLog, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
 ) -> TableState:
-    """Append an event that makes no row visible. If it is unknown whether it is in the log, nothing counts as written: UfsUnavailableError."""
+    """Append an event that makes no row visible. Raises UfsUnavailableError if it is unknown whether the log has the event: nothing counts as
+    written then."""
     try:
         return log.append(make, after)
     except CommitUnknownError as problem:
@@ -117,5 +122,5 @@ def append_unseen(
 
 
 def nothing_written(log: NotificationLog, problem: CommitUnknownError) -> UfsUnavailableError:
-    """The error that says that nothing was written."""
+    """The error for a write of which nothing has become visible."""
     return UfsUnavailableError(f"nothing was written to {redact('path', log.url)}: {problem.__cause__ or problem}")

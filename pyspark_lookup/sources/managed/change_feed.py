@@ -1,7 +1,7 @@
-"""The changes of a managed table: what each commit of its log has added and taken away.
+"""The changes of a managed table: which rows each commit of its log has added and removed.
 
-A change is a row with its kind: `insert`, `delete`, or both images of an update, which is a row whose key an upsert
-writes anew. A compaction changes no row. Planning is by the log alone; rows are read where the tasks run.
+A change is a row with its kind: `insert`, `delete`, or the two images of an update, which is a row that an upsert replaces by one with the
+same key. A compaction changes no row. Planning reads only the log; tasks read the rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHANGE_COLUMNS = pa.schema(
 )
 """What became of a row, which commit did it (as `lookup.version`), and when the store has that put (null: its log was trimmed)."""
 
-_PRUNED_BY = 10_000  # keys; more of them would rule out hardly any unit
+_PRUNED_BY = 10_000  # keys; more would rule out hardly any unit
 _INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "update_postimage"
 
 
@@ -42,9 +42,9 @@ _INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "upda
 class ChangeTask:
     """Rows that one commit has added or removed.
 
-    `files`: the files that have these rows. `marks`: the delete files of a write by key, which name the rows that it
-    replaces. `counterparts`: the files on the other side of an update. `keys`, `schema`: the table's, at that time and now.
-    `committed_at_s`: on the store's clock.
+    `files`: the files that have these rows. `marks`: the delete files of a write by key, which name the rows that it replaces.
+    `counterparts`: the files with the other image of its updates. `keys`: the table's key columns at the time of the commit. `schema`: its
+    present columns. `committed_at_s`: on the store's clock.
     """
 
     table: Table
@@ -59,7 +59,7 @@ class ChangeTask:
 
     @property
     def bytes(self) -> int:
-        """The bytes that reading it may take, at most."""
+        """The most bytes that reading it may take."""
         return sum(file.size for file in self.files)
 
 
@@ -68,7 +68,7 @@ def change_columns(columns: pa.Schema) -> pa.Schema:
     for name in CHANGE_COLUMNS.names:
         if name in columns.names:
             raise SchemaError(
-                f"column {name!r} of the table has the name of a change column: leave it out (lookup.columns)"
+                f"column {name!r} of the table has the name of a change column: leave it out with lookup.columns"
             )
     return pa.schema([*columns, *CHANGE_COLUMNS])
 
@@ -94,11 +94,11 @@ def plan_snapshot(table: Table, log: NotificationLog, state: TableState, positio
 
 
 def cost(state: TableState, change: Change) -> tuple[int, int, int]:
-    """The (rows, files, bytes) to read for a change, by a state that answers for it."""
+    """The (rows, files, bytes) to read for a change. `state`: one that covers the change."""
     write = state.writes[change.write_id] if change.write_id is not None else None
     if write is None or write.mode is WriteMode.COMPACT:
         return 0, 0, 0
-    if write.vacuumed:  # unknown: reading it raises VersionGoneError
+    if write.vacuumed:  # unknown; reading it raises VersionGoneError
         return 1, 1, 1
     files_to_read = [*write.files, *write.deletes]
     if write.mode is WriteMode.OVERWRITE:
@@ -111,10 +111,9 @@ def cost(state: TableState, change: Change) -> tuple[int, int, int]:
 def changes_between(
     table: Table, log: NotificationLog, state: TableState, after: int, until: int, appends_only: bool
 ) -> Iterator[ChangeTask]:
-    """The changes of the commits after one position, up to and with another, in their order.
+    """The changes of the commits after position `after`, up to and including `until`, in order.
 
-    Raises VersionGoneError if files of one were vacuumed. With `appends_only`, raises NotSupportedError for a commit that
-    removes rows.
+    Raises VersionGoneError if files of one were vacuumed. With `appends_only`, raises NotSupportedError for a commit that removes rows.
     """
     schema = _schema(table, state)
     tasks: list[ChangeTask] = []
@@ -128,7 +127,7 @@ def changes_between(
 
 
 def _timed(log: NotificationLog, tasks: Sequence[ChangeTask], after: int) -> list[ChangeTask]:
-    """The tasks, all of commits after a position, with the times of their commits."""
+    """The tasks, with the times of their commits. `after`: a position before all these commits."""
     if not tasks:
         return []
     put_at_s = log.put_times(after, max(task.position for task in tasks) - after)
@@ -147,15 +146,15 @@ def _tasks(
     where = redact("path", table.url)
     if is_vacuumed:
         raise VersionGoneError(
-            f"{where}: what was changed at log position {position} was vacuumed before it was read. Restart a stream from the current "
-            "table (a new checkpoint, lookup.stream.start = SNAPSHOT), a batch from later changes (lookup.changes-from). "
-            "Vacuum only what the slowest reader of changes has read"
+            f"{where}: the changes at log position {position} were vacuumed before they were read. Restart a stream from the current "
+            "table (a new checkpoint, lookup.stream.start = SNAPSHOT), or a batch from later changes (lookup.changes-from). "
+            "Vacuum only changes that their slowest reader has read"
         )
     removes = _removes(write)
     if removes and appends_only:
         raise NotSupportedError(
-            f"{where}: the commit at log position {position} ({write.mode.value}) takes rows away, which a stream of rows cannot "
-            f"express. Read lookup.view = changes, whose {CHANGE_TYPE} does"
+            f"{where}: the commit at log position {position} ({write.mode.value}) removes rows, which a stream of rows cannot "
+            f"express: read lookup.view = changes, whose column {CHANGE_TYPE} can"
         )
     keys = state.find_definition(position).keys
     marks = tuple(version_of_file(table, file, DELETE_FILE) for file in write.deletes)
@@ -177,7 +176,7 @@ def _tasks(
 
 
 def _removes(write: TableWrite) -> bool:
-    """Whether a write takes away rows that there were before it."""
+    """Whether a write removes rows that were there before it."""
     return write.mode is WriteMode.OVERWRITE or bool(write.deletes)
 
 
@@ -191,7 +190,7 @@ def _schema(table: Table, state: TableState) -> str:
 def read_changes(
     files: Files, tasks: Sequence[ChangeTask], columns: pa.Schema, predicate: Predicate | None
 ) -> Iterator[pa.RecordBatch]:
-    """The changed rows where `predicate` is true, with `columns`, of which the last may be change columns.
+    """The changed rows for which `predicate` is true, with `columns`, of which the last may be change columns.
 
     A file from which several commits have removed rows is read once. A column that the table does not have is null. Raises
     SourceChangedError if a file is gone.
@@ -246,7 +245,7 @@ def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
         is_selective = is_selective and all(
             table.num_columns and not any(c.null_count for c in table.columns) for table in keys
         )
-        # Positions deleted earlier are left out already, by `find_removed`.
+        # `find_removed` has already left out rows that were deleted earlier.
         whole_file = dataclasses.replace(file, deletes=())
         for at, batch in parts[0].read(whole_file, pa.concat_tables(keys) if is_selective else None):
             for part, removed_rows, _ in from_file[url]:
@@ -257,7 +256,7 @@ def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
 
 
 class _Changes:
-    """One task's rows, with what became of each."""
+    """The rows of one task, with the kind of change of each."""
 
     def __init__(self, files: Files, task: ChangeTask, read_names: Collection[str]) -> None:
         self.task = task
@@ -269,7 +268,7 @@ class _Changes:
 
     @property
     def removes(self) -> bool:
-        """Whether the task is about rows that a write by key has removed."""
+        """Whether the task's rows were removed by a write by key."""
         return bool(self.task.marks) and not self.task.added
 
     def rows(self) -> Iterator[_Change]:
@@ -289,7 +288,7 @@ class _Changes:
                 )
 
     def read(self, file: FileVersion, keys: pa.Table | None) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        """(places, rows) of a file; with `keys`, of its units that may have some of these."""
+        """(positions, rows) of a file; with `keys`, only of the units that may have some of these."""
         located_rows = self._rows.count_rows(self._definition, self._names, file, keys)
         return ((at, batch) for at, batch in located_rows if batch.num_rows)
 
@@ -307,7 +306,7 @@ class _Changes:
         return _kinds(self._match(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
 
     def _find_removed(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
-        """The positions of the rows that the marks name in those files, by URL, and their keys. Rows deleted earlier are left out."""
+        """The positions of the rows in those files that the marks name, by URL, and their keys. Rows deleted earlier are left out."""
         marks = self._rows.read_delete_files(self._definition, self.task.marks)
         urls_by_path = {self.path(file): file.url for file in files}
         deleted_by_url = self._files(True).read_deleted(self.task.table, files)

@@ -1,7 +1,7 @@
-"""Compaction: the rows of several writes into few files in the order of their keys, by a commit that changes no row.
+"""Compaction: writes the rows of several writes into a few files, sorted by key, in a commit that changes no row.
 
-A compaction says which writes it replaces. What others commit meanwhile stays beside it; rows that they delete are looked
-for in its files and deleted there. Where somebody has replaced the same writes, it begins anew.
+A compaction says which writes it replaces. Writes that others commit meanwhile are kept; the rows that they delete are found in the
+compaction's files and deleted there, too. If another commit has replaced the same writes, the compaction starts again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _DELETED_SHARE = 0.2
 def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[TableWrite]:
     """The writes that are worth compacting, by size; none if that would gain nothing.
 
-    Takes writes from the smallest on, as long as each is small, or at most twice as large as all before it together. So a row
-    is rewritten only a few times, however often somebody compacts. `is_requested`: a person asks for it, not a commit.
+    Takes writes from the smallest on, as long as each is small, or at most twice as large as all before it together. So a row is rewritten
+    only a few times, however often the table is compacted. `is_requested`: a person asks for it, and not a commit.
     """
     with_rows = {write.id for write in state.find_visible()}
     sizes = {write.id: write.bytes for write in state.find_needed()}
@@ -68,7 +68,7 @@ def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[Ta
 
 
 class Compactor:
-    """Compactions of the managed table at `log.url`. `after`: this many writes worth compacting start one after a commit; 0: never."""
+    """Compacts the managed table at `log.url`. `after`: a commit starts a compaction once this many writes are worth it; 0: never."""
 
     def __init__(
         self, writer: TableWriter, log: NotificationLog, table: Table, rows: RowsByKey, after: int, sizes: WriteSizes
@@ -82,14 +82,14 @@ class Compactor:
         self._url = redact("path", log.url)
 
     def compact(self) -> TableState:
-        """Compact the writes that are worth it, as one commit. Returns the state after it, or the current one if nothing is to be gained.
+        """Compact the writes that are worth it in one commit. Returns the state after it, or the current one if nothing is worth it.
 
-        Raises UfsNotFoundError if there is no table, WriteConflictError if others replace the same rows again and again.
+        Raises UfsNotFoundError if there is no table, WriteConflictError if others replace the same rows each time.
         """
         return self._compact(is_requested=True)
 
     def compact_if_due(self) -> None:
-        """Compact small writes if there are enough and no other compaction runs. An error is only logged: the rows are committed already."""
+        """Compact small writes if there are enough and no other compaction runs. Errors are only logged, because the rows are committed already."""
         state = self._log.cached_state()
         if not self._after or state is None or self._is_under_way(state):
             return
@@ -103,7 +103,7 @@ class Compactor:
             )
 
     def _is_under_way(self, state: TableState) -> bool:
-        """Whether a compaction has begun, and not so long ago that its process may well be dead."""
+        """Whether a compaction has begun so recently that its process is probably alive."""
         recent = state.position - 4 * self._after
         return any(write.mode is WriteMode.COMPACT and write.allocated_at > recent for write in state.open_writes())
 
@@ -112,7 +112,7 @@ class Compactor:
         for _ in range(_ATTEMPTS):
             state = self._log.latest()
             if state is None:
-                raise UfsNotFoundError(f"{self._url} is no managed table")
+                raise UfsNotFoundError(f"{self._url} is not a managed table")
             if not choose(state, is_requested, self._sizes):
                 return state
             try:
@@ -129,7 +129,7 @@ class Compactor:
             write_id = job.write_id
             if since is None or since.table_id != job.table_id or write_id is None:
                 raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")
-            job = dataclasses.replace(job, definition=since.definition)  # others may have added columns
+            job = dataclasses.replace(job, definition=since.definition)  # others may have added columns meanwhile
             # A compaction replaces only writes that began before it.
             replaced_writes = [write for write in choose(since, is_requested, self._sizes) if write.id < write_id]
             if not replaced_writes:
@@ -161,7 +161,7 @@ class Compactor:
     def _marks(
         self, since: TableState, replaced_writes: Sequence[TableWrite], other_files: Sequence[FileVersion]
     ) -> pa.Table | None:
-        """The rows that the compacted writes delete in the files that stay."""
+        """The rows in the remaining files that the compacted writes delete."""
         marks = [file for write in replaced_writes for file in write.deletes]
         if not marks or not other_files:
             return None
@@ -171,7 +171,7 @@ class Compactor:
         # The key is also null for a row without a key that a predicate deleted.
         if since.rekeyed_at and any(deleted_rows.column(name).null_count for name in since.definition.keys):
             raise WriteConflictError(
-                f"{self._url}: the key columns have changed since some of its rows were replaced, and not all of these "
-                "can be compacted now: overwrite the table with its own rows, or give it its former keys and compact it first"
+                f"{self._url}: the key columns have changed since some rows were replaced, and the deletes of these rows cannot be "
+                "compacted: overwrite the table with its own rows, or restore the former keys, compact, and change the keys again"
             )
         return deleted_rows

@@ -1,7 +1,7 @@
 """The effect of a commit on rows that others have committed, and the checks that it needs.
 
-Others commit while a write is under way. So a write looks again whenever there are new commits, and puts its own commit
-event only when there are none.
+The race: others commit while a write is under way. So a write looks into all new commits, and puts its own event at the position that
+follows them. If another event has taken that position, it looks again.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ class RowsByKey(Protocol):
 
 
 class Effect(Protocol):
-    """What one write does beside adding rows. `replaces`: of a compaction, the writes whose rows its files have."""
+    """What a write does to rows of other writes. `replaces`: for a compaction, the writes whose rows its files have."""
 
     @property
     def replaces(self) -> tuple[int, ...]: ...
     @property
     def added(self) -> Sequence[DataFile]:
-        """Files with rows of the write that the last `look` has put."""
+        """Data files of the write that the last `look` has put."""
 
     def check(self, state: TableState) -> None:
         """Raise WriteConflictError if the write can no longer be committed after this state."""
 
     def is_due(self, state: TableState) -> bool:
-        """Whether the state has commits that matter and were not looked into."""
+        """Whether the state has commits that matter to the write and that it has not looked into."""
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Look into these commits. Returns the rows in them that the write replaces, as `RowsByKey.find` does."""
+        """Look into these commits. Returns the rows of theirs that the write replaces, in the form of `RowsByKey.find`."""
 
 
 class Independent:
-    """Rows beside those there are, or in place of all of lower write ids: nothing to look into."""
+    """The effect of an append, or of an overwrite, which replaces all lower write ids: no commit needs a look."""
 
     replaces: tuple[int, ...] = ()
     added: Sequence[DataFile] = ()
@@ -99,7 +99,7 @@ class _Looking:
 
 
 class ByKey(_Looking):
-    """An effect that replaces the rows with certain keys (`keys`, `add`). `own_directory`: the write's own files, which stay."""
+    """An effect that replaces the rows with certain keys (`keys`, `add`). `own_directory`: the directory of the write's own files, which stay."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class ByKey(_Looking):
         return self._keys
 
     def add(self, keys: pa.Table, checked_files: Iterable[FileVersion]) -> None:
-        """Replace the rows with these keys, too. In the files `checked_files` the write has done so already."""
+        """Replace the rows with these keys, too. The write has replaced those in `checked_files` already."""
         urls = {file.url for file in checked_files}
         self._checked_urls = urls if self._keys is None else self._checked_urls & urls
         self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
@@ -132,7 +132,7 @@ class ByKey(_Looking):
 
 
 class Where(_Looking):
-    """Deletes the rows of which a predicate is true, whoever has committed them before this is."""
+    """Deletes the rows for which a predicate is true, in all files that are committed before this write is."""
 
     def __init__(self, rows: RowsByKey, table: Table, where: str) -> None:
         super().__init__(rows, table)
@@ -147,9 +147,9 @@ class Where(_Looking):
 class Keeping:
     """Replaces the rows with its keys, and keeps their values in the columns that its own rows lack.
 
-    What the others are is looked at as often as it changes, so that nothing that was committed meanwhile is lost: then all rows
-    are put anew, and those that were put before are deleted. `row_files`: the new rows, with nulls there. `names`: the columns that they
-    have. `write_files` writes rows to files.
+    The race: others may change these values until the commit. So each new version is looked into, and if its values differ, all rows are
+    written again with them, and the files written before are deleted. `row_files`: the new rows, with nulls in the columns that they lack.
+    `names`: the columns that they have. `write_files` writes rows to files.
     """
 
     replaces: tuple[int, ...] = ()
@@ -179,7 +179,7 @@ class Keeping:
         return managed_version(self._table, state).digest != self._checked_digest
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Raises NonUniqueKeyError for a key that the rows, or those that are there, have twice."""
+        """Raises NonUniqueKeyError for a key that two of the write's rows, or two of the table's, have."""
         self.added = ()
         version = managed_version(self._table, state)
         if version.digest == self._checked_digest:
@@ -200,14 +200,14 @@ class Keeping:
 
 
 def _exclude_places(places: pa.Table, other_places: pa.Table) -> pa.Table:
-    """The places that are not among the others."""
+    """The places that are not among `other_places`."""
     excluded = set(zip(*(other_places.column(name).to_pylist() for name in (PATH, ROW)), strict=True))
     pairs = zip(*(places.column(name).to_pylist() for name in (PATH, ROW)), strict=True)
     return places.filter(pa.array([place not in excluded for place in pairs], pa.bool_()))
 
 
 class NewKeys(_Looking):
-    """Adds rows with keys that are not there (`lookup.write.unique-keys`), or that `beside` takes the place of."""
+    """Adds rows whose keys the table must not have (`lookup.write.unique-keys`), except for keys that `beside` replaces."""
 
     def __init__(
         self,
@@ -223,14 +223,14 @@ class NewKeys(_Looking):
         self._keys: pa.Table | None = None
 
     def add(self, keys: pa.Table) -> None:
-        """Add rows with these keys, too. The caller has checked that they differ."""
+        """Add rows with these keys, too. The caller has checked that no two are equal."""
         self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
 
     def is_due(self, state: TableState) -> bool:
         return self._keys is None or super().is_due(state)
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Raises NonUniqueKeyError for a key that is there twice."""
+        """Raises NonUniqueKeyError for a key that two rows have."""
         if self._keys is None:
             self._keys = self._rows.read_keys(definition, self._files)
             self._rows.check_different(self._keys)
@@ -265,10 +265,10 @@ class Both:
 
 
 class Rewriting:
-    """Puts the rows of `replaces`, as they were at the state `since`, into `files`.
+    """The effect of a compaction: `files` have the rows of the writes `replaces`, as they were at the state `since`.
 
-    Rows of them that others have deleted by key since are deleted there, too. What was deleted by a predicate, no key tells: then it is
-    to be done again. `outside_deletes`: the rows that the replaced writes delete in other files.
+    Rows that others have since deleted by key are deleted in these files, too. Rows deleted by a predicate cannot be found by key: then the
+    compaction must start again. `outside_deletes`: the rows in other files that the replaced writes delete.
     """
 
     added: Sequence[DataFile] = ()
@@ -329,7 +329,7 @@ class Rewriting:
         return pa.concat_tables(parts) if parts else None
 
     def _find_new(self, state: TableState) -> list[int]:
-        """The writes by key that were committed since."""
+        """The writes by key that have been committed since the compaction began, and were not looked into."""
         since_position = self._since.position
         ended_writes = (
             write for write in state.writes.values() if write.committed and (write.ended_at or 0) > since_position

@@ -1,4 +1,4 @@
-"""Rows to data files: in the table's columns, sorted by key, in row groups that a point read can afford."""
+"""Writes rows to data files: in the table's columns, sorted by key, in row groups small enough for a point read."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _AT_ONCE = 4  # this many files' rows are sorted together if rows come in order
 
 
 def remove_files(ufs: Ufs, url: str, files: Iterable[DataFile]) -> None:
-    """Remove files of the table at `url` that nobody will see; one that cannot be removed stays."""
+    """Remove files of the table at `url` that no version will need. A file that cannot be removed stays."""
     with contextlib.suppress(UfsError):
         for file in files:
             ufs.delete(f"{url}/{file.path}")
 
 
 def _slices(table: pa.Table, size: int) -> Iterator[pa.Table]:
-    """The table in slices of so many bytes."""
+    """The table in slices of about `size` bytes."""
     rows = max(table.num_rows * size // max(table.nbytes, 1), 1)
     return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
 class DataFiles:
-    """Writes rows to new files of a job of the table at `url`, whose names have its mark."""
+    """Writes rows to new files of a job of the table at `url`. The job's mark is in the files' names."""
 
     def __init__(self, ufs: Ufs, url: str, job: Job, rng: random.Random, sizes: WriteSizes) -> None:
         self._ufs = ufs
@@ -46,11 +46,11 @@ class DataFiles:
         self._sizes = sizes
 
     def write(self, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
-        """The files that hold the rows, whole in the store; none without rows. What was put before an error is removed."""
+        """Write the rows, and return their files; none without rows. If it fails, the files put so far are removed."""
         return self._put_all((self._sorted(table) for table in self._tables(batches, self._sizes.file_bytes)), prefix)
 
     def write_ordered(self, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
-        """The files of rows that come in parts in the order of the keys: no two of them have keys between each other's."""
+        """Write rows that come in parts ordered by key, and return their files. The key ranges of two files do not overlap."""
         if not self._definition.keys:
             return self.write(itertools.chain.from_iterable(parts), prefix)
         # A part is sorted as one table, unless it is much larger than expected.
@@ -84,7 +84,7 @@ class DataFiles:
             yield pa.Table.from_batches(pending, schema)
 
     def put_deletes(self, rows: pa.Table) -> DataFile:
-        """A file that names deleted rows of others (see `versions.deletes`)."""
+        """Write a delete file that names rows of other files (see `versions.deletes`)."""
         places = distinct_places(rows)
         return self._put_bytes(delete_file_bytes(places), f"{self._job.directory}/deletes", places.num_rows)
 
@@ -107,5 +107,5 @@ class DataFiles:
             try:
                 if self._ufs.put_if_absent(f"{self._url}/{name}", data):
                     return DataFile(name, len(data), rows)
-            except PutUnknownError as problem:  # if the file is there, nothing names it
+            except PutUnknownError as problem:  # if the file was put nevertheless, nothing names it
                 raise_ours(UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__}"), problem)

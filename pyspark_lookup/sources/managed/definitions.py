@@ -38,8 +38,8 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
 def match_definition(definition: Definition, schema: pa.Schema, merge: bool, origin: str) -> Definition:
     """The table's definition once rows of `schema` are in it: the same, or with more columns at the end.
 
-    Rows may lack columns, which are null in them, and have narrower types. Raises SchemaError for a column that the
-    table does not have, unless `merge`, and for one of another type.
+    Rows may lack columns, which are then null, and may have narrower types. Raises SchemaError for a column of another type, and for one
+    that the table does not have, unless `merge` is set.
     """
     rows = spark_schema(schema, origin)
     table_fields = {field.name.lower(): field for field in definition.schema}
@@ -68,9 +68,9 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
 def find_kept_columns(
     definition: Definition, schema: pa.Schema, options: LookupOptions, origin: str
 ) -> tuple[str, ...]:
-    """The columns that rows of `schema` lack, where `lookup.write.missing-columns` says that rows there are keep their values.
+    """The columns that rows of `schema` lack, if `lookup.write.missing-columns` says that existing rows keep their values in them.
 
-    Raises SchemaError for a key column, and where the option says nothing.
+    Raises SchemaError for a missing key column, and for any other if the option is not set.
     """
     row_names = {name.lower() for name in schema.names}
     lacking = tuple(name for name in definition.schema.names if name.lower() not in row_names)
@@ -107,7 +107,7 @@ def extend_definition(
     if keys is not None and [k.lower() for k in keys] != [k.lower() for k in definition.keys]:
         raise OptionError(
             f"option lookup.keys = {','.join(keys)!r}: {origin} was created with {','.join(definition.keys) or 'none'!r}; "
-            "leave it out"
+            "leave the option out"
         )
     row_names = {name.lower() for name in schema.names}
     lacking = [key for key in definition.keys if key.lower() not in row_names]
@@ -122,6 +122,6 @@ def extend_definition(
         if state.since or any(write.committed for write in state.writes.values()):
             raise
         raise SchemaError(
-            f"{problem}. (Nothing was ever committed to the table: its columns come from its creation or a first write "
-            "that failed. To declare them anew, remove its directory)"
+            f"{problem}. (Nothing has been committed to this table yet: its columns are those of its creation or of a first write "
+            "that failed. To declare other columns, remove its directory)"
         ) from None

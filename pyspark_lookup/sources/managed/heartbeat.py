@@ -1,7 +1,7 @@
 """Heartbeats of writers, and which writers have shown none for `lookup.write.timeout`.
 
-A writer that takes long puts a file now and then. Others see what there is, and count on their own host's
-steady clock how long it has not changed: no two clocks are compared.
+A writer that takes long puts a file now and then. Each host counts these files, and measures on its own steady clock how long the count has
+not changed. So no two clocks are compared.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pyspark_lookup.storage.stores import LOG_DIRECTORY
 from pyspark_lookup.storage.stores.own_files import is_own
 from pyspark_lookup.storage.ufs import Ufs
 
-_BEATS = 8  # heartbeats in the time after which a writer counts as dead
+_BEATS = 8  # heartbeats per timeout
 
 
 class Heartbeats:
-    """The heartbeats of one table's writers. `timeout_s`: a writer without one for so long is dead."""
+    """The heartbeats of one table's writers. `timeout_s`: a writer that shows none for this long is dead."""
 
     def __init__(self, ufs: Ufs, context: HostContext, url: str, timeout_s: float) -> None:
         self._ufs = ufs
@@ -37,16 +37,16 @@ class Heartbeats:
         return self._timeout_s / _BEATS
 
     def beat(self, write_id: int) -> None:
-        """Put a heartbeat of the write, if one is due. Call it often."""
+        """Put a heartbeat of the write if one is due. Call it often."""
         if self._context.clock.steady_s() < self._next_s:
             return
         self._next_s = self._context.clock.steady_s() + self.interval_s
         self._ufs.put_if_absent(self._path(write_id, f"{self._context.rng.getrandbits(64):016x}"), b"alive")
 
     def dead(self, table_id: str, open_ids: Sequence[int]) -> list[int]:
-        """The open writes without a heartbeat for the timeout, as far as this host has seen.
+        """The open writes that have shown this host no heartbeat for `timeout_s`.
 
-        The store is asked, by one LIST, a few times in that time only.
+        Asks the store with one LIST, a few times within the timeout at most.
         """
         if self._context.disk is None or not open_ids:
             return []
@@ -55,7 +55,8 @@ class Heartbeats:
         if record is None or (record["boot"], record["table"]) != (self._context.clock.boot, table_id):
             record = {"boot": self._context.clock.boot, "table": table_id, "looked_s": now_s, "ids": {}}
         recorded_ids: dict[int, list[Any]] = record["ids"]
-        # A write seen for the first time counts as one without heartbeats; if it has some, the next look sees a change.
+        # A write that this host sees for the first time counts as one without heartbeats. If it has some, the next check sees a
+        # change.
         ids = {id_: recorded_ids.get(id_, [0, now_s]) for id_ in open_ids}
         dead = []
         if now_s - record["looked_s"] >= self.interval_s:
@@ -89,7 +90,7 @@ class Heartbeats:
 
 
 def _check_record(record: Any) -> dict[str, Any]:
-    """A record, checked: for each write how many heartbeats there were, and since when."""
+    """A valid record: for each write, the number of heartbeats, and since when it has not changed."""
     ids = {int(id_): [as_count(signs), as_number(since_s)] for id_, (signs, since_s) in record["ids"].items()}
     return {
         "boot": as_text(record["boot"]),

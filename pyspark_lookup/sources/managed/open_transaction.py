@@ -1,4 +1,4 @@
-"""Several writes of one table under one write id: seen by their transaction at once, by others at its commit, or never."""
+"""Several writes of one table under one write id: their transaction sees them at once, others see all of them at its commit, or none ever."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _INTERRUPTED = "one of its writes was interrupted"
 
 
 class OpenWrites:
-    """The writes of one transaction so far, each put in the log when it is made; `since`: the table as it began (None: none yet).
+    """The writes of one transaction so far. Each is in the log as soon as it is made. `since`: the table when the transaction began (None:
+    there was none).
 
-    An overwrite makes those before it moot, so it takes a write id of its own.
+    An overwrite makes the writes before it moot, so it takes a write id of its own.
     """
 
     def __init__(
@@ -57,22 +58,22 @@ class OpenWrites:
         self._keyed: ByKey | None = None
         self._new: NewKeys | None = None
         self._count = 0
-        self._unknown_reason: str | None = None  # why it is unknown which of its files the log names
+        self._unknown_reason: str | None = None  # why it is unknown which of its files are in the log
 
     # --- what it sees -----------------------------------------------------------------------------
 
     def valid_write_ids(self) -> ValidWriteIdList | None:
-        """What the transaction sees: what was committed when it began, and its own writes; None without a table."""
+        """The writes that the transaction sees: those committed when it began, and its own. None if there is no table yet."""
         if self._job is None or self._base is None:
             return self._base
         return self._base.commit(self._write_id)
 
     def version(self) -> tuple[Table, TableVersion]:
-        """The table as the transaction sees it. Raises WriteConflictError if it is not there (any more)."""
+        """The table as the transaction sees it. Raises WriteConflictError if the table is gone."""
         valid_ids, state, current = self.valid_write_ids(), self._since, self._log.cached_state()
         if valid_ids is None or state is None or current is None or current.table_id != valid_ids.table:
             raise WriteConflictError(
-                f"{redact('path', self._log.url)} is not there, or not the table that the transaction began with"
+                f"{redact('path', self._log.url)} was dropped, or created anew, since the transaction began: begin another one"
             )
         own_write_id = None if self._job is None else self._write_id
         if own_write_id is not None:
@@ -85,7 +86,7 @@ class OpenWrites:
         table = dataclasses.replace(self._table, pinned=str(valid_ids), own_write_id=own_write_id)
         version = managed_version(table, state)
         if self._job is not None and version.metadata is not None:
-            # The schema has the columns that its own writes add.
+            # The schema includes columns that the transaction's own writes add.
             schema = text_of_schema(self._job.definition.schema)
             version = dataclasses.replace(version, metadata=dataclasses.replace(version.metadata, schema=schema))
         return table, version
@@ -93,19 +94,19 @@ class OpenWrites:
     # --- writes -----------------------------------------------------------------------------------
 
     def write(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
-        """Write rows, which the transaction sees from now on. Raises as `TableWriter.begin` and `commit` do."""
+        """Write rows, which the transaction sees from now on. Raises the errors of `TableWriter.begin` and `commit`."""
         self._attempt(lambda: self._add(schema, batches, mode), mode is WriteMode.OVERWRITE)
 
     def delete(self, keys: pa.Table) -> None:
-        """Remove the rows with those keys, own ones too. Raises as `TableWriter.delete` does."""
+        """Delete the rows with those keys, also rows of this transaction. Raises the errors of `TableWriter.delete`."""
         key_table = self._writer.cast_key_table(keys)
         if key_table.num_rows:
             self._attempt(lambda: self._hide(self._begin(key_table.schema, WriteMode.DELETE), [], key_table), False)
 
     def _attempt(self, act: Callable[[], None], anew: bool) -> None:
-        """Run `act`, which writes. If it fails, the transaction is as before; if it is interrupted, the transaction is given up.
+        """Run `act`, which writes. An error leaves the transaction as before; an interruption makes it fail.
 
-        `anew`: under a write id of its own, in place of what was written before.
+        `anew`: under a new write id, in place of what was written before.
         """
         self._check_whole()
         before = self._job, self._keyed, self._new, self._base
@@ -156,7 +157,7 @@ class OpenWrites:
                 self._base, self._since = ValidWriteIdList(self._job.table_id, 0), self._log.cached_state()
             if self._base.table != self._job.table_id:
                 raise WriteConflictError(
-                    f"{redact('path', self._log.url)} was dropped and created anew since the transaction began"
+                    f"{redact('path', self._log.url)} was dropped and created anew since the transaction began: begin another one"
                 )
             table = dataclasses.replace(self._table, own_write_id=self._write_id)
             self._keyed = ByKey(self._rows, table, None, self._job.directory)
@@ -180,7 +181,7 @@ class OpenWrites:
         self._log_put(job, files, None)
 
     def _hide(self, job: Job, files: list[DataFile], keys: pa.Table) -> None:
-        """Put files whose rows replace those with the keys, some of which the transaction sees already."""
+        """Put files whose rows replace the rows with these keys, including some that the transaction already sees."""
         assert self._keyed is not None
         visible_files = self.version()[1].files
         own_prefix = f"{self._table.url}/{job.directory}/"
@@ -206,11 +207,11 @@ class OpenWrites:
         self._unknown_reason = None
 
     def _check_whole(self, cause: Exception | None = None) -> None:
-        """Raise UfsUnavailableError if it is unknown whether one of the writes is in the log."""
+        """Raise UfsUnavailableError if it is unknown whether the log has one of the writes."""
         if self._unknown_reason is not None:
             raise_ours(
                 UfsUnavailableError(
-                    f"the transaction on {redact('path', self._log.url)} is given up, and nothing of it will be committed: "
+                    f"the transaction on {redact('path', self._log.url)} has failed, and nothing of it will be committed: "
                     f"{self._unknown_reason}; begin another one"
                 ),
                 cause,
@@ -219,7 +220,8 @@ class OpenWrites:
     # --- its end ----------------------------------------------------------------------------------
 
     def commit(self) -> int | None:
-        """Make all of it visible at once: the log position of the commit; None if that changes nothing. Raises as `TableWriter.commit` does."""
+        """Make all writes visible at once, and return the log position of the commit; None if they change nothing. Raises the errors of
+        `TableWriter.commit`."""
         if self._unknown_reason is not None:
             self.abort("what it has written is unknown")
             self._check_whole()
@@ -232,7 +234,7 @@ class OpenWrites:
         return write.ended_at if write is not None and write.committed else None
 
     def abort(self, reason: str) -> None:
-        """Make sure that none of its rows is ever seen."""
+        """Make sure that no row of the transaction is ever seen."""
         if self._job is not None:
             job, self._job = self._job, None
             with contextlib.suppress(UfsError, DamagedFileError):  # without a commit its rows stay invisible

@@ -37,7 +37,7 @@ _AT_ONCE = 1_000_000  # rows that are compared with the keys at a time
 
 
 class KeyedRows:
-    """The rows of one managed table, by key. `merge_bytes`: about the bytes of files whose rows make one part of `order`."""
+    """Finds rows of one managed table by key. `merge_bytes`: about the bytes of files whose rows make one part of `order`."""
 
     def __init__(self, files: Files, table: Table, merge_bytes: int = 32 * 1024 * 1024) -> None:
         self._files = files
@@ -52,7 +52,7 @@ class KeyedRows:
         return pa.Table.from_batches(list(prepared.batches()), columns)
 
     def check_different(self, keys: pa.Table) -> None:
-        """Raise NonUniqueKeyError if two rows have the same key. A null in a key column means that the row has no key."""
+        """Raise NonUniqueKeyError if two rows have the same key. A row with a null in a key column has no key."""
         probes = Keys([one_array(column) for column in keys.columns])
         distinct, places = distinct_keys(probes, probes.hashes(SEED))
         counts = np.bincount(places[places >= 0], minlength=len(distinct))
@@ -60,7 +60,7 @@ class KeyedRows:
             raise self._twice(keys, int(distinct[np.argmax(counts > 1)]), "is in the new rows more than once")
 
     def exclude_keys(self, keys: pa.Table, excluded_keys: pa.Table) -> pa.Table:
-        """The keys that are not among the others."""
+        """The keys that are not among `excluded_keys`."""
         probes = Keys([one_array(column) for column in keys.columns])
         is_new = np.ones(keys.num_rows, np.bool_)
         is_new[match_rows(excluded_keys, excluded_keys.column_names, probes).keys] = False
@@ -75,9 +75,9 @@ class KeyedRows:
             raise self._twice(keys, int(at), "is in the table already")
 
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
-        """The live rows of those files that have one of the keys: these, `deletes.PATH` and `deletes.ROW`.
+        """The live rows of those files that have one of the keys: key columns, `deletes.PATH` and `deletes.ROW`.
 
-        Reads the key columns only, of row groups that can have such keys.
+        Reads only the key columns, and only of row groups that may have such keys.
         """
         names = list(definition.keys)
         arrays = [one_array(keys.column(name)) for name in names]
@@ -89,7 +89,7 @@ class KeyedRows:
         return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
 
     def find_where(self, definition: Definition, where: str, files: Sequence[FileVersion]) -> pa.Table:
-        """The live rows of those files of which a predicate is true, in the form of `find`. Raises PredicateError."""
+        """The live rows of those files for which a predicate is true, in the form of `find`. Raises PredicateError."""
         predicate = parse_where(where, definition.schema)
         places = [*definition.keys, PATH, ROW]
         names = [
@@ -110,7 +110,7 @@ class KeyedRows:
         return pa.Table.from_batches(list(prepared.batches()), definition.schema)
 
     def locate_all(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
-        """All rows of new files, also those with a null key, in the form of `find`."""
+        """All rows of new files, including those with a null key, in the form of `find`."""
         parts = []
         for file in files:
             keys = self.read_all(definition, [file]).select(list(definition.keys))
@@ -123,7 +123,7 @@ class KeyedRows:
     def complete(
         self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
     ) -> tuple[pa.Table, pa.Table]:
-        """(`rows` with columns `lacking` filled from the rows of `files` with the same keys; these rows, as `find` returns them).
+        """(`rows` with the columns `lacking` filled from the rows of `files` with the same keys, these rows in the form of `find`).
 
         Raises NonUniqueKeyError for a key that two live rows have.
         """
@@ -170,7 +170,7 @@ class KeyedRows:
     def count_rows(
         self, definition: Definition, names: Sequence[str], file: FileVersion, keys: pa.Table | None = None
     ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        """(places, columns `names`) of the live rows of a file; with `keys`, of units that may have some of these."""
+        """(positions, columns `names`) of the live rows of a file; with `keys`, only of units that may have some of these."""
         predicate = None
         if keys is not None:
             predicate = _among(definition.keys, [one_array(keys.column(name)) for name in definition.keys])
@@ -186,15 +186,15 @@ class KeyedRows:
         return rows
 
     def read_back(self, definition: Definition, files: Sequence[DataFile]) -> int:
-        """How many rows a read of all columns of these new files returns."""
+        """The number of rows that a read of all columns of these new files returns."""
         names = definition.schema.names
         prepared = self._prepare(self._versions(files), definition.schema, names, None, keep=False)
         return sum(batch.num_rows for batch in prepared.batches())
 
     def order(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The live rows of those files, in parts that follow each other in the order of the keys.
+        """The live rows of those files, in parts that are ordered by key.
 
-        A part fits in memory, unless very many rows have one key; within it the rows are as they come.
+        A part fits in memory, unless very many rows have one key; rows within a part are not sorted.
         """
         names = definition.schema.names
         if not definition.keys:
@@ -207,7 +207,7 @@ class KeyedRows:
     def _ranges(
         self, definition: Definition, files: Sequence[FileVersion], keys: Sequence[str], within: Predicate | None
     ) -> Iterator[Predicate | None]:
-        """Predicates, of which each row fulfils exactly one: ranges of the first key column, or of more if these are too large."""
+        """Predicates that divide all rows among them: ranges of the first key column, or of more key columns if these ranges are too large."""
         name = keys[0]
         units = self._unit_bounds(files, definition.schema, name, within)
         cuts = _cuts(definition.schema.field(name), units, self._merge_bytes)
@@ -229,7 +229,7 @@ class KeyedRows:
     def _place(
         self, definition: Definition, files: Sequence[FileVersion], names: Sequence[str], predicate: Predicate
     ) -> Iterator[pa.Table]:
-        """The live rows of row groups where `predicate` may be true, with their path and position; some at a time."""
+        """The live rows of row groups where `predicate` may be true, with their path and position, in several batches."""
         schema = pa.schema([*(definition.schema.field(name) for name in names), *place_fields()])
         prepared = self._prepare(files, definition.schema, names, predicate)
         assert isinstance(prepared, Prepared)
@@ -254,7 +254,7 @@ class KeyedRows:
         predicate: Predicate | None,
         keep: bool = True,
     ) -> PreparedScan:
-        """A scan of some columns of files with the columns `data`, which skips what `predicate` rules out."""
+        """A scan of some columns of files with the columns `data`, which skips the units that `predicate` rules out."""
         columns = pa.schema([data.field(name) for name in names])
         projection = Projection(columns, data, pa.schema([]), predicate)
         return self._files(keep).prepare(self._table, to_slices(files), projection)
@@ -277,7 +277,7 @@ class KeyedRows:
 
 
 def _groups(files: Sequence[FileVersion], at_most: int) -> Iterator[list[FileVersion]]:
-    """The files in their order, some at a time."""
+    """The files in order, in groups."""
     group: list[FileVersion] = []
     for file in files:
         if group and sum(member.size for member in group) + file.size > at_most:
@@ -289,7 +289,7 @@ def _groups(files: Sequence[FileVersion], at_most: int) -> Iterator[list[FileVer
 
 
 def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]], part: int) -> list[Any]:
-    """Values between which about `part` bytes lie; ascending, none twice."""
+    """Values that divide the units into ranges of about `part` bytes; ascending and distinct."""
     kind = field.type
     ordered = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp, pa.types.is_decimal)
     if not any(test(kind) for test in ordered):

@@ -11,13 +11,15 @@ _MIB = 1024 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class WriteSizes:
-    """Sizes in bytes, those of a `Runtime`; tests shrink them, so that small tables have many files, row groups and compactions.
+    """Sizes in bytes, part of a `Runtime`. Tests make them smaller, so that small tables have many files, row groups and compactions.
 
-    `file_bytes`: of rows in memory, sorted and written as one file; four times as many are sorted together where they come in
-    order. `row_group_bytes` and `row_group_rows` (at least, at most): of a row group. `merge_bytes`: of files, whose rows a
-    compaction puts in order together. A compaction takes writes of less than `compact_bytes` whatever else there is;
-    one that nobody asked for those of less than `unasked_compact_bytes`, and none of more than `unasked_write_bytes`. Files of
-    less than `small_file_bytes` on the average are too many. `log_page`: events of a page of a new table's log.
+    `file_bytes`: of rows in memory that are sorted and written as one file; rows that come in order are sorted four times as many at once.
+    `row_group_bytes`: of a row group, with `row_group_rows` (at least, at most) rows. `merge_bytes`: of the files whose rows a compaction
+    sorts together.
+
+    `compact_bytes`: a compaction takes every write that is smaller. `unasked_compact_bytes`: the same for a compaction that a commit
+    starts, which takes no write larger than `unasked_write_bytes`. `small_file_bytes`: files that are smaller on average are too many.
+    `log_page`: the events in a page of a new table's log.
     """
 
     file_bytes: int = 128 * _MIB

@@ -58,7 +58,7 @@ class LogSource(VersionSource):
 
     @classmethod
     def is_shown(cls, listing: Listing) -> bool:
-        return False  # a new one may be written where another has left files of its log
+        return False  # a new table may be written where another has left files of its log
 
     @classmethod
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
@@ -75,7 +75,7 @@ class LogSource(VersionSource):
 
     @classmethod
     def refuse_files(cls, urls: Sequence[str]) -> None:
-        for url in urls:  # each file of a table of many comes here, so few meet the pattern
+        for url in urls:  # every file of a table with many files is checked here; the pattern matches few
             match = _FILE.match(url) if "/write-" in url or "/stream-" in url else None
             if match is not None:
                 raise TableFormatError(
@@ -98,8 +98,8 @@ class LogSource(VersionSource):
         state = self.log(table.url).latest()
         if state is None:
             raise UfsNotFoundError(
-                f"{redact('path', table.url)} is no managed table (any more): its log is empty or gone. To read all its files as "
-                f"they are (deleted and uncommitted rows, too), move {LOG_DIRECTORY} away"
+                f"{redact('path', table.url)} is not (or no longer) a managed table: its log is empty or gone. To read all its files as "
+                f"they are, with deleted and uncommitted rows, move {LOG_DIRECTORY} away"
             )
         log, position = self.log(table.url), None
         if isinstance(table.pinned, datetime.datetime):
@@ -107,7 +107,7 @@ class LogSource(VersionSource):
         return Answer(read_version(log, table, state, position), question.started_s)
 
     def _find_position(self, log: NotificationLog, state: TableState, at: datetime.datetime) -> int:
-        """The position of the version that was current at a time. Nothing is listed if that is the latest one."""
+        """The position of the version that was current at a time. Without a listing if that is the latest version."""
         last_s = log.put_at_s(state.position)
         if last_s is not None and at.timestamp() >= last_s:
             return state.newest
@@ -120,7 +120,7 @@ class LogSource(VersionSource):
         log = self.log(table.url)
         state = log.cached_state()
         if state is not None and table.pinned is None:
-            with contextlib.suppress(VersionGoneError, ValueError, OverflowError):  # nor does anybody know infinity
+            with contextlib.suppress(VersionGoneError, ValueError, OverflowError):  # infinity is no position, either
                 states.append(read_version(log, table, state, int(newest)))
         return states
 
@@ -187,11 +187,11 @@ def _changes(log: NotificationLog, state: TableState) -> Iterator[tuple[TableSta
 
 
 def _list_commit_times(log: NotificationLog, state: TableState) -> list[tuple[int, int]]:
-    """(position, Unix ms) of each change, by the store's clock, for writers' clocks differ.
+    """(position, Unix ms) of each change, by the store's clock, because writers' clocks differ.
 
-    No time is later than the last one, so that the latest version is the current one also where the store's clock was set back.
+    No time is later than the last one, so the latest version is the current one even if the store's clock was set back.
     """
-    # Where a trimmed log tells of no change, the last one came before all that it tells of.
+    # If a trimmed log has no change left, the last one came before all events that it has.
     changes = [change for _, change in _changes(log, state)] or state.changes[-1:]
     put_at_s = log.put_times(log.pages.begin(state))
     earliest_s = min(put_at_s.values(), default=None)
@@ -213,7 +213,7 @@ def _to_history_row(
 
 
 def read_version(log: NotificationLog, table: Table, state: TableState, position: int | None = None) -> TableVersion:
-    """As `managed_version`, but also for versions that only states before `state` cover: these are read from the store.
+    """As `managed_version`, but also for versions that only earlier states than `state` cover, which are read from the store.
 
     `state`: the log's latest.
     """
@@ -226,7 +226,7 @@ def read_version(log: NotificationLog, table: Table, state: TableState, position
         earlier = log.pages.find_state(state, position if position is not None else cast(int, table.pinned))
     with contextlib.suppress(EarlierStateError):
         version = managed_version(table, earlier, position)
-        # The earlier state does not tell what was vacuumed after it.
+        # The earlier state does not know what was vacuumed after it.
         is_readable = (version.commit or ("", 0))[1] >= state.oldest
         if is_readable and write_ids is not None:
             is_readable = not any(
@@ -234,7 +234,7 @@ def read_version(log: NotificationLog, table: Table, state: TableState, position
             )
         if is_readable:
             return version
-    reason = "was vacuumed" if write_ids is None else "lacks what was compacted or vacuumed since"
+    reason = "was vacuumed" if write_ids is None else "needs files that were compacted or vacuumed since"
     raise VersionGoneError(
         f"{redact('path', table.url)}: version {table.pinned if position is None else position} of table {state.table_id} "
         f"{reason}: versions from {state.oldest} on can be read"
@@ -244,7 +244,7 @@ def read_version(log: NotificationLog, table: Table, state: TableState, position
 def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:
     """The version of a managed table at a position of its log (None: the one that the table pins, or the current one).
 
-    Raises VersionGoneError for a pinned one that the log does not have, EarlierStateError for one before the state.
+    Raises VersionGoneError for a pinned version that the log does not have, EarlierStateError for a position before the state.
     """
     cached_version = state.memo.get((table, position))
     if cached_version is not None:

@@ -1,4 +1,4 @@
-"""`ManagedTables`: the managed tables of one store, which need not be there yet: their logs and their writes."""
+"""`ManagedTables`: the managed tables of one store, existing or not: their logs and their writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyspark_lookup.versions.resolver import Resolver
 
 
 class ManagedTables:
-    """The managed tables that a table reference's options may name. `scan_of_files`: returns what reads their files, for a snapshot or not."""
+    """The managed tables that a table reference's options may name. `scan_of_files`: returns a reader of their files, for a snapshot or not."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ManagedTables:
     # --- the log ----------------------------------------------------------------------------------
 
     def table(self, options: LookupOptions) -> Table:
-        """The managed table at `options.path`, whether or not it exists. Raises OptionError, NotSupportedError for one of another kind."""
+        """The managed table at `options.path`, whether or not it exists. Raises OptionError, and NotSupportedError for another kind of table."""
         if self._source is None:
             raise NotSupportedError(
                 f"{self._ufs.url_of(options.path)}: lookupcache does not write to a provider's table"
@@ -81,18 +81,18 @@ class ManagedTables:
         return None if state is None else state.definition.schema
 
     def keys(self, options: LookupOptions) -> tuple[str, ...]:
-        """The key columns of the table at `options.path`; those of the options if there is none."""
+        """The key columns of the table at `options.path`; the options' key columns if there is no table."""
         state = self.log(self._ufs.url_of(options.path)).cached_state() or self.read_log(options)
         return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
 
     # --- writes -----------------------------------------------------------------------------------
 
     def writer(self, options: LookupOptions) -> TableWriter:
-        """Writes of the table at `options.path`. Raises OptionError for a glob."""
+        """A writer for the table at `options.path`. Raises OptionError for a glob."""
         url = self._ufs.url_of(options.path)
         if is_glob(url) and not self._resolver.is_literal(url):
             raise OptionError(
-                f"option path = {redact('path', options.path)!r}: a new table has a name without wildcards (*, ?, [, {{)"
+                f"option path = {redact('path', options.path)!r}: give a new table a path without wildcards (*, ?, [, {{)"
             )
         if options.pinned is not None or options.changes_from is not None:
             pin = next(iter(options.pins), "lookup.changes-from")
@@ -103,7 +103,7 @@ class ManagedTables:
         return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing)
 
     def compactor(self, options: LookupOptions) -> Compactor:
-        """Compactions of the table at `options.path`. Raises OptionError for a glob."""
+        """A compactor for the table at `options.path`. Raises OptionError for a glob."""
         return Compactor(self.writer(options), *self._parts(options), options.write_compact_after, self.sizes)
 
     def open_writes(self, options: LookupOptions) -> OpenWrites:
@@ -114,7 +114,7 @@ class ManagedTables:
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
-        """A writer for a block that commits. Afterwards runs a compaction or vacuum if one is due."""
+        """A writer for a `with` block that commits. After the block, runs a compaction or vacuum if one is due."""
         yield self.writer(options)
         if options.write_compact_after:
             self.compactor(options).compact_if_due()
@@ -122,7 +122,7 @@ class ManagedTables:
         vacuum_if_due(self._ufs, log, self._nonce())
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
-        """Remove what the table at `options.path` has not needed for so long. Raises as `vacuum.vacuum` does."""
+        """Remove the files that the table at `options.path` has not needed for `older_than_s`. Raises the errors of `vacuum.vacuum`."""
         log, _, _ = self._parts(options)
         return vacuum(self._ufs, log, self._nonce(), older_than_s, force)
 

@@ -1,7 +1,8 @@
-"""Vacuum: removes the files that no version needs which is current, or was within the retention time.
+"""Vacuum: removes the files that only versions need which were superseded before the retention time.
 
-An event says first which writes lose their files: a version that needs one of them is known to be gone before it is.
-Times are the store's own: those at which events and files were put, and that of a file put now.
+The race: a reader may want such a version. So an event first names the writes that lose their files, and every version that needs one of
+them is known to be gone before its files are. All times are the store's: when it wrote events and files, and, for now, when it writes a new
+file.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class Vacuumed:
 
 
 def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str) -> None:
-    """After a commit, vacuum as the table's property `lookup.write.vacuum-after` says, at most ten times in that time.
+    """Vacuum after a commit if the table's property `lookup.write.vacuum-after` asks for it, at most ten times in that period.
 
-    An error is logged, no more: what was committed is there.
+    Errors are only logged, because the commit has succeeded.
     """
     state = log.cached_state()
     if state is None:
@@ -63,20 +64,20 @@ def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str) -> None:
 def vacuum(
     ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, force: bool, unasked: bool = False
 ) -> Vacuumed:
-    """Remove the files that no version of the last `older_than_s` needs. `unasked`: log the vacuum even if it removes nothing.
+    """Remove the files that no version of the last `older_than_s` needs. `unasked`: a commit asks for it; the log then gets an event even if nothing is removed.
 
-    Raises OptionError for less than `properties.KEPT_S` without `force`, UfsNotFoundError if there is no table, a UfsError if the store
-    fails: the rest is removed another time.
+    Raises OptionError for less than `properties.KEPT_S` without `force`, UfsNotFoundError if there is no table, and a UfsError if the store
+    fails: the next vacuum then removes the rest.
     """
     if older_than_s < 0 or (older_than_s < properties.KEPT_S and not force):
         raise OptionError(
-            f"argument older_than = {older_than_s:g} s: at least {properties.KEPT_S:g} s are kept, for queries and writes that are "
-            "under way; with force=True it may be any time from 0 on, if nothing reads or writes the table meanwhile"
+            f"argument older_than = {older_than_s:g} s: give at least {properties.KEPT_S:g} s, for queries and writes under way may need "
+            "the files; if nothing reads or writes the table meanwhile, force=True allows any time from 0 on"
         )
     where = redact("path", log.url)
     state = log.latest()
     if state is None:
-        raise UfsNotFoundError(f"{where} is no managed table")
+        raise UfsNotFoundError(f"{where} is not a managed table")
     table_id = state.table_id
     log_retention_s = properties.parse_properties(state.definition.properties).log_retention_s
     until_s = _now_s(ufs, log, nonce) - older_than_s
@@ -143,7 +144,7 @@ def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
 def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) -> list[FileVersion]:
     """Remove the files that the log does not name and that are older than `until_s`. Returns the data files among them.
 
-    Only files with a name of ours: a stream's checkpoint or other files of somebody else stay.
+    Removes only files with names that this package gives: a stream's checkpoint or other files of somebody else stay.
     """
     named_paths = {file.path for file in log.pages.files(state)}
     open_prefixes = tuple(f"write-{write.id:020d}/" for write in state.open_writes())

@@ -1,9 +1,9 @@
 """`TableWriter`: a write of a managed table from its write id to its commit, for any front end.
 
-    begin -> files by anybody, anywhere -> commit, or abort
+`begin`, then files by anybody, anywhere, then `commit` or `abort`.
 
-A commit is one event in the log's order. Until it lies there, nobody sees a row; if it does, everybody does,
-also if the writer never learned of it.
+A commit is one event in the log's order. Until the log has it, nobody sees a row of the write; from then on everybody does, even if the
+writer never learns of it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _OF_ROWS = (
 
 
 class TableWriter:
-    """Writes of the managed table at `log.url`, created by its first one. `on_commit`: called with (table id, log position)."""
+    """Writes to the managed table at `log.url`, and creates it with the first write. `on_commit`: called with (table id, log position)."""
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class TableWriter:
     # --- the driver's side ------------------------------------------------------------------------
 
     def begin(self, schema: pa.Schema, mode: WriteMode, name: str | None = None, first: bool = False) -> Job:
-        """A write of rows with these columns, with its write id. `first`: others may follow under it, by key.
+        """Begin a write of rows with these columns, and allocate its write id. `first`: other writes by key may follow under this id.
 
-        `name`: that of a directory for its files; the id is allocated at the commit then, and a write of that name may
-        begin again. Raises SchemaError, OptionError or NotATableError if there can be no such write.
+        `name`: of a directory for its files. The id is then allocated at the commit, and the write may begin again under this name. Raises
+        SchemaError, OptionError or NotATableError if such a write is impossible.
         """
         state = self._log.latest() or self._create(schema)
         kept_columns = () if first else self.find_kept_columns(state.definition, schema, mode)
@@ -155,17 +155,17 @@ class TableWriter:
         )
 
     def find_kept_columns(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
-        """The columns that the rows of an upsert lack, and whose values stay. Raises SchemaError if no option says that they do."""
+        """The columns that the rows of an upsert lack and in which existing rows keep their values. Raises SchemaError if no option allows that."""
         return find_kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
 
     def create(self, schema: pa.Schema) -> None:
-        """Make the table, without rows, if it is not there. Raises SchemaError if one is there that has other columns or keys."""
+        """Create the table without rows, if it does not exist. Raises SchemaError if it exists with other columns or keys."""
         definition = (self._log.latest() or self._create(schema)).definition
         requested = define(schema, self._options.keys or definition.keys, self._url)
         if definition.schema != requested.schema or definition.keys != requested.keys:
             raise SchemaError(
-                f"{self._url} is a table with the columns {columns_ddl(definition.schema)} and the keys {', '.join(definition.keys) or '(none)'}; "
-                f"not {columns_ddl(requested.schema)} and {', '.join(requested.keys) or '(none)'}: leave lookup.schema, lookup.keys and lookup.create-if-not-exists out"
+                f"{self._url} is a table with the columns {columns_ddl(definition.schema)} and the keys {', '.join(definition.keys) or '(none)'}, "
+                f"not with {columns_ddl(requested.schema)} and {', '.join(requested.keys) or '(none)'}: leave lookup.schema, lookup.keys and lookup.create-if-not-exists out"
             )
 
     def _create(self, schema: pa.Schema) -> TableState:
@@ -213,17 +213,17 @@ class TableWriter:
         return ByKey(self._rows, self._table, lambda _: keys)
 
     def deletion_where(self, where: str) -> Effect:
-        """The effect that deletes the rows of which a predicate is true."""
+        """The effect that deletes the rows for which a predicate is true."""
         return Where(self._rows, self._table, where)
 
     def commit(
         self, job: Job, files: Sequence[DataFile], batch: Batch | None = None, effect: Effect | None = None
     ) -> TableState | None:
-        """Make the files' rows the table's, all at once; the state with them, None if the batch was committed before.
+        """Add the files' rows to the table, all at once. Returns the state with them; None if the batch was committed before.
 
-        `effect`: replaces the effect of the job's mode. A write that would change nothing is not committed. Raises
-        WriteConflictError, NonUniqueKeyError or SchemaError if the commit is impossible, another UfsError if the store fails (the
-        write is aborted then, if possible), CommitUnknownError if the store does not say whether it is committed.
+        `effect`: replaces the effect of the job's mode. A write that would change nothing is not committed. Raises WriteConflictError,
+        NonUniqueKeyError or SchemaError if the commit is impossible, another UfsError if the store fails (the write is then aborted, if
+        possible), CommitUnknownError if the store does not say whether the write is committed.
         """
         if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
             self._give_up(job, files, "no rows")
@@ -233,8 +233,8 @@ class TableWriter:
             assert batch is not None
             self._context.metrics.inc("batchSkippedCount")
             _log.warning(
-                "batch %d of query %s is not written to %s: that query has committed it, or a later one. A restart from an old "
-                "checkpoint gives old ids to new rows; give it a new checkpoint directory to write those",
+                "batch %d of query %s is not written to %s: the query has already committed this batch or a later one. If new rows have "
+                "old batch ids because the query restarted from an old checkpoint, give it a new checkpoint directory",
                 batch.id,
                 batch.query,
                 self._url,
@@ -255,19 +255,20 @@ class TableWriter:
         return state
 
     def commit_position(self, job: Job, state: TableState) -> int:
-        """The log position of a job's commit; that of the current version if the job has no commit."""
+        """The log position of a job's commit; the current version's if the job has no commit."""
         write = own_write(state, job)
         return write.ended_at if write is not None and write.committed and write.ended_at is not None else state.newest
 
     def _give_up(self, job: Job, files: Sequence[DataFile], reason: str = "") -> None:
-        """Abort a job. If the store fails, the job stays open, and its rows stay invisible all the same."""
+        """Abort a job. If the store fails, the job stays open, and its rows stay invisible."""
         with contextlib.suppress(UfsError, DamagedFileError):
             self.abort(job, files, reason)
 
     def _end(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
         """The state after a commit that seemed to fail, if the job is committed after all; otherwise raises the error.
 
-        It puts an abort in the log, which decides: behind an abort nothing of the write can follow.
+        The race: the commit's event may still arrive. So an abort is put in the log, and whichever of the two comes first decides: no event
+        of the write can follow its abort.
         """
         try:
             state = self.abort(job, files)
@@ -291,7 +292,7 @@ class TableWriter:
         after: TableState | None = None
         while True:
             if state is None:
-                raise UfsNotFoundError(f"{self._url} is no managed table (any more)")
+                raise UfsNotFoundError(f"{self._url} is not (or no longer) a managed table")
             definition = self._check(state, job, write_id, effect)
             rows = effect.look(state, definition)
             files = (*files, *effect.added)
@@ -328,14 +329,14 @@ class TableWriter:
             if batch is not None and state.is_committed(batch):
                 raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by another writer")
             if effect.is_due(state):
-                return None  # there are commits to look into first
+                return None  # there are commits that must be looked into first
             new_definition = definition if definition.schema != state.definition.schema else None
             return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, new_definition, batch)
 
         return commit
 
     def _allocate(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
-        """The state and the job with a write id; without one if the state has its batch already."""
+        """The state, and the job with a write id; the job without one if the state already has its batch."""
         if job.write_id is not None:
             return None, job
         allocations: list[tuple[int, str]] = []
@@ -374,14 +375,14 @@ class TableWriter:
         """The keys, cast to the types of the table's key columns. Raises SchemaError, OptionError, UfsNotFoundError."""
         state = self._log.latest()
         if state is None:
-            raise UfsNotFoundError(f"{self._url} is no managed table")
+            raise UfsNotFoundError(f"{self._url} is not a managed table")
         fields = [state.definition.schema.field(name) for name in state.definition.keys]
         if not fields:
             raise OptionError(f"{self._url} has no key columns (lookup.keys): nothing can be deleted by key")
         return pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
 
     def delete(self, keys: pa.Table) -> int:
-        """Commit that the rows with those keys are deleted; the log position after it."""
+        """Delete the rows with those keys, in one commit. Returns the log position after it."""
         key_table = self.cast_key_table(keys)
         state = self._log.cached_state()
         if key_table.num_rows:
@@ -393,10 +394,10 @@ class TableWriter:
         return state.newest
 
     def delete_where(self, where: str) -> int:
-        """Commit that the rows of which a predicate is true are deleted; the log position after it. Raises PredicateError."""
+        """Delete the rows for which a predicate is true, in one commit. Returns the log position after it. Raises PredicateError."""
         state = self._log.latest()
         if state is None:
-            raise UfsNotFoundError(f"{self._url} is no managed table")
+            raise UfsNotFoundError(f"{self._url} is not a managed table")
         parse_where(where, state.definition.schema)
         job = self.begin(state.definition.schema, WriteMode.DELETE_WHERE)
         committed_state = self.commit(job, (), effect=self.deletion_where(where))
@@ -404,10 +405,10 @@ class TableWriter:
         return self.commit_position(job, committed_state)
 
     def alter(self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None) -> int:
-        """Commit another definition of the table; the log position of that, or of the table if nothing changes.
+        """Change the table's definition, in one commit. Returns its log position, or the table's if nothing changes.
 
-        `columns` are added; `keys` replace the key columns; `properties` are set. Raises SchemaError for columns that the
-        table has otherwise, or keys that it does not have or names twice, UfsNotFoundError if there is no table.
+        `columns` are added; `keys` replace the key columns; `properties` are set. Raises SchemaError for columns that the table has with
+        other types, and for keys that it does not have or that are named twice, UfsNotFoundError if there is no table.
         """
 
         def alter_definition(definition: Definition) -> Definition:
@@ -453,7 +454,7 @@ class TableWriter:
     # --- a transaction's side ---------------------------------------------------------------------
 
     def widen(self, job: Job, schema: pa.Schema, by_key: bool) -> Job:
-        """The job with rows of these columns, too. Raises as `begin` does."""
+        """The job, extended to rows of these columns. Raises the errors of `begin`."""
         state = self._log.cached_state()
         if state is None or state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
@@ -471,11 +472,11 @@ class TableWriter:
     # --- a task's side ----------------------------------------------------------------------------
 
     def write(self, job: Job, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
-        """The files of one task's rows. Attempts of a task write files of their own; only committed ones count."""
+        """Write the rows of one task, and return their files. Each attempt of a task writes its own files; only committed ones count."""
         return self._files(job).write(self._beating(job, batches), prefix)
 
     def write_ordered(self, job: Job, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
-        """The files of rows that come in parts in the order of the keys (see `DataFiles`)."""
+        """Write rows that come in parts ordered by key, and return their files (see `DataFiles`)."""
         return self._files(job).write_ordered((self._beating(job, part) for part in parts), prefix)
 
     def _files(self, job: Job) -> DataFiles:

@@ -1,4 +1,4 @@
-"""Finds the keys of a lookup that fail, after a call for several keys has failed: by calls for fewer and fewer keys."""
+"""Finds out which keys of a failed lookup are at fault, by calls for fewer and fewer keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError
 
 _PATIENCE = 3
 _PROBES = 3
-_FEW = 8  # up to so many keys, all are probed
+_FEW = 8  # up to this many keys, each is probed
 _UNANSWERED_CALLS = 32
 _SPLIT_CALLS = 256
 
@@ -24,7 +24,8 @@ Outcome: TypeAlias = "pa.Table | LookupFunctionError | None"
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call for some keys (their places). `problem`: the error of an earlier call with these keys, which was repeated; this call is not."""
+    """A call for some keys (their places). `problem`: the error of an earlier call with these keys, in which retries were made; this call
+    makes none."""
 
     keys: Numbers
     problem: LookupFunctionError | None = None
@@ -35,14 +36,14 @@ MakeCalls = Callable[[Sequence[Call], int], Sequence[Outcome]]
 
 
 class Bisection:
-    """Asks for `count` keys, `size` of them in a call, and by halves for those of a call that fails, down to single keys.
+    """Asks for `count` keys, `size` of them in a call, and by halves for the keys of a failed call, down to single keys.
 
-    A system that is down is spared. If no call of the first round was answered, a few single keys are tried, all where there are
-    few; when these fail, too, all keys have failed. So have those that are left when many calls in a row were not answered, or
-    one not in time. Only so many calls for halves are made: keys that are left then fail together.
+    A system that is down is spared. If no call of the first round succeeds, a few single keys are tried, or all if there are few; if these
+    fail, too, all keys have failed. All remaining keys fail when many calls in a row fail, or when one times out. The number of calls for
+    halves is limited: the keys that are left then fail together.
 
-    `rows`: the keys and rows of each call that was answered. `failures`: the errors of the other keys, by place.
-    `problem`: the first error of any call.
+    `rows`: the keys and rows of each successful call. `failures`: the errors of the other keys, by place. `problem`: the first error of any
+    call.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -65,9 +66,8 @@ class Bisection:
                 self._give_up()
             patience = _PATIENCE
         reasons = {repr(problem.__cause__) for problem in self.failures.values()}
-        if (
-            not self.rows and len(reasons) == 1 and self.problem is not None
-        ):  # one reason for all: the system has failed, not the keys
+        # All keys have the same reason: the system has failed, not the keys.
+        if not self.rows and len(reasons) == 1 and self.problem is not None:
             self.failures = dict.fromkeys(self.failures, self.problem)
 
     def _halves(self) -> list[Call]:
@@ -85,7 +85,7 @@ class Bisection:
         return calls
 
     def _settle(self, calls: Sequence[Call], outcomes: Sequence[Outcome]) -> bool:
-        """Take the outcomes of a round. True if one of them is an answer."""
+        """Take the outcomes of a round. True if one of them succeeded."""
         answered = timed_out = False
         for call, outcome in zip(calls, outcomes, strict=True):
             if outcome is None:
@@ -93,7 +93,7 @@ class Bisection:
             elif not isinstance(outcome, LookupFunctionError):
                 self.rows.append((call.keys, outcome))
                 answered = True
-            elif isinstance(outcome, LookupTimeoutError):  # halves would time out, too
+            elif isinstance(outcome, LookupTimeoutError):  # calls for halves would time out, too
                 self._fail(call.keys, outcome)
                 timed_out = True
             elif len(call.keys) == 1:
@@ -106,7 +106,7 @@ class Bisection:
         return answered
 
     def _probe(self, make_calls: MakeCalls) -> bool:
-        """Ask for a few keys, spread over all of them, and take their outcomes. True if one has an answer."""
+        """Ask for a few keys, spread over all of them, and take their outcomes. True if one succeeded."""
         pending = np.concatenate([call.keys for call in self._pending])
         tried = {int(key) for call in self._pending if call.problem is not None for key in call.keys}
         number = _PROBES if len(pending) > _FEW else len(pending)

@@ -15,7 +15,7 @@ from pyspark_lookup.core import threads
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # a thread notices within this time that nobody takes its items
+_LOOK_S = 1.0  # within this time a thread notices that nobody takes its items
 
 
 class CallTimeoutError(Exception):
@@ -33,7 +33,7 @@ class CallFailedError(Exception):
 def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iterator[T]:
     """The items of `make()`, one by one, made on a thread of its own, which waits until each is taken.
 
-    Raises CallFailedError, or CallTimeoutError for an item that takes longer than `timeout_s`; the thread is abandoned then.
+    Raises CallFailedError, or CallTimeoutError for an item that takes longer than `timeout_s`; the thread is then abandoned.
     """
     results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(1)
     abandoned = threading.Event()
@@ -55,7 +55,7 @@ def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: flo
             offer(None, problem)
 
     threads.start(name, run, foreign=True)
-    consumer = _Consumer(results, abandoned)  # until the consumer stops
+    consumer = _Consumer(results, abandoned)  # put when the consumer stops
     try:
         while True:
             try:
@@ -83,7 +83,7 @@ class _Consumer:
 
     def leave(self) -> None:
         self._abandoned.set()
-        with contextlib.suppress(queue.Empty):  # wakes the other thread, which may wait for room
+        with contextlib.suppress(queue.Empty):  # wakes the other thread, which may be waiting for room
             self._results.get_nowait()
 
     def end(self) -> None:
@@ -109,7 +109,7 @@ class Calls:
     def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
         """What `call()` returns. Raises CallFailedError, or CallTimeoutError after `timeout_s`.
 
-        After a timeout the next call gets a new thread, and so do the calls that wait behind this one.
+        After a timeout the next call gets a new thread, and so do the calls that are waiting behind this one.
         """
 
         async def run_call() -> tuple[T | None, BaseException | None]:

@@ -1,8 +1,8 @@
-"""Lookup functions and providers: how a user brings a system of their own under our caches (FLIP-221).
+"""Lookup functions and providers: how users put a system of their own behind our caches (FLIP-221).
 
-A provider is what `lookup.provider=module:factory` makes: the factory takes a `LookupContext` and
-returns one of the classes below. A lookup function is asked for a batch of keys, all different and
-none null; it answers with the rows that have them, in any order, each with its key columns.
+A provider is what `lookup.provider=module:factory` makes: the factory takes a `LookupContext` and returns an instance of one of the classes
+below. A lookup function gets a batch of keys, all different and none null; it returns the rows that have these keys, in any order, each
+with its key columns.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 class LookupFunction(abc.ABC):
     """Looks up rows by key, a batch at a time. All calls come from one thread, one after the other.
 
-    `batch_size`: keys in one call at most (None: all that are asked for at once).
+    `batch_size`: the most keys in one call (None: no limit).
     """
 
     batch_size: int | None = None
 
     def open(self) -> None:  # noqa: B027 # most need none
-        """Connect. Called once in each process, before the first lookup; again if there are lookups after `close`."""
+        """Connect. Called once in each process, before the first lookup, and again if there are lookups after `close`."""
 
     @abc.abstractmethod
     def lookup(self, keys: pa.Table) -> pa.Table:
-        """The rows that have any of `keys` (columns named and typed as the table's key columns).
+        """The rows that have any of `keys` (columns named and typed like the table's key columns).
 
-        The answer has the key columns and the columns that were asked for, see `LookupContext`. What is
-        raised is tried again, `lookup.max-retries` times, and then reaches the query.
+        The rows must have the key columns and the requested columns, see `LookupContext`. If it raises, the call is repeated up to
+        `lookup.max-retries` times; then the error reaches the query.
         """
 
     def close(self) -> None:  # noqa: B027 # most need none
-        """Disconnect. Called when the last `LookupTable` of a process that uses it is closed."""
+        """Disconnect. Called when a process closes its last `LookupTable` that uses this function."""
 
 
 class KeyLookupFunction(LookupFunction):
-    """Looks up one key at a time, for sources that know no batches. `schema`: of its rows."""
+    """Looks up one key at a time, for sources without batches. `schema`: of its rows."""
 
     schema: pa.Schema
 
@@ -57,10 +57,10 @@ class KeyLookupFunction(LookupFunction):
 
 
 class AsyncLookupFunction(abc.ABC):
-    """Looks up rows by key, several batches at the same time on one event loop.
+    """Looks up rows by key, several batches at the same time, on one event loop.
 
-    `batch_size`: keys in one call at most. Up to `lookup.async.capacity` calls run at once; one that takes
-    longer than `lookup.async.timeout`, with what is tried again, fails.
+    `batch_size`: the most keys in one call. Up to `lookup.async.capacity` calls run at once. A call that takes longer than
+    `lookup.async.timeout`, retries included, fails.
     """
 
     batch_size: int = 128
@@ -77,7 +77,7 @@ class AsyncLookupFunction(abc.ABC):
 
 
 class AsyncKeyLookupFunction(AsyncLookupFunction):
-    """Looks up one key per call, up to `lookup.async.capacity` at once. `schema`: of its rows."""
+    """Looks up one key per call, up to `lookup.async.capacity` calls at once. `schema`: of its rows."""
 
     batch_size = 1
     schema: pa.Schema
@@ -98,10 +98,10 @@ _Function = TypeVar("_Function", bound=LookupFunction | AsyncLookupFunction)
 class LookupContext:
     """What a provider is made for.
 
-    `keys`: the key columns (`lookup.keys`). `columns`: those that will be asked for besides (None: all, or not known
-    yet); others may be left out. `options`: those named `lookup.provider.*`, without that prefix; `path` if one was given.
+    `keys`: the key columns (`lookup.keys`). `columns`: the other columns that will be read (None: all, or not known yet); a provider may
+    leave out the rest. `options`: those named `lookup.provider.*`, without that prefix, and `path` if it was given.
 
-    A factory may be called twice: first for the schema, then, if not all columns are wanted, with the columns.
+    A factory may be called twice: first for the schema, and then with the columns, if not all are read.
     """
 
     keys: tuple[str, ...]
@@ -113,9 +113,9 @@ class LookupContext:
 class LookupProvider:
     """A table of another system.
 
-    `schema`: its columns as Spark takes them, keys among them. `version`: returns a text that is another
-    whenever the table's content may be another (None: there is no such thing; what is answered is then as
-    old as `lookup.partial-cache.expire-after-write`, or as the last reload).
+    `schema`: its columns, in types that Spark has, including the keys. `version`: returns a text that changes whenever the table's content
+    may have changed. None if the system has no versions: rows may then be as old as `lookup.partial-cache.expire-after-write`, or as the
+    last reload.
     """
 
     def __init__(self, schema: pa.Schema, version: Callable[[], str] | None = None) -> None:
@@ -130,7 +130,7 @@ class _FunctionProvider(LookupProvider, Generic[_Function]):
 
 
 class LookupFunctionProvider(_FunctionProvider[LookupFunction]):
-    """Serves lookups through a function; what `lookup.cache` says is kept of them."""
+    """Serves lookups through a function. `lookup.cache` says whether rows are cached."""
 
 
 class AsyncLookupFunctionProvider(_FunctionProvider[AsyncLookupFunction]):
@@ -156,8 +156,8 @@ class PartialCachingAsyncLookupProvider(_CachingProvider[AsyncLookupFunction], A
 class FullCachingLookupProvider(LookupProvider):
     """Serves lookups and scans from a copy of the whole table (lookup.cache=FULL).
 
-    `scan` returns all rows as batches of `schema`'s columns. `reload_trigger` says when to copy it anew;
-    None: as `lookup.full-cache.reload-strategy` says, or, where there is a `version`, when that changes.
+    `scan` returns all rows as batches with `schema`'s columns. `reload_trigger` says when to copy the table again; None: as
+    `lookup.full-cache.reload-strategy` says, or, if there is a `version`, when that changes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Makes the provider of a table by its factory, and another one if the first hangs."""
+"""Makes the provider of a table with its factory, and another instance if the first one hangs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROVIDER_OPTION = "lookup.provider"
 
 
 def get_attribute(name: str, part: object, attribute: str) -> Any:
-    """An attribute of a provider or of its function. Raises LookupFunctionError if it is a property that fails."""
+    """An attribute of a provider or of its function. Raises LookupFunctionError if it is a property that raises."""
     try:
         return getattr(part, attribute)
     except PysparkLookupError:
@@ -38,10 +38,10 @@ def get_attribute(name: str, part: object, attribute: str) -> Any:
 
 
 class MadeProvider:
-    """The provider that the options name; the constructor calls its factory.
+    """The provider that the options name. The constructor calls its factory.
 
-    `schema`: its columns in Spark's types. `latest`: the newest instance, even if it hung and was replaced.
-    Raises OptionError, and LookupTimeoutError if the factory hangs.
+    `schema`: its columns in Spark's types. `latest`: the newest instance, even if it hung and was replaced. Raises OptionError, and
+    LookupTimeoutError if the factory hangs.
     """
 
     def __init__(self, options: LookupOptions) -> None:
@@ -64,7 +64,7 @@ class MadeProvider:
             self._narrow(options, options.keys)
 
     def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
-        """Make the provider again, with keys and columns as its schema spells them, if not all columns are read."""
+        """Make the provider again, for the requested keys and columns as its schema spells them, if not all columns are read."""
         context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
         if options.columns is not None:
             column_names = set(resolve_names(options.columns, self.schema, "lookup.columns"))
@@ -89,14 +89,14 @@ class MadeProvider:
             raise_ours(failed.problem, failed.problem.__cause__)
 
     def current(self) -> LookupProvider:
-        """The provider; a new one after a call of the last one was given up."""
+        """The provider; a new instance if a call of the last one timed out."""
         provider = self._provider
         if provider is None:
             provider = self._provider = self.latest = self._make()
         return provider
 
     def replace(self) -> None:
-        """Replace a provider that hangs. If no new one can be made now, the next use makes it."""
+        """Replace a provider that hangs. If no new instance can be made now, the next use makes one."""
         self._provider = None
         with contextlib.suppress(OptionError, LookupTimeoutError):
             self.current()

@@ -1,4 +1,4 @@
-"""`ProvidedTables`: the providers' tables of one process, each made once, in the form of tables of files."""
+"""`ProvidedTables`: the provider tables of one process, each made once, with the interfaces that tables of files have."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from pyspark_lookup.versions.version_source import Answer, Question, SourceParts
 
 
 def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> LookupOptions:
-    """The options, completed by the provider: a provider that brings a cache decides its kind. Raises OptionError if they contradict it."""
+    """The options, completed by the provider: if it has a cache, that decides the kind. Raises OptionError if the two contradict each other."""
     explicit_cache = options.cache if "lookup.cache" in options.explicit else None
     brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if provided_table.scans else None
     if brings is not None and explicit_cache not in (None, brings):
         raise OptionError(
-            f"option lookup.cache = {options.cache.value!r}: provider {provided_table.name} brings a cache of the kind {brings.value!r}"
+            f"option lookup.cache = {options.cache.value!r}: provider {provided_table.name} determines that it is {brings.value!r}: remove the option"
         )
     cache = brings or options.cache
     if cache is CacheMode.FULL and not provided_table.scans:
@@ -61,7 +61,7 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     if cache is CacheMode.FULL and not provided_table.versioned:
         if "lookup.metadata.source" in options.explicit and source is MetadataSource.UFS:
             raise OptionError(
-                f"option lookup.metadata.source = 'UFS': provider {provided_table.name} has no version() to ask at every query; set CACHE"
+                f"option lookup.metadata.source = 'UFS': provider {provided_table.name} has no version() to ask at every query; set lookup.metadata.source = 'CACHE'"
             )
         if provided_table.trigger is None and not options.reloads:
             raise OptionError(
@@ -76,7 +76,7 @@ def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
     reload_options = [key for key in options.explicit if key.startswith(prefixes)]
     if provided_table.trigger is not None and reload_options:
         raise OptionError(
-            f"option {min(reload_options)}: provider {provided_table.name} brings a reload trigger of its own"
+            f"option {min(reload_options)}: provider {provided_table.name} brings a reload trigger of its own: remove it"
         )
     if options.metadata_source is MetadataSource.CACHE and provided_table.trigger is None and not options.reloads:
         raise OptionError(
@@ -88,14 +88,16 @@ def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> Non
     cache = provided_table.cache
     cache_options = [key for key in options.explicit if key.startswith("lookup.partial-cache.")]
     if cache is not None and cache_options:
-        raise OptionError(f"option {min(cache_options)}: provider {provided_table.name} brings a cache of its own")
+        raise OptionError(
+            f"option {min(cache_options)}: provider {provided_table.name} brings a cache of its own: remove it"
+        )
     expires = options.partial_expire_after_write_s is not None
     if isinstance(cache, DefaultLookupCache):
         expires = cache.config["expire_after_write_s"] is not None
     if not provided_table.versioned and not expires and (cache is None or isinstance(cache, DefaultLookupCache)):
         raise OptionError(
-            f"provider {provided_table.name} has no version(), so nothing tells when a row has changed: set "
-            "lookup.partial-cache.expire-after-write to how old an answer may be"
+            f"provider {provided_table.name} has no version() that tells when rows have changed: set "
+            "lookup.partial-cache.expire-after-write to the greatest age that an answer may have"
         )
     if cache is None and not options.bounded:
         raise OptionError(
@@ -105,11 +107,11 @@ def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> Non
 
 # --- a provider's table, in the form of a table of files ------------------------------------------
 
-_SIZE = 1  # unknown; any will do, because a change of the one file is a change of the whole table
+_SIZE = 1  # unknown; any number will do, because a change of the one file is a change of the whole table
 
 
 class ProvidedStore:
-    """The store of a provider's table. `now_s`: the time that names a load of a provider without versions."""
+    """The store of a provider's table. `now_s`: the time that identifies a load from a provider without versions."""
 
     pins = True
     lists_after = False
@@ -137,7 +139,7 @@ class ProvidedStore:
         return self.get_meta(path, count)
 
     def list_status(self, path: str, count: Count) -> Listing:
-        raise UfsNotFoundError(f"{self._url} is no directory")
+        raise UfsNotFoundError(f"{self._url} is not a directory")
 
     def pin(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
         raise UfsNotFoundError(f"{self._url} has no bytes")
@@ -181,7 +183,7 @@ class ProviderSource(VersionSource):
         return cls.kinds[0]
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        self._refuse_pin(options, kind)  # other options without a meaning here are refused where they are declared
+        self._refuse_pin(options, kind)  # other options without a meaning are refused where they are declared
 
     def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return None
@@ -196,7 +198,7 @@ class ProviderSource(VersionSource):
 
 
 class ProvidedScan(TableScan):
-    """Reads of the table of one provider."""
+    """Reads the table of one provider."""
 
     def __init__(self, provided_table: ProvidedTable, metrics: CacheMetricGroup) -> None:
         self._provided_table = provided_table
@@ -278,7 +280,7 @@ class ProvidedTables:
         )
 
     def _table(self, key: str, options: LookupOptions) -> ProvidedTable:
-        """Made outside the lock, because a factory may hang, or open a table."""
+        """The table of a provider. It is made outside the lock, because a factory may hang, or open a table itself."""
         with self._lock:
             existing = self.futures.get(key)
             future = existing or self.futures.setdefault(key, concurrent.futures.Future())

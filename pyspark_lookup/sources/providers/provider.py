@@ -49,10 +49,10 @@ _Function = LookupFunction | AsyncLookupFunction
 
 
 class ProvidedTable:
-    """A provider as `lookup.provider` names it. Made in one process, for that process.
+    """A provider as `lookup.provider` names it. Belongs to one process.
 
-    `name`: as in the option. Raises OptionError if the factory cannot be imported or called, or returns no provider, and
-    LookupTimeoutError if it hangs.
+    `name`: as in the option. Raises OptionError if the factory cannot be imported or called, or returns no provider, and LookupTimeoutError
+    if it hangs.
     """
 
     def __init__(self, options: LookupOptions, clock: HostClock) -> None:
@@ -75,7 +75,7 @@ class ProvidedTable:
 
     @property
     def versioned(self) -> bool:
-        """Whether the provider tells versions apart."""
+        """Whether the provider has versions."""
         return get_attribute(self.name, self._provider.latest, "version") is not None
 
     @property
@@ -127,9 +127,8 @@ class ProvidedTable:
         return current_version
 
     def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """All rows, with these columns of `schema`. Raises LookupFunctionError, and LookupTimeoutError for a batch that takes
-        longer than `lookup.async.timeout`: a reload holds a lock that other processes of the host wait for.
-        """
+        """All rows, with these columns of `schema`. Raises LookupFunctionError, and LookupTimeoutError for a batch that takes longer than
+        `lookup.async.timeout`: a reload must not hold its lock, for which the host's other processes wait, without end."""
         provider = self._provider.current()
         assert isinstance(provider, FullCachingLookupProvider)
         try:
@@ -143,16 +142,16 @@ class ProvidedTable:
             if isinstance(failed.problem, PysparkLookupError):
                 raise_ours(failed.problem, failed.problem.__cause__)
             raise_ours(self._fail("scan()", failed.problem), failed.problem)
-        except (TypeError, AttributeError, pa.ArrowException) as problem:  # the item is no batch
+        except (TypeError, AttributeError, pa.ArrowException) as problem:  # the item is not a batch
             raise_ours(self._fail("scan()", problem), problem)
 
     # --- lookups ----------------------------------------------------------------------------------
 
     def lookup(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
-        """The rows of `keys` (all different, none null) with `columns`, by the column `KEY_INDEX`.
+        """The rows of `keys` (all different, none null) with `columns`, and the column `KEY_INDEX`.
 
-        Repeats calls that failed, and lookups of keys without rows, as the options say. Raises
-        LookupFunctionError naming the provider and the first key that failed, with the rows of the others.
+        Repeats failed calls, and lookups of keys without rows, as the options say. Raises LookupFunctionError, which names the provider and
+        the first key that failed, and carries the rows of the others.
         """
         rows, failures, problem = self._ask(keys, columns, metrics)
         options = self._options
@@ -181,7 +180,7 @@ class ProvidedTable:
     def _ask(
         self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup
     ) -> tuple[pa.Table, dict[int, LookupFunctionError], LookupFunctionError | None]:
-        """The rows of the keys; which keys have no answer; and the first problem of any call."""
+        """(the rows of the keys, which keys have no answer, the first error of any call)."""
         with self._lock:  # a function is used by one thread; other callers wait for their turn
             function = self._function()
             self._open(function, keys, metrics)
@@ -211,7 +210,7 @@ class ProvidedTable:
         calls: Sequence[Call],
         patience: int,
     ) -> list[Outcome]:
-        """See `MakeCalls`. Raises LookupFunctionError for an answer that would be wrong for any key."""
+        """Make calls of the provider's function, see `MakeCalls`. Raises LookupFunctionError for an answer that would be wrong for any key."""
         pieces = [keys.take(as_indices(call.keys)) for call in calls]
         outcomes: dict[int, Outcome] = {}
 
@@ -248,7 +247,7 @@ class ProvidedTable:
         metrics: CacheMetricGroup,
         retried: bool = True,
     ) -> Any:
-        """What a call returns in its first attempt that succeeds; there is only one attempt unless it is `retried`."""
+        """What a call returns in its first successful attempt. Only if `retried` is there more than one."""
 
         async def attempt() -> Any:
             return await _call_and_await(call, *args)
@@ -305,7 +304,7 @@ class ProvidedTable:
         provider = self._provider.current()
         if not isinstance(provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
             raise OptionError(
-                f"option {PROVIDER_OPTION} = {self.name!r} has no lookup function: it is for lookup.cache = 'FULL'"
+                f"option {PROVIDER_OPTION} = {self.name!r} has no lookup function: set lookup.cache = 'FULL'"
             )
         function: _Function = get_attribute(self.name, provider, "function")
         size = get_attribute(self.name, function, "batch_size")
@@ -351,7 +350,7 @@ class ProvidedTable:
 
 
 async def _call_and_await(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns, asynchronous or not. It is called when this is awaited."""
+    """Call a function, asynchronous or not, and return its result. The call happens when this coroutine is awaited."""
     loop = asyncio.get_running_loop()
     if not inspect.iscoroutinefunction(function):
         asyncio._set_running_loop(None)  # the function may run an event loop of its own
@@ -363,7 +362,7 @@ async def _call_and_await(function: Callable[..., Any], *args: Any) -> Any:
 
 
 async def _run_calls(count: int, call: Callable[[int], Coroutine[Any, Any, bool]], at_once: int, patience: int) -> None:
-    """Make calls, `at_once` of them at a time, and begin no more once `patience` in a row have not succeeded; an error ends all."""
+    """Make calls, `at_once` of them at a time. After `patience` failures in a row, make no more; an exception of `call` ends all."""
     waiting, in_a_row = iter(range(count)), 0
 
     async def work() -> None:

@@ -15,14 +15,14 @@ from pyspark_lookup.errors import LookupFunctionError, SchemaError, raise_ours
 
 
 class ReturnedRows:
-    """Checks rows of the provider `name`, whose columns are `schema`. Raises LookupFunctionError naming it, and a key."""
+    """Checks rows of the provider `name`, whose columns are `schema`. Raises LookupFunctionError that names the provider and a key."""
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
         self._name = name
         self._schema = schema
 
     def with_columns(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
-        """What a function returned, checked: a table with the key columns and `columns`, and only columns of the schema."""
+        """What a function returned, checked: a table with the key columns, `columns`, and no columns that the schema lacks."""
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         if not isinstance(rows, pa.Table):
@@ -33,7 +33,7 @@ class ReturnedRows:
         return rows
 
     def by_key(self, rows: pa.Table, keys: pa.Table, columns: pa.Schema) -> pa.Table:
-        """The rows of `with_columns`, checked one by one, with `columns` and `KEY_INDEX`."""
+        """The rows of `with_columns`, each with one of the requested keys, with `columns` and `KEY_INDEX`."""
         rows = self._cast(rows, self._fields(keys, columns), f"lookup of {show_keys(keys)}")
         matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
         if len(matches.rows) < rows.num_rows:
@@ -86,8 +86,8 @@ class ReturnedRows:
                     problem,
                 )
             except pa.ArrowInvalid as problem:
-                says = "holds text that is no UTF-8: decode it, or declare the column as binary"
-                says = says if "UTF8" in str(problem) else f"is no valid {field.type}: {problem}"
+                says = "holds text that is not UTF-8: decode it, or declare the column as binary"
+                says = says if "UTF8" in str(problem) else f"is not a valid {field.type}: {problem}"
                 raise_ours(
                     LookupFunctionError(f"provider {self._name}, {operation}: column {field.name!r} {says}"), problem
                 )
@@ -95,6 +95,6 @@ class ReturnedRows:
 
 
 def show_keys(keys: pa.Table) -> str:
-    """Keys as a message names them: the first, and how many more there are."""
+    """Keys for a message: the first, and how many more there are."""
     first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
     return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")

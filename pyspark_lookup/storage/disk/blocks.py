@@ -1,4 +1,4 @@
-"""Blocks of files; what goes first when the budget is short; sweeping and checking of the whole cache directory."""
+"""Blocks of files; what is evicted first when the budget is short; sweeping and checking of the whole cache directory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pyspark_lookup.storage.disk.records import ROW, is_known_kind
 from pyspark_lookup.storage.disk.segments import Segments
 from pyspark_lookup.storage.disk.space import PAGE, RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
 
-_EVICT_MORE = 10  # evictions of blocks make room for a tenth of what blocks may take, too
-_LARGEST_SHARE = 8  # a block above an eighth of the budget would sweep out too much for itself
+_EVICT_MORE = 10  # an eviction also frees a tenth of what blocks may take
+_LARGEST_SHARE = 8  # a block above an eighth of the budget would evict too many others
 _SHARE_AT_MOST = 16 * 1024 * 1024  # of blocks that are put at once
 _TOUCH_AFTER_S = 60.0
 _SWEEP_EVERY_S = 600.0
-_IN_USE_S = 600.0  # since the last use of a table: until then it is not evicted for another
-# Kinds of records that may be evicted: each costs calls to the store. All others say what this host has committed and which
-# versions are agreed on.
+_IN_USE_S = 600.0  # since the last use of a table: within this time it is not evicted for another one
+# The kinds of records that may be evicted, because each only saves calls of the store. All others say what this host has
+# committed and which versions are agreed on.
 _FORGOTTEN_FOR_SPACE = (
     "asked",
     "bounds",
@@ -64,7 +64,7 @@ class BlockKey:
 
 @dataclasses.dataclass(frozen=True)
 class DiskReport:
-    """What `Disk.check` found: blocks and bytes held, damaged files, leftovers of killed writers."""
+    """What `Disk.check` reports: blocks and their bytes, damaged files, leftovers of killed writers."""
 
     blocks: int
     bytes: int
@@ -74,7 +74,8 @@ class DiskReport:
 
 @dataclasses.dataclass(frozen=True)
 class DiskSpace:
-    """Bytes of the blocks, segments and records of a cache directory, its budget for all of them, and what is free on its disk (-1: unknown)."""
+    """The bytes of the blocks, segments and records of a cache directory, its budget for all of them, and the free bytes of its disk (-1:
+    unknown)."""
 
     blocks: int
     budget: int
@@ -88,7 +89,7 @@ class DiskSpace:
 
 
 def empty_space(above: Path, max_bytes: int | None) -> DiskSpace:
-    """The space of a cache directory that does not exist yet. `above`: the existing directory that it would be made in."""
+    """The space of a cache directory that does not exist yet. `above`: the existing directory in which it would be made."""
     disk = os.statvfs(above)
     budget = default_budget(above, 0) if max_bytes is None else max_bytes
     return DiskSpace(0, budget, 0, disk.f_bavail * disk.f_frsize)
@@ -116,17 +117,17 @@ class Disk(Segments, Claims, Counters):
     # --- blocks -----------------------------------------------------------------------------------
 
     def versions_held(self, path_key: str) -> frozenset[str]:
-        """Version keys of which any block of this path lies on disk."""
+        """The version keys under which blocks of this path are on disk."""
         return frozenset(list_names(self._root / "blocks" / path_key[:2] / path_key))
 
     def blocks_held(self, path_key: str, version_key: str) -> frozenset[tuple[int, int]]:
-        """(offset, length) of the blocks of one file version on disk at this moment."""
+        """(offset, length) of the blocks of one file version that are on disk now."""
         names = list_names(self._root / "blocks" / path_key[:2] / path_key / version_key)
         pairs = (name.split("-") for name in names)
         return frozenset((int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(map(str.isdecimal, p)))
 
     def get_block(self, key: BlockKey) -> memoryview | None:
-        """A block's bytes, verified; None if it is not there or was damaged (then it is removed)."""
+        """A block's bytes, verified; None if it is missing or was damaged (then it is removed)."""
         path = self._root / "blocks" / key.name
         try:
             content, used_at = read_content(path, key.length + HEADER_BYTES)
@@ -175,7 +176,7 @@ class Disk(Segments, Claims, Counters):
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return
-        unused = size  # taken, and not (newly) on disk
+        unused = size  # taken from the budget, but not (newly) on disk
         try:
             for key, data in blocks.items():
                 path = self._root / "blocks" / key.name
@@ -184,13 +185,13 @@ class Disk(Segments, Claims, Counters):
                 self._publish(path, wrap(data, key.name))
                 unused -= 0 if replaced else on_disk(len(data) + HEADER_BYTES)
         except OSError:
-            # Full disk, or the directory vanished under us: the bytes are in memory already.
+            # The disk is full, or the directory has vanished: the caller has the bytes in memory anyway.
             self._metrics.inc("cacheFailureCount")
         with contextlib.suppress(OSError):
             self.take("blocks", -unused)
 
     def _make_directories(self, path: Path) -> int:
-        """Make the directories that a block's file needs. Returns the bytes that the new ones take."""
+        """Make the directories that a block's file needs. Returns the bytes that the new directories take."""
         if path.parent.is_dir():
             return 0
         above = (path.parent.parent, path.parent)
@@ -226,7 +227,7 @@ class Disk(Segments, Claims, Counters):
     def _make_room(self, kind: Kind, amount: int) -> None:
         """Free bytes, in this order: leftovers of dead writers, superseded snapshots, old records (for a record), blocks, unused tables.
 
-        Tables are not removed for a block, and mapped segments stay. Raises OSError if another process keeps the lock for long.
+        Tables are not removed for a block, and mapped segments stay. Raises OSError if another process keeps the lock for too long.
         """
         steps = [self._remove_dead, self._evict_superseded]
         steps += [self._evict_records] if kind == "records" else []
@@ -240,18 +241,18 @@ class Disk(Segments, Claims, Counters):
                 step(shortage)
 
     def reserve_room(self, size: int) -> ReservedFile:
-        """Reserve room for a build that needs about `size` bytes. Raises CacheFullError, before it evicts anything, if there is none."""
+        """Reserve room for a build that needs about `size` bytes. If there is none, raises CacheFullError before it evicts anything."""
         self.check_room(size)
         return self.reserve(size)
 
     def check_room(self, size: int) -> None:
-        """Raise CacheFullError if there is no room for `size` bytes, even after evicting all that may go."""
+        """Raise CacheFullError if there is no room for `size` bytes, even after evicting all that may be evicted."""
         lacking = self.lacks("segments", size)
         if lacking > 0 and lacking > self._evictable():
             raise self._full(size)
 
     def _evictable(self) -> int:
-        """How many bytes could be freed for a new segment."""
+        """The bytes that could be freed for a new segment."""
         names = {(table, name) for table, name in self._superseded() if not self.is_mapped(table, name)}
         names |= {(table, name) for table in self._unused_tables() for name in self.segments(table)}
         paths = [path for path, is_dead in self._reserved() if is_dead]
@@ -278,7 +279,7 @@ class Disk(Segments, Claims, Counters):
             self.remove_segment(table, name)
 
     def _unused_tables(self) -> list[str]:
-        """The tables whose segments nobody has used lately or has mapped, the least recently used first."""
+        """The tables whose segments are not mapped and have not been used recently, the least recently used first."""
         unused: list[tuple[float, str]] = []
         now_s = self._now_s()
         for directory in list_directories(self._root / "snapshots"):
@@ -302,7 +303,7 @@ class Disk(Segments, Claims, Counters):
             shortage -= before - self.usage().segments
 
     def _evict_blocks(self, shortage: int) -> None:
-        """Remove the least recently used blocks of a sample of shards, and a tenth of what blocks may take on top, for the next ones.
+        """Remove the least recently used blocks of a sample of shards: as many bytes as are missing, and a tenth of what blocks may take.
 
         The work is bounded: shards are visited in random order, until the sample holds four times the bytes to free.
         """
@@ -318,7 +319,7 @@ class Disk(Segments, Claims, Counters):
                 sampled += block[1]
             if sampled >= 4 * shortage:
                 break
-        if sampled < min(shortage, usage.blocks):  # fewer blocks than the account says: it is wrong
+        if sampled < min(shortage, usage.blocks):  # fewer blocks than in the account: it is wrong
             self.recount()
             shortage -= usage.total - self.usage().total
         freed = 0
@@ -332,9 +333,9 @@ class Disk(Segments, Claims, Counters):
         self.take("blocks", -freed)
 
     def _evict_records(self, shortage: int) -> None:
-        """Remove the least recently used records, but none used in the last minutes, which running queries rely on."""
+        """Remove the least recently used records, except for those used in the last minutes, which running queries need."""
         now_s = self._now_s()
-        # Those of kinds that only another release has go, too: they count as any.
+        # Including kinds that only another release has.
         kinds = [kind for kind in list_directories(self._root / "records") if _is_forgotten_for_space(kind.name)]
         old = [
             (at_s, size, path) for kind in kinds for at_s, size, path in self._walk(kind) if now_s - at_s > _IN_USE_S
@@ -349,7 +350,7 @@ class Disk(Segments, Claims, Counters):
         return self._count().total
 
     def space(self) -> DiskSpace:
-        """The space that the directory takes, from its account: files are not listed."""
+        """The space that the directory takes, from its account, without listing files."""
         usage = self.usage()
         try:
             disk = os.statvfs(self._root)
@@ -359,7 +360,7 @@ class Disk(Segments, Claims, Counters):
         return DiskSpace(usage.blocks, budget, usage.segments, free, usage.records)
 
     def sweep_is_due(self) -> bool:
-        """Whether this process should ask for a sweep; at most every 10 minutes."""
+        """Whether this process should start a sweep; at most every 10 minutes."""
         now_s = self._now_s()
         if abs(now_s - self._swept_s) < _SWEEP_EVERY_S:
             return False
@@ -367,7 +368,8 @@ class Disk(Segments, Claims, Counters):
         return True
 
     def sweep(self) -> None:
-        """Remove leftovers of killed writers and expired files, and recount. Does nothing if a process of the host did so in the last 10 minutes."""
+        """Remove leftovers of killed writers and expired files, and recount. Does nothing if a process of the host has done so in the last 10
+        minutes."""
         marker = self._root / "swept"
         now_s = self._swept_s = self._now_s()
         with contextlib.suppress(OSError):
@@ -389,7 +391,7 @@ class Disk(Segments, Claims, Counters):
     def clear(self) -> tuple[int, int]:
         """Remove everything. Returns (files, bytes). Readers have misses meanwhile, and a running query may lose its version.
 
-        Kept are counters of live processes, files that are being written, and the record of which rows of records were removed.
+        It keeps the counters of live processes, files that are being written, and the record of which rows of records were removed.
         """
         self._remove_dead(0)
         alive = {self._root / "counters" / counts.name for counts in self.counters("") if counts.alive}
@@ -434,7 +436,7 @@ class Disk(Segments, Claims, Counters):
         leftovers = self._leftovers(self._now_s())
         if repair:
             for name in damaged:
-                self._remove_tree(self._root / name)  # it may be a directory of that name
+                self._remove_tree(self._root / name)  # a directory may have that name
             for path in leftovers:
                 self._remove(path)
             self.recount()

@@ -1,7 +1,10 @@
 """Claims: files that tell other processes what this one is about to do, until it is done or dead.
 
-A claim is a file `claims/<space>/<group>-<name>`, on which its writer holds an exclusive lock. The kernel releases the lock when
-the writer dies: the next reader removes a claim without a lock.
+A claim is a file `claims/<space>/<group>-<name>`, on which its writer holds an exclusive lock. The kernel releases the lock when the writer
+dies; the next reader then removes the claim.
+
+The race: two processes could read the claims, find none, and both create one. So a caller reads the claims and creates its own under one
+lock.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _POLL_AT_MOST_S = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim that this process holds. Release it when the work has ended, also by an error."""
+    """A claim that this process holds. Release it when the work has ended, even with an error."""
 
     directory: Claims
     path: Path
@@ -44,7 +47,7 @@ class Claim:
 
 
 class Claims(Directory):
-    """A directory with claims. Read the claims and create a new one under one lock: else two processes could claim the same."""
+    """A directory with claims. Read the claims and create a new one under one lock, so that no two processes claim the same."""
 
     def create_claim(self, space: str, group: str, payload: bytes) -> Claim:
         """Create a claim, which this process holds. Raises OSError if it cannot be written."""
@@ -55,7 +58,7 @@ class Claims(Directory):
         fd = self._open(temporary, NEW_FILE)
         path = self._root / "claims" / space / f"{group}-{temporary.name}"
         try:
-            # Locked before anybody can see it.
+            # Locked before it has its name: a reader would remove a claim without a lock.
             fcntl.flock(fd, fcntl.LOCK_EX)
             view = memoryview(payload)
             while view:
@@ -68,7 +71,7 @@ class Claims(Directory):
         return Claim(self, path, fd)
 
     def claims(self, space: str, group: str) -> list[tuple[str, bytes]]:
-        """(name, payload) of the claims of a group whose processes still hold them. Others are removed."""
+        """(name, payload) of the claims of a group that their processes still hold. Other claims are removed."""
         directory = self._root / "claims" / space
         active_claims = []
         try:

@@ -1,7 +1,7 @@
-"""Counters of processes: one small file each, written in place, which outlives its process.
+"""Counters of processes: one small file per process, written in place, which outlives it.
 
-A file is a header with the process and the names of its numbers, followed by the numbers and a checksum, which one write
-replaces. The process holds a lock on its file: if that is free, the process has ended, and the file may be merged into a total.
+A file is a header with the process and the names of its numbers, followed by the numbers and a checksum, which one write replaces. The
+process holds a lock on its file. If the lock is free, the process has ended, and its numbers may be merged into a total.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from pyspark_lookup.storage.disk.directory import (
 from pyspark_lookup.storage.disk.records import Records, json_bytes, record_value
 from pyspark_lookup.storage.disk.space import on_disk
 
-_READS = 20  # of a file whose process may be writing
+_READS = 20  # of a file whose process may be writing it
 _TOTAL_KEPT_S = 90 * 86400.0
 _LARGEST_HEAD = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """The counts of a process, or the total of several (`includes`). `about`: which table and process they are of."""
+    """The counts of a process, or the total of several (`includes`). `about`: the table and process that they belong to."""
 
     name: str
     about: Mapping[str, Any]
@@ -62,7 +62,7 @@ class CounterFile:
         os.pwrite(self._descriptor, data + _checksum(data), self._start)
 
     def is_removed(self) -> bool:
-        """Whether the file has no name any more, as the cache directory was removed."""
+        """Whether the file has lost its name, because the cache directory was removed."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def close(self) -> None:
@@ -77,10 +77,10 @@ class CounterFile:
 
 
 class Counters(Records):
-    """A directory with the counters of processes; the prefix of a file's name says which table they are of."""
+    """A directory with the counters of processes. The prefix of a file's name shows which table they belong to."""
 
     def new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
-        """A new file for this process, with these numbers. Raises OSError if the directory cannot be written."""
+        """Create a file for this process, with these numbers. Raises OSError if the directory cannot be written."""
         return self._retry(lambda: self._new_counters(name, about, values))
 
     def _new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
@@ -107,7 +107,8 @@ class Counters(Records):
             process_counts = [
                 counts for name in self._counter_names(prefix) if (counts := self._counts(name)) is not None
             ]
-            # If a total was replaced meanwhile, the files that it includes may have been missed or read twice.
+            # The race: a total may be replaced meanwhile, and the files that it includes be missed or read twice. Then all are
+            # read again.
             if self._totals(prefix) == before:
                 break
         included = frozenset[str]().union(*(counts.includes for counts in process_counts))
@@ -129,15 +130,15 @@ class Counters(Records):
         merge: Callable[[list[Counts]], tuple[dict[str, Any], dict[str, int]]],
         group: Callable[[list[Counts]], Mapping[str, str]] = lambda every: {},
     ) -> None:
-        """Put totals in place of the files of processes that have ended, if there are more than `above` files of a prefix.
+        """Replace the files of ended processes by totals, if a prefix has more than `above` files.
 
-        `group`: maps a file's name to its total; files without one belong to the total "". `merge`: makes a total's `about` and
-        numbers. Raises OSError if the directory cannot be written.
+        `group`: maps a file's name to the name of its total; files that it does not have belong to the total "". `merge`: makes a total's
+        `about` and numbers. Raises OSError if the directory cannot be written.
         """
         if len(self._counter_names(prefix)) <= above:
             return
         with self._lock("total.lock"):
-            # A process may have died after it wrote a total and before it removed the files that this includes.
+            # The race: a process may have died after it wrote a total and before it removed the files that the total includes.
             leftovers = {name: self._forget_included(name) for name, _ in self._totals(prefix)}
             every = self.counters(prefix)
             groups, ended = group(every), dict[str, list[Counts]]()
@@ -150,7 +151,7 @@ class Counters(Records):
                 if merged_names:
                     about, values = merge(parts)
                     unremoved = [name for counts in parts for name in leftovers.get(counts.name, ())]
-                    # The total names the files that it includes. So a reader counts them once, also between this line and their
+                    # The total names the files that it includes. So a reader counts them once, even between this line and their
                     # removal, or if this process dies in between.
                     self.new_counters(total, {**about, "includes": [*merged_names, *unremoved]}, values)
                     self._forget_included(total)
@@ -190,7 +191,7 @@ class Counters(Records):
 
 
 def _is_alive(descriptor: int) -> bool:
-    """Whether the process that counts in a file may be alive: its file is not merged into a total."""
+    """Whether the process that counts in a file may be alive. If so, the file is not merged into a total."""
     try:
         return not is_unlocked(descriptor)
     except OSError:
@@ -221,5 +222,5 @@ def _checksum(data: bytes) -> bytes:
 
 
 def _numbers(names: Collection[str]) -> struct.Struct:
-    """One int64 for each name, in this machine's byte order: no other one reads its cache directory."""
+    """One int64 for each name, in this machine's byte order: no other machine reads its cache directory."""
     return struct.Struct(f"={len(names)}q")

@@ -1,4 +1,4 @@
-"""A private directory of the host and how files come and go in it: whole, by rename, or not at all."""
+"""A private directory of the host, in which files appear and vanish as a whole: by rename, or not at all."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ T = TypeVar("T")
 _HEADER = struct.Struct("<8sQI16s")
 HEADER_BYTES = _HEADER.size
 NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
-_TRIES = 5  # to do something in a directory that others remove meanwhile
+_TRIES = 5  # attempts to do something in a directory that others are removing
 _LOCK_POLL_S, _ACQUIRE_POLL_S = 0.001, 0.01
-_LOCK_WAIT_S = 1.0  # for the counter, evictions and segments: longer than they take, short for a waiting read
+_LOCK_WAIT_S = 1.0  # for counters, evictions and segments: longer than these take, but short for a read that waits
 LEFTOVER_AFTER_S = 3600.0
-CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: ours are far smaller
+CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim; ours are far smaller
 
 
 def key_of(*parts: object) -> str:
-    """32 hex digits for any parts; equal for equal texts only (each is length-prefixed)."""
+    """32 hex digits for any parts; equal only for equal texts (each is length-prefixed)."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         text = _encode(str(part))
@@ -72,13 +72,13 @@ class Lock:
 
 
 class Directory:
-    """The directory `root` of one user, for all worker processes of the host; locks and whole files.
+    """The directory `root` of one user, for all worker processes of the host: locks and whole files.
 
-    The next writer makes again what is missing. Without `creates` the directory has to exist and to have our marker. Raises
+    The next writer makes missing directories again. Without `creates` the directory must exist and have our marker. Raises
     CacheDirectoryError on creation if the directory is not private to this user, or holds other programs' files.
 
-    Everything is written and removed by `_open_parent` or `_use`: these follow no link, and work below a directory with our
-    marker only.
+    Everything is written and removed through `_open_parent` or `_use`: these follow no link, and work only below a directory with our
+    marker.
     """
 
     def __init__(self, root: Path, metrics: CacheMetricGroup, now_s: Callable[[], float], creates: bool = True) -> None:
@@ -93,10 +93,10 @@ class Directory:
 
     @contextlib.contextmanager
     def _open_parent(self, path: Path, makes: bool = False) -> Iterator[tuple[int, str]]:
-        """A descriptor of the directory that a path lies in, and the path's name in it.
+        """A descriptor of the directory in which a path lies, and the path's name in it.
 
-        `makes`: whether to make missing directories; else they raise FileNotFoundError. Raises CacheDirectoryError or
-        PlaceTakenError if something on the way is not ours.
+        `makes`: whether to make missing directories; otherwise they raise FileNotFoundError. Raises CacheDirectoryError or PlaceTakenError
+        if something on the way is not ours.
         """
         names = str(path)[len(str(self._root)) + 1 :].split("/")
         try:
@@ -134,14 +134,14 @@ class Directory:
         return descend(fd, names, root, 0o700 if makes else None, durable=False)
 
     def _clear_way(self, path: Path) -> None:
-        """Remove a file of this user's that has the name of a directory above a path. Links stay."""
+        """Remove a file of this user's that is where a directory above a path belongs. Links stay."""
         for above in reversed(path.relative_to(self._root).parents[:-1]):
             with contextlib.suppress(OSError):
                 if is_own_file((self._root / above).lstat()):
                     self._remove(self._root / above)
 
     def _retry(self, act: Callable[[], T]) -> T:
-        """Return what `act` returns; try again while another process removes its directory in between."""
+        """What `act` returns. The race: another process may remove a directory that `act` has just found or made. Then it is called again."""
         for _ in range(_TRIES):
             with contextlib.suppress(FileNotFoundError):
                 return act()
@@ -149,7 +149,7 @@ class Directory:
 
     @contextlib.contextmanager
     def _use(self, path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-        """A descriptor of a file, as `use_file`. With O_CREAT, missing directories above it are made."""
+        """A descriptor of a file, like `use_file`. With O_CREAT, missing directories above it are made."""
         fd = self._retry(lambda: self._open(path, flags)) if flags & os.O_CREAT else self._open(path, flags)
         try:
             yield fd
@@ -168,7 +168,7 @@ class Directory:
             return fd
 
     def counting(self: Self, metrics: CacheMetricGroup) -> Self:
-        """The same directory, without opening and checking it again, but counting into another group."""
+        """The same directory, without opening and checking it again, but with other counters."""
         twin = copy.copy(self)
         twin._metrics = metrics
         return twin
@@ -178,9 +178,9 @@ class Directory:
     def acquire(self, kind: str, name: str, timeout_s: float) -> Lock | None:
         """Acquire this host's lock `name`; None if another process still holds it after `timeout_s` (>= 0).
 
-        Release it when done; the kernel does if the process dies. Raises OSError if the directory cannot be written. Names of
-        one kind share 4096 lock files (those of kind reload have their own). To avoid deadlocks, wait for a lock only while
-        holding none, or one of an earlier kind in the order reload, resolve, refresh, block.
+        Release it when done; the kernel does so if the process dies. Raises OSError if the directory cannot be written. Names of one kind
+        share 4096 lock files (those of kind reload have their own). To avoid deadlocks, wait for a lock only while holding none, or one of
+        an earlier kind in the order reload, resolve, refresh, block.
         """
         path, until_s = self.lock_path(kind, name), time.monotonic() + timeout_s
         while True:
@@ -195,7 +195,8 @@ class Directory:
             fd = open_file(name, os.O_RDWR | os.O_CREAT, directory)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # If the file was removed after we opened it, others lock the new one of that name: ours would exclude nobody.
+                # The race: if the file was removed after we opened it, others lock the new file of that name, and our lock
+                # excludes nobody.
                 if os.fstat(fd).st_ino == os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino:
                     return Lock(fd)
             except BlockingIOError:
@@ -217,12 +218,12 @@ class Directory:
                 lock.release()
 
     def lock_path(self, kind: str, name: str) -> Path:
-        """The file behind a lock: equal for names that exclude each other by chance."""
+        """The file of a lock. Names that exclude each other by chance have the same file."""
         shared = key_of(name)[:3] if kind != "reload" else key_of(name)
         return self._root / "locks" / f"{kind}-{shared}"
 
     def use_lock(self, path: Path) -> None:
-        """Show that the holder of a lock makes progress; does nothing if that fails."""
+        """Show that the holder of a lock makes progress. A failure is ignored."""
         with contextlib.suppress(OSError), self._use(path) as fd:
             os.utime(fd)
 
@@ -247,7 +248,7 @@ class Directory:
     # --- files ------------------------------------------------------------------------------------
 
     def _place(self, *names: str) -> Path:
-        """The path of these names below the root. They may come from a record: raises OSError for one that leads elsewhere."""
+        """The path of these names below the root. They may come from a record: raises OSError if they lead elsewhere."""
         try:
             return self._root.joinpath(*map(as_name, names))
         except ValueError as problem:
@@ -282,7 +283,7 @@ class Directory:
         def publish() -> bool:
             with self._temporary_file(data) as (source, name), self._open_parent(path, makes=True) as (target, new):
                 try:
-                    # Fails if it exists, unlike rename.
+                    # A link fails if the name exists, unlike a rename.
                     os.link(name, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
                 except FileExistsError:
                     return False
@@ -342,7 +343,7 @@ class Directory:
 
 @contextlib.contextmanager
 def use_file(path: Path) -> Iterator[int]:
-    """A descriptor of a file, for reading. Follows no link and waits for no pipe. Raises OSError as `os.open`."""
+    """A descriptor of a file, for reading. Follows no link and waits for no pipe. Raises the errors of `os.open`."""
     fd = open_file(path)
     try:
         yield fd
@@ -351,7 +352,7 @@ def use_file(path: Path) -> Iterator[int]:
 
 
 def open_file(path: str | Path, flags: int = os.O_RDONLY, directory: int | None = None) -> int:
-    """As `use_file`, to be closed by the caller; of a name in an open directory, if one is given."""
+    """Like `use_file`, to be closed by the caller; for a name in an open directory, if one is given."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=directory)
 
 
@@ -370,7 +371,7 @@ def is_own_file(status: os.stat_result) -> bool:
 
 
 def lock_soon(fd: int, kind: int) -> bool:
-    """Lock a file (`kind`: as in `fcntl`); False after `_LOCK_WAIT_S`, as the holder may be a stopped process."""
+    """Lock a file (`kind`: as in `fcntl`); False after `_LOCK_WAIT_S`, because the holder may be a suspended process."""
     until_s = time.monotonic() + _LOCK_WAIT_S
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -449,7 +450,7 @@ def list_entries_below(path: Path) -> list[Path]:
 
 
 def memory_backed(path: Path) -> bool:
-    """Whether a directory lies on tmpfs, as far as the system tells."""
+    """Whether a directory lies on tmpfs, as far as the system can tell."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:
@@ -464,7 +465,7 @@ def wrap(data: bytes | memoryview, name: str) -> bytes:
 
 
 def unwrap(blob: bytes, name: str) -> memoryview | None:
-    """The payload of a file made for `name`; None if anything about it is wrong."""
+    """The payload of a file made for `name`; None if the file is not exactly that."""
     if len(blob) < HEADER_BYTES:
         return None
     magic, length, crc, name_digest = _HEADER.unpack_from(blob)

@@ -1,4 +1,4 @@
-"""Whose directory a cache directory is: a marker says that it is ours. Without one nothing in it is removed, nor anything put beside."""
+"""Whether a cache directory is ours: a marker says so. Without it nothing in the directory is removed, and nothing is added."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from pyspark_lookup.errors import CacheDirectoryError, raise_ours
 LAYOUT = "v1"
 _TRIES = 10
 INNER = ("blocks", "records", "locks", "tmp", "snapshots", "claims", "counters")
-MARKER = (
-    "CACHEDIR.TAG"  # the name and the first line are those of bford.info/cachedir, by which backups leave caches out
-)
+MARKER = "CACHEDIR.TAG"  # name and first line as in bford.info/cachedir, so that backups leave caches out
 _MARKER_TEXT = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n"
     b"# A cache directory of lookupcache (pyspark_lookup), which removes what lies in it.\n"
@@ -24,7 +22,7 @@ MAGIC, SEGMENT_MAGIC = b"LKUPBLK1", b"LKUPSEG1"
 
 _MARKER_BEGUN = re.compile(rf"\.{re.escape(MARKER)}\.[0-9a-f]{{16}}")
 _HEX, _NAME = "[0-9a-f]", "[^/]+"
-# What lies in a cache directory without a marker, if a release before the marker has made it: names, and how the files begin.
+# The entries of a cache directory that a release before the marker has made: names, and how the files begin.
 _CACHE_FILES = {
     re.compile(rf"blocks/{_HEX}{{2}}/{_HEX}{{32}}/{_HEX}{{32}}/[0-9]+-[0-9]+"): MAGIC,
     re.compile(rf"records/{_NAME}/{_NAME}|counters/{_NAME}"): MAGIC,
@@ -41,7 +39,7 @@ def make_whole(root: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # others are removing it
             _make_whole(root)
             return
-    raise CacheDirectoryError(f"cache directory {root} cannot be used: it is removed again and again")
+    raise CacheDirectoryError(f"cache directory {root} cannot be used: something removes it again and again")
 
 
 def _make_whole(root: Path) -> None:
@@ -63,8 +61,8 @@ def check_ours(root: Path) -> None:
     layout = root / LAYOUT
     if not is_marked(layout):
         raise CacheDirectoryError(
-            f"{root} is no cache directory of lookupcache (it has no {LAYOUT}/{MARKER}), so nothing in it is read or removed: "
-            "name the one that lookup.cache.dir names"
+            f"{root} is not a cache directory of lookupcache (it has no {LAYOUT}/{MARKER}), so nothing in it is read or removed: "
+            "give the directory that lookup.cache.dir names"
         )
     for path in (root, layout):
         mode = _mode(_status(path))
@@ -104,9 +102,9 @@ def _mark(layout: Path) -> None:
     if is_marked(layout):
         return
     foreign = _foreign(layout)
-    if foreign is not None and not is_marked(layout):  # another process may have been first
+    if foreign is not None and not is_marked(layout):  # another process may have written the marker first
         raise CacheDirectoryError(
-            f"{layout} has no {MARKER}, and {foreign} in it is not of a cache: it is left alone, set lookup.cache.dir to another place"
+            f"{layout} has no {MARKER}, and {foreign} in it does not belong to a cache, so nothing is changed in there: set lookup.cache.dir to another place"
         )
     temporary = layout / f".{MARKER}.{os.urandom(8).hex()}"
     try:
@@ -193,7 +191,7 @@ def _mode(status: os.stat_result) -> int:
 
 
 def _unusable(path: Path, error: OSError) -> OSError:
-    """A CacheDirectoryError with the cause; a FileNotFoundError is returned unchanged, as callers try again."""
+    """A CacheDirectoryError with the cause. A FileNotFoundError is returned unchanged, because callers then try again."""
     return (
         error
         if isinstance(error, FileNotFoundError)
@@ -221,7 +219,7 @@ def _directory(path: Path, instead: bool = False) -> os.stat_result:
 
 
 def _make(path: Path) -> None:
-    """Make a directory with mode 0700, and those above it that are missing."""
+    """Make a directory with mode 0700, and the missing directories above it."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

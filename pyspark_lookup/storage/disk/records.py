@@ -1,4 +1,4 @@
-"""Records: small JSON values of the host, created exclusively or replaced whole."""
+"""Records: small JSON values of the host, created exclusively or replaced as a whole."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from pyspark_lookup.storage.disk.space import Space, on_disk
 T = TypeVar("T")
 
 _DAY_S = 86400.0
-_HELD_AT_MOST_S = 3600.0  # then it is read, and so seen to be in use
-_GRANULE_S = 0.02  # of a disk's clock: a younger file may yet be replaced by one with the same signs
+_HELD_AT_MOST_S = 3600.0  # then it is read again, which marks it as used
+_GRANULE_S = 0.02  # the resolution of a disk's clock: a younger file may yet be replaced by one with the same signs
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked", "missing"),
     7: ("bounds", "files", "place", "schema"),
@@ -43,17 +43,17 @@ _DAYS_KEPT = {
         "version",
         "token",
     ),
-    # Without the one a segment is read through, no more; the other outlives what it says of snapshots.
+    # Without the first kind a segment is read once more; the second outlives the snapshots that it describes.
     60: ("segment", "invalidated"),
-    math.inf: ("metrics",),  # sums that go on
+    math.inf: ("metrics",),  # sums that continue
 }
 # Counted from the last use (touched once a day), so what is in use is never swept.
-_OTHERS_KEPT_S = 30 * _DAY_S  # of kinds that another release has
+_OTHERS_KEPT_S = 30 * _DAY_S  # for kinds that another release has
 _RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
 ROW = "~"  # between kind and key in the name of a directory with a row of records
 _NUMBERED = re.compile("[0-9a-f]{16}")
 _NEWEST_TRIES = 8
-_FORGOTTEN = "forgotten"  # the value of a record after which nothing is known
+_FORGOTTEN = "forgotten"  # the value of a record after which the row is unknown
 
 
 def _numbered(number: int) -> str:
@@ -96,13 +96,13 @@ class Held(Generic[T]):
 
 
 class Records(Space):
-    """A directory with records, each of a kind and with a key.
+    """A directory with records, each with a kind and a key.
 
-    Readers check a value by `parse`: if it raises one of `UNREADABLE`, the record counts as damaged.
+    Readers check a value with `parse`: if it raises one of `UNREADABLE`, the record counts as damaged.
     """
 
     def get_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Any | None:
-        """A record's value, as `parse` returns it; None if there is no record, or it is damaged, which is counted."""
+        """A record's value, as `parse` returns it; None if there is no record, or if it is damaged, which is counted."""
         try:
             path = self._place("records", kind, key)
             data, used_at = read_content(path)
@@ -120,7 +120,7 @@ class Records(Space):
         return parsed
 
     def hold_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[Any | None]:
-        """`get_record`, which is called often."""
+        """The value of `get_record`, for frequent calls: it is read again only after a change."""
         path = self._root / "records" / kind / as_name(key)
         return Held(path, lambda: self.get_record(kind, key, parse), None, self._now_s)
 
@@ -133,9 +133,9 @@ class Records(Space):
         return unwrap(data, f"{kind}/{key}") is not None
 
     def create_record(self, kind: str, key: str, value: Any, parse: Callable[[Any], Any] = _as_it_is) -> Any:
-        """Record `value` unless the key has a value already. Returns the recorded value, as `parse` returns it.
+        """Record `value` unless the key already has a value. Returns the recorded value, as `parse` returns it.
 
-        Exclusive across processes: of many callers, all return the same value. OSError if the
+        The race: several processes may record at once. Creation is exclusive, so all of them return the same value. Raises OSError if the
         directory cannot be written.
         """
         path = self._place("records", kind, key)
@@ -145,14 +145,15 @@ class Records(Space):
             winner = self.get_record(kind, key, parse)
             if winner is not None:
                 return winner
-            # Under a lock: else a process could remove the good record that another has just put in place of the damaged one.
+            # The race: another process may just have replaced the damaged record by a good one. So it is read again, and removed, under
+            # a lock.
             with self._lock("repair.lock"):
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
-                    self._drop("records", path)  # damaged: clear the place and race for it again
+                    self._drop("records", path)  # damaged: the next attempt creates it anew
         raise OSError(f"record {path} cannot be created")
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
-        """(number, value) of the newest of a row of records; (0, None) if the row is empty, (number, None) if it is damaged or forgotten."""
+        """(number, value) of the newest record of a row; (0, None) if the row is empty, (number, None) if that record is damaged or removed."""
         row = f"{kind}{ROW}{key}"
         number = 0
 
@@ -166,15 +167,15 @@ class Records(Space):
                 value = self.get_record(row, _numbered(number), read)
                 if value is not None or number in self._numbers(row):
                     return number, None if value == _FORGOTTEN else value
-        return number, None  # other processes replace them faster than we can read one
+        return number, None  # other processes replace the newest record faster than it can be read
 
     def hold_newest(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[tuple[int, Any | None]]:
-        """`newest_record`, which is called often."""
+        """The value of `newest_record`, for frequent calls: it is read again only after a change."""
         path = self._root / "records" / as_name(f"{kind}{ROW}{key}")
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
     def newest_signs(self, kind: str, key: str) -> tuple[int, ...]:
-        """The number, inode and times of the newest of a row of records, without reading it. They differ, too, if the row was begun again."""
+        """The number, inode and times of the newest record of a row, without reading it. They also differ if the row has begun again."""
         row = f"{kind}{ROW}{key}"
         number = max(self._numbers(row), default=0)
         try:
@@ -186,24 +187,25 @@ class Records(Space):
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
         """Add the record after number `number` to a row. Returns False if another process was first: then read the newest one again.
 
-        No lock: who is stopped between reading and writing keeps nobody waiting, and writes nothing over what is newer.
-        OSError if the directory cannot be written.
+        The race: two processes may follow the same record. Exclusive create of the next number lets one of them win. There is no lock: a
+        process that is suspended between reading and writing blocks nobody, and overwrites nothing newer. Raises OSError if the directory
+        cannot be written.
         """
         row = f"{kind}{ROW}{key}"
         path = self._place("records", row, _numbered(number + 1))
         if not self._put_new(path, wrap(json_bytes(value), f"{row}/{path.name}")):
             return False
         numbers = self._numbers(row)
-        # The name may have been free because later records replaced it, or another process has added one after ours already.
+        # The name may have been free because later records had replaced it, or another process has already added one after ours.
         if max(numbers, default=0) != number + 1:
             return False
         for older in numbers:
-            if older < number:  # the one before stays: a process that is listing the directory may miss the new name
+            if older < number:  # record `number` stays: a process that is listing the directory may miss the new name
                 self.remove_record(row, _numbered(older))
         return True
 
     def forget_records(self, kind: str, key: str) -> None:
-        """Remove a row of records. Its numbers go on, so that a process which read the row before cannot add to it."""
+        """Remove a row of records. Its numbers go on, so that a process that read the row before cannot add to it."""
         row = f"{kind}{ROW}{key}"
         with contextlib.suppress(OSError):
             for _ in range(_NEWEST_TRIES):
@@ -246,13 +248,12 @@ class Records(Space):
 
     @contextlib.contextmanager
     def _within_budget(self, size: int) -> Iterator[None]:
-        """Take `size` bytes of the budget for the block, given back if the block fails. A negative `size` is given back after the block."""
+        """Take `size` bytes of the budget for the block, and give them back if the block fails. A negative `size` is given back after the block."""
         reserved = max(size, 0)
         try:
             self.take("records", reserved)
-        except (
-            TimeoutError
-        ):  # the holder of the account's lock is stopped: write all the same, a recount will find the record
+        except TimeoutError:
+            # The holder of the account's lock is suspended: write nevertheless, a recount will find the record.
             reserved = 0
         try:
             yield
@@ -285,7 +286,7 @@ class Records(Space):
                     self._remove(path)
         for directory in list_directories(self._root / "records"):
             if ROW in directory.name:
-                self._remove_directory(directory)  # unless there is something in it
+                self._remove_directory(directory)  # fails unless it is empty
 
     def _damaged_records(self) -> Iterator[Path]:
         for path in list_entries_below(self._root / "records"):
@@ -295,7 +296,7 @@ class Records(Space):
 
 
 def is_known_kind(directory: str) -> bool:
-    """Whether the name of a directory of records is of a kind that this release has."""
+    """Whether a directory of records has the name of a kind that this release knows."""
     return directory.partition(ROW)[0] in _RECORDS_KEPT_S
 
 
@@ -304,7 +305,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def record_value(blob: bytes, name: str) -> Any | None:
-    """The value of a record's file; None if anything about it is wrong."""
+    """The value of a record's file; None if the file is not exactly that."""
     data = unwrap(blob, name)
     try:
         return None if data is None else json.loads(bytes(data))

@@ -65,11 +65,11 @@ class OpenSegment:
 
 
 class SegmentWriter:
-    """A segment being written, within the budget. Give every region its bytes in order, then publish or abandon it."""
+    """A segment being written, within the budget. Give every region its bytes in order, then publish or close it."""
 
     def __init__(self, file: ReservedFile, sizes: Mapping[str, int]) -> None:
         self.file = file
-        self._regions: dict[str, list[int]] = {}  # offset, size and CRC-32 of what was written
+        self._regions: dict[str, list[int]] = {}  # (offset, size, CRC-32 of the bytes so far)
         self._bytes_written: dict[str, int] = {}
         self._end = _HEAD_BYTES
         self.durable = True
@@ -114,7 +114,7 @@ class SegmentWriter:
         self.append(name, data)
 
     def finish(self, meta: Mapping[str, Any], durable: bool = True) -> None:
-        """Write the footer. `durable`: the file is flushed to the disk before it gets its name. Raises ValueError if a region lacks bytes."""
+        """Write the footer. `durable`: flush the file to the disk before it gets its name. Raises ValueError if a region lacks bytes."""
         short = [name for name, (_, size, _) in self._regions.items() if self._bytes_written[name] != size]
         if short:
             raise ValueError(f"regions {short} are not complete")
@@ -139,26 +139,27 @@ class Segments(Records):
     """A directory with segments, by table and name."""
 
     def create_segment(self, sizes: Mapping[str, int], out_of: ReservedFile | None = None) -> SegmentWriter:
-        """A new segment with regions of these sizes in bytes. It uses what `out_of` has reserved first.
+        """A new segment with regions of these sizes in bytes. It first uses the bytes that `out_of` has reserved.
 
         Raises CacheFullError if there is no room for it, another OSError if it cannot be written.
         """
         return SegmentWriter(self.reserve(0, out_of), sizes)
 
     def publish_segment(self, table: str, name: str, writer: SegmentWriter) -> None:
-        """Give a finished segment its name, by which readers see it. Raises OSError if that fails."""
+        """Give a finished segment its name, under which readers find it. Raises OSError if that fails."""
         directory = self._root / "snapshots" / table
         writer.bind(table, name)
         status = os.fstat(writer.file.fd)
         writer.file.publish(directory / name)
-        if not writer.durable:  # without the record below, opening it checks every byte: a crash may have torn it
+        # Without the record below, opening it checks every byte, because a crash may have torn it.
+        if not writer.durable:
             return
         self.replace_record("segment", f"{table}-{name}", _signature(status))
         with contextlib.suppress(OSError):  # if a crash loses the name, that is a miss
             sync_directory(directory)
 
     def use_table(self, table: str) -> None:
-        """Record that a table's segments are in use: unused tables are evicted first. At most once a minute, so it costs few writes."""
+        """Record that a table's segments are in use: unused tables are evicted first. Recorded at most once a minute, to save writes."""
         with contextlib.suppress(OSError):
             path = self._place("snapshots", table)
             now_s = self._now_s()
@@ -166,7 +167,7 @@ class Segments(Records):
                 os.utime(path, (now_s, now_s))
 
     def supersede_segments(self, table: str, names: Sequence[str]) -> None:
-        """Record which segments of a table its latest version does not need: they are evicted first. Raises OSError if that fails."""
+        """Record which segments of a table its latest version does not need: these are evicted first. Raises OSError if that fails."""
         if tuple(sorted(names)) != (self.get_record("superseded", table, as_texts) or ()):
             self.replace_record("superseded", table, sorted(names))
 
@@ -175,20 +176,20 @@ class Segments(Records):
         return sorted(name for name in list_names(self._root / "snapshots" / table) if not name.endswith(_NUMBERS))
 
     def open_segment(self, table: str, name: str) -> OpenSegment | None:
-        """A segment, mapped and pinned; None if it is not there, or damaged (then it is removed) or cannot be mapped."""
+        """A segment, mapped and pinned; None if it is missing, damaged (then it is removed) or cannot be mapped."""
         try:
             with use_file(self._place("snapshots", table, name)) as fd:
                 status = os.fstat(fd)
                 if not _has_ends(fd, status, table, name):
                     self.discard_segment(table, name)
                     return None
-                # If the lock cannot be had, the file may be removed while we use it, but the mapping stays valid.
+                # Without the lock, the file may be removed while it is in use, but the mapping stays valid.
                 lock_soon(fd, fcntl.LOCK_SH)
-                # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
+                # The mapping keeps a duplicate of fd, and with it the lock, until its last user is gone.
                 view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as problem:  # ValueError: an address space limit
+        except (OSError, ValueError) as problem:  # ValueError: the limit of the address space
             if isinstance(problem, OSError) and problem.errno == errno.ELOOP:  # a link, which is not followed
                 self.discard_segment(table, name)
             else:
@@ -211,7 +212,7 @@ class Segments(Records):
         self.remove_record("segment", f"{table}-{name}")
 
     def _is_checked(self, table: str, name: str, status: os.stat_result, view: memoryview, regions: _Regions) -> bool:
-        """Whether the regions are as they were written. Every byte is read, unless that was done since the file last changed."""
+        """Whether the regions are as they were written. Reads every byte, unless that was done since the file last changed."""
         if self.get_record("segment", f"{table}-{name}") == _signature(status):
             return True
         if not _regions_intact(view, regions):
@@ -221,12 +222,13 @@ class Segments(Records):
         return True
 
     def remove_segment(self, table: str, name: str) -> bool:
-        """Remove a segment unless somebody has it mapped. Returns whether it is gone."""
+        """Remove a segment unless somebody has mapped it. Returns whether it is gone."""
         try:
             path = self._place("snapshots", table, name)
             with use_file(path) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Under the lock: a reader that opens it now waits for it, and then finds no file, or keeps the removed one mapped.
+                # The race: a reader may open it now. It waits for this lock, and then finds no file, or keeps the removed one
+                # mapped.
                 is_removed = self._drop("segments", path)
         except FileNotFoundError:
             return True
@@ -238,7 +240,7 @@ class Segments(Records):
         return is_removed
 
     def is_mapped(self, table: str, name: str) -> bool:
-        """Whether anybody has a segment mapped; False if there is no such segment."""
+        """Whether anybody has mapped a segment; False if there is no such segment."""
         try:
             with use_file(self._place("snapshots", table, name)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -256,9 +258,9 @@ class Segments(Records):
         self.remove_record("segment", f"{table}-{name}")
 
     def open_numbers(self, table: str, name: str, count: int, create: bool = False) -> memoryview | None:
-        """`count` (> 0) int64 beside a segment, zero at first, mapped for writing by all processes; None if they cannot be.
+        """`count` (> 0) int64 beside a segment, zero at first, which all processes map for writing; None if that fails.
 
-        For what may be lost and may be wrong: nothing protects them. Who publishes the segment creates them before.
+        For values that may be lost or wrong, because nothing protects them. The process that publishes the segment creates them before.
         """
         size = 8 * max(count, 1)
         try:
@@ -277,7 +279,7 @@ class Segments(Records):
             return None
 
     def _sweep_segments(self, now_s: float) -> None:
-        """Remove the segments of tables whose record has gone unused for long, and numbers without a segment."""
+        """Remove the segments of tables whose record has not been used for long, and numbers without a segment."""
         for directory in list_directories(self._root / "snapshots"):
             in_use = self.has_record("snapshot", directory.name)
             for path in find_older(LEFTOVER_AFTER_S, now_s, list_entries(directory)):
@@ -290,7 +292,7 @@ class Segments(Records):
                 self._remove_directory(directory)
 
     def _damaged_segments(self) -> list[Path]:
-        """Segments whose footer or a region is not as it was written; every byte is read."""
+        """Segments whose footer or regions are not as they were written. Reads every byte."""
         damaged = []
         for path in list_entries_below(self._root / "snapshots"):
             if path.suffix == _NUMBERS:
@@ -302,7 +304,7 @@ class Segments(Records):
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file is a segment as it was written; every byte is read."""
+    """Whether a file is a segment as it was written. Reads every byte."""
     try:
         with use_file(path) as fd:
             status = os.fstat(fd)
@@ -322,7 +324,7 @@ def _name_digest(table: str, name: str) -> bytes:
 
 
 def _has_ends(fd: int, status: os.stat_result, table: str, name: str) -> bool:
-    """Whether an open file begins and ends as the segment of that name does. Files that a crash has torn, and others' files, are not mapped."""
+    """Whether an open file begins and ends like the segment of that name. Files that a crash has torn, and other programs' files, are not mapped."""
     if not is_own_file(status) or status.st_size < _HEAD_BYTES + _TAIL.size:
         return False
     last = os.pread(fd, len(SEGMENT_MAGIC), status.st_size - len(SEGMENT_MAGIC))

@@ -1,9 +1,9 @@
 """The budget of a cache directory: one account of the bytes of all its files, and files that are written within the budget.
 
-The account is three numbers in the file `usage`, changed in place under a lock, so that nobody has to list the directory. Bytes
-are taken from the budget before they are written, so all processes together never exceed it. A file that takes long to write has
-the size that it has reserved from the beginning, and its writer holds a lock on it. A file without a lock is a dead process's: it
-is removed when others need room.
+The account is three numbers in the file `usage`, changed in place under a lock, so that nobody has to list the directory. The race: several
+processes write at once, and each could see the same free bytes. So bytes are taken from the budget before they are written, and all
+together never exceed it. A file that takes long to write has its reserved size from the beginning, and its writer holds a lock on it. A
+file without a lock is a dead process's, and is removed when others need room.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from pyspark_lookup.storage.disk.directory import (
 
 Kind = Literal["blocks", "segments", "records"]
 
-PAGE = 4096  # what a file takes on disk is a multiple of it, and what a directory takes
-_DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, and half of what is free there and ours
-RECORDS_SHARE = 16  # of the budget, which blocks and segments leave to records
-_TRIES = 3  # attempts: others may take the room that was made
+PAGE = 4096  # the bytes that files and directories take on disk are multiples of it
+_DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, and half of its free bytes and our own
+RECORDS_SHARE = 16  # share of the budget that blocks and segments leave to records
+_TRIES = 3  # attempts, because others may take the room that was made
 _RESERVED = ".reserved"
 _USAGE = "%020d %020d %020d\n"
 
 
 @dataclasses.dataclass
 class Usage:
-    """Bytes that the files of a directory take: blocks, segments and what is being built, records and counters."""
+    """The bytes that the files of a directory take: blocks, segments and files being built, records and counters."""
 
     blocks: int = 0
     segments: int = 0
@@ -65,7 +65,7 @@ def on_disk(size: int) -> int:
 
 
 def default_budget(path: Path, used_bytes: int) -> int:
-    """The default budget of a cache directory at `path`, a share of its disk. `used_bytes`: what the directory takes already."""
+    """The default budget of a cache directory at `path`, a share of its disk. `used_bytes`: the bytes that the directory already takes."""
     for above in (path, *path.parents):
         with contextlib.suppress(OSError):
             disk = os.statvfs(above)
@@ -79,7 +79,7 @@ def default_budget(path: Path, used_bytes: int) -> int:
 class ReservedFile:
     """A file being written, within the budget. Other files of the same build may use the bytes that it has reserved (`out_of`).
 
-    `publish` gives it its name. A file that is closed before that is removed, and its bytes are given back to the budget.
+    `publish` gives it its name. A file that is closed before that is removed, and its bytes go back to the budget.
     """
 
     def __init__(self, space: Space, path: Path, size: int, out_of: ReservedFile | None) -> None:
@@ -113,7 +113,7 @@ class ReservedFile:
             self.reserved_bytes += more
         os.ftruncate(self.fd, size)
         if more < 0:
-            with contextlib.suppress(OSError):  # it is given back when the file is closed, or by the next recount
+            with contextlib.suppress(OSError):  # the bytes go back when the file is closed, or with the next recount
                 self._space.take("segments", more)
                 self.reserved_bytes += more
 
@@ -125,9 +125,9 @@ class ReservedFile:
         """Give the file its name. Raises OSError if that fails."""
         self._space._rename(self.path, path)
         self.reserved_bytes = 0
-        # After the rename: unlocked under the old name, it would look like a dead process's.
+        # After the rename: without a lock, the old name would look like a dead process's file.
         with contextlib.suppress(OSError):
-            fcntl.flock(self.fd, fcntl.LOCK_UN)  # its readers lock it
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # readers lock it themselves
 
     def close(self) -> None:
         """Remove the file if it was not published, and close it."""
@@ -156,7 +156,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Space(Directory, abc.ABC):
-    """A directory with a budget. `max_bytes` None: a quarter of its disk, or half of what is free there if that is less."""
+    """A directory with a budget. `max_bytes` None: a quarter of its disk, or half of the free bytes if that is less."""
 
     def __init__(
         self,
@@ -171,14 +171,14 @@ class Space(Directory, abc.ABC):
         self._turns = threading.Lock()
 
     def budget(self) -> int:
-        """How many bytes the directory may take now."""
+        """The bytes that the directory may take now."""
         return self._limit(self._read_usage() or Usage())
 
     def _limit(self, usage: Usage) -> int:
         return self._max_bytes if self._max_bytes is not None else default_budget(self._root, usage.total)
 
     def lacks(self, kind: Kind, amount: int) -> int:
-        """How many bytes must be freed before `amount` bytes can be taken; 0 or less if none."""
+        """The bytes that must be freed before `amount` bytes can be taken; 0 or less if none."""
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         return usage.total + amount - (limit if kind == "records" else limit - limit // RECORDS_SHARE)
@@ -204,7 +204,7 @@ class Space(Directory, abc.ABC):
         return usage.total + amount <= (limit if kind == "records" else limit - limit // RECORDS_SHARE)
 
     def most(self) -> int:
-        """How many bytes the segments of this directory can have at most, after evicting everything else."""
+        """The most bytes that the segments of this directory can have, after everything else is evicted."""
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         return max(limit - limit // RECORDS_SHARE - usage.records, 0)
@@ -221,7 +221,7 @@ class Space(Directory, abc.ABC):
         return problem
 
     def _free_space(self, amount: int) -> str:
-        """A part of the error's text which says that the disk is full; "" if it is not."""
+        """The part of an error's text that says that the disk is full; "" if it is not."""
         with contextlib.suppress(OSError):
             disk = os.statvfs(self._root.parent)
             free = disk.f_bavail * disk.f_frsize
@@ -230,14 +230,14 @@ class Space(Directory, abc.ABC):
 
     @abc.abstractmethod
     def _make_room(self, kind: Kind, amount: int) -> None:
-        """Evict what is worth least until `amount` bytes of a kind can be taken."""
+        """Evict the least valuable files until `amount` bytes of a kind can be taken."""
 
     # --- the account ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _account(self) -> Iterator[Usage]:
-        """The account under its lock, written back at the end of the block. Raises OSError if another process keeps the lock."""
-        # The threads of this process queue for a mutex first: of many that poll for a file's lock, one may starve.
+        """The account, for a block that holds its lock and at whose end it is written back. Raises OSError if another process keeps the lock."""
+        # The threads of this process queue for a mutex first: if many poll for a file's lock, one may starve.
         with self._turns, self._lock("usage.lock"), self._open_account() as fd:
             before = _parse(fd)
             usage = dataclasses.replace(before) if before is not None else self._count()
@@ -267,34 +267,34 @@ class Space(Directory, abc.ABC):
         return None
 
     def usage(self) -> Usage:
-        """What the directory's files take, from the account; files are listed only if there is none."""
+        """The bytes that the directory's files take, from the account; files are listed only if there is none."""
         return self._read_usage() or self._count()
 
     def recount(self) -> None:
-        """Correct the account from the files on disk: killed writers and files removed by hand have left it wrong."""
+        """Correct the account from the files on disk, for killed writers and files removed by hand make it wrong."""
         before = self._read_usage()
         counted = self._count()
         with self._account() as usage:
-            # Counting takes a while: add what other processes have changed in the account meanwhile.
+            # The race: counting takes a while. So the changes that other processes have made to the account meanwhile are added.
             changed = before or dataclasses.replace(usage)
             usage.blocks = max(counted.blocks + usage.blocks - changed.blocks, 0)
             usage.records = max(counted.records + usage.records - changed.records, 0)
             usage.segments = self._count_segments()
 
     def _count(self) -> Usage:
-        """What the files of the directory take, by listing them. Locks and claims do not count: they are small, and few."""
+        """The bytes that the files of the directory take, by listing them. Locks and claims do not count: they are small, and few."""
         blocks = sum(size for _, size, _ in self._walk(self._root / "blocks")) + self._count_directories()
         records = sum(size for kind in ("records", "counters") for _, size, _ in self._walk(self._root / kind))
         records += self._count_temporary()
         return Usage(blocks, self._count_segments(), records)
 
     def _count_directories(self) -> int:
-        """What the directories of blocks take, which for small files is more than the files themselves; without the 256 shards."""
+        """The bytes of the directories of blocks, which for small files is more than the files themselves; without the 256 shards."""
         shards = list_directories(self._root / "blocks")
         return PAGE * sum(len(names) for shard in shards for _, names, _ in os.walk(shard))
 
     def _count_temporary(self) -> int:
-        """What temporary files take, of killed writers and live ones; a file that also has its final name is counted there."""
+        """The bytes of temporary files, of killed writers and live ones. A file that also has its final name is counted there."""
         size = 0
         for name in list_names(self._root / "tmp"):
             with contextlib.suppress(OSError):
@@ -337,7 +337,7 @@ class Space(Directory, abc.ABC):
         return [path for path in super()._leftovers(now_s) if path not in living]
 
     def _drop(self, kind: Kind, path: Path) -> bool:
-        """Remove a file and give its bytes back to the budget. Returns whether this call removed it."""
+        """Remove a file and give its bytes back to the budget. Returns whether this call has removed it."""
         try:
             size = path.lstat().st_size
         except OSError:
@@ -350,7 +350,7 @@ class Space(Directory, abc.ABC):
 
 
 def _parse(fd: int) -> Usage | None:
-    """The usage that an account file holds; None if it is damaged."""
+    """The usage in an account file; None if it is damaged."""
     try:
         if not is_own_file(os.fstat(fd)):
             return None

@@ -1,6 +1,6 @@
-"""What each kind of store offers: an identity per file, a listing, reads pinned to a version.
+"""The stores: an identity for each file, listings, reads pinned to a version.
 
-This is the only package of ours that imports fsspec. Instances belong to one process.
+This is the only one of our packages that imports fsspec. Instances belong to one process.
 """
 
 from pyspark_lookup.storage.stores.file_version import (

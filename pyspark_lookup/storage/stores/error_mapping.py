@@ -64,7 +64,7 @@ def our_error(error: BaseException, url: str) -> BaseException:
     url = redact("path", url)
     chain, code, status = _chain(error), error_code(error), http_status(error)
     names = {base.__name__ for e in chain for base in type(e).__mro__}
-    # fsspec's web client says FileNotFoundError for every failure; its cause says which.
+    # fsspec's web client raises FileNotFoundError for every failure; its cause shows which.
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
     timed_out = isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names)
     # 409: another conditional write of this key was under way.
@@ -82,7 +82,7 @@ def our_error(error: BaseException, url: str) -> BaseException:
         text += f" ({advice})"
     if code in _REGION_CODES or status in REDIRECTS:
         return UfsError(text)
-    # s3fs raises PermissionError for 405, too, which has nothing to do with credentials.
+    # s3fs raises PermissionError for 405, too, which is not about credentials.
     local = status is None and isinstance(error, PermissionError)
     if status in (401, 403) or code in _EXPIRED or local or "NoCredentialsError" in names:
         return UfsPermissionError(text if advice else f"{text} ({_CHECK})")
@@ -100,7 +100,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _reason(chain: Sequence[BaseException], missing: bool) -> str:
-    """One line: the reason that the store gives, else the error's text. The numbers of s3fs (`[Errno 22]`) help nobody."""
+    """The reason that the store gives, else the error's text, in one line. The numbers of s3fs (`[Errno 22]`) help nobody."""
     answer = _answer(chain[0]).get("Error", {})
     code, message = answer.get("Code"), answer.get("Message")
     reason = message or str(chain[missing]) or type(chain[0]).__name__
@@ -110,7 +110,7 @@ def _reason(chain: Sequence[BaseException], missing: bool) -> str:
 
 
 def _advice(error: BaseException, code: str | None, status: int | None) -> str | None:
-    """What to do about a refusal of S3; None if the answer does not show it."""
+    """Advice about a refusal of S3; None if the answer does not show what is wrong."""
     answer = _answer(error)
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     region = answer.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region")
@@ -140,13 +140,13 @@ def _advice(error: BaseException, code: str | None, status: int | None) -> str |
 
 
 def _answer(error: BaseException) -> dict[str, Any]:
-    """S3's answer that an error is about; {} if there is none."""
+    """S3's answer in an error; {} if there is none."""
     answers = (getattr(cause, "response", None) for cause in _chain(error))
     return next((answer for answer in answers if isinstance(answer, dict)), {})
 
 
 def read_error(error: Exception, url: str) -> BaseException:
-    """As `our_error`, for reads: a file that is gone, is a directory now, or ends before the range is a SourceChangedError."""
+    """Like `our_error`, for reads: a file that is gone, is a directory now, or ends before the range is a SourceChangedError."""
     mapped = our_error(error, url)
     if error_code(error) == "NoSuchBucket":
         return mapped
@@ -194,7 +194,7 @@ _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestT
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status that an error, or a cause of it, is about: botocore's ClientError, aiohttp's ClientResponseError."""
+    """The HTTP status in an error or a cause of it: botocore's ClientError, aiohttp's ClientResponseError."""
     return next((status for cause in _chain(error) if (status := _status(cause)) is not None), None)
 
 

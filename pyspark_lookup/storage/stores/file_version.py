@@ -1,4 +1,4 @@
-"""`FileVersion`: one state of one file, and what a table's metadata says of the file."""
+"""`FileVersion`: one state of one file, with what a table's metadata says of the file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EqualityColumns:
 
 
 class Deletes(Protocol):
-    """What says which rows of data files are deleted: a delete file, a deletion vector, or the positions themselves.
+    """Names the deleted rows of data files: by a delete file, a deletion vector, or their positions in the value itself.
 
     A value that travels with the files of a version, also to other processes.
     """
@@ -48,15 +48,15 @@ class Deletes(Protocol):
 
     @property
     def place(self) -> tuple[FileVersion, Range] | None:
-        """The bytes that say it; None if the value itself does."""
+        """The bytes that name the rows; None if the value itself has their positions."""
 
     @property
     def keys(self) -> FileVersion | None:
-        """A file with the key columns of the deleted rows, by whose bounds caches tell which keys are concerned; None: there is none."""
+        """A file with the key columns of the deleted rows, whose bounds show caches which keys may be affected; None: there is none."""
 
     @property
     def equality(self) -> EqualityColumns | None:
-        """By which values rows are deleted; None: by their positions."""
+        """The columns by whose values rows are deleted; None: rows are deleted by position."""
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         """The positions of deleted rows (ascending, from 0), by the data file's path below its table.
@@ -70,7 +70,7 @@ class Deletes(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileStatistics:
-    """What a table's metadata says of a file's rows: how many, deleted ones among them, and the bounds of columns by name."""
+    """What a table's metadata says of a file's rows: their number (deleted ones included), and the bounds of columns by name."""
 
     rows: int | None = None
     bounds: Mapping[str, ColumnStats] = dataclasses.field(default_factory=dict)
@@ -78,10 +78,10 @@ class FileStatistics:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """How files have a column that the table calls `name`: as `stored`, or under a field id. `parts`: of a nested one.
+    """How files store a column that the table calls `name`: as `stored`, or under a field id. `parts`: of a nested column.
 
-    `names`: what it may be called in files without field ids (None: there it is told by its place, or in ORC by `stored`). `default`: the
-    value of rows of files that lack it, as text (None: null). `uuid`: the files have 16 bytes for what is text in the table.
+    `names`: its possible names in files without field ids (None: there it is found by position, or in ORC by `stored`). `default`: its
+    value, as text, in files that lack it (None: null). `uuid`: the files have 16 bytes for what is text in the table.
     """
 
     name: str
@@ -93,7 +93,7 @@ class StoredColumn:
     uuid: bool = False
 
     def to_json(self) -> list[Any]:
-        """The column as JSON can hold it."""
+        """The column as a JSON value."""
         parts = [part.to_json() for part in self.parts]
         return [self.name, self.stored, self.field_id, parts, self.names, self.default, self.uuid]
 
@@ -112,11 +112,11 @@ class StoredColumn:
 class FileVersion:
     """One state of one file: its URL, size in bytes and identity, compared by equality only.
 
-    `identity` is the store's strongest token; "" means it has none and the bytes are not kept.
-    `modified_at_s` (Unix time of the store's clock, None if unknown) and `settled` (False: so new
-    that the identity may yet stand for other bytes) describe the observation, not the state. What the table's metadata says of
-    the file in the version it is of: `partition` (None: its directories say), `deletes`, `statistics` (None: its footer says),
-    `columns` (None: they are called as in the file), `format` (None: as the table's other files).
+    `identity`: the store's strongest token; "" means that it has none, and the bytes are not cached. `modified_at_s` (Unix time of the
+    store's clock, None if unknown) and `settled` (False: so new that the identity may yet stand for other bytes) describe the observation,
+    not the state. From the table's metadata, for the version that the file belongs to: `partition` (None: its directories say it),
+    `deletes`, `statistics` (None: its footer has them), `columns` (None: their names are those in the file), `format` (None: that of the
+    table's other files).
     """
 
     url: str
@@ -135,25 +135,25 @@ class FileVersion:
 
     @property
     def cacheable(self) -> bool:
-        """Whether bytes read under this version may be kept."""
+        """Whether bytes read under this version may be cached."""
         return bool(self.identity) and self.settled
 
     @property
     def immutable(self) -> bool:
-        """Whether the name alone says which bytes these are."""
+        """Whether the file's name alone determines its bytes."""
         return self.identity.startswith(IMMUTABLE)
 
     def to_json(self) -> list[Any]:
-        """The file as JSON can hold it, without what the table's metadata says of it."""
+        """The file as a JSON value, without what the table's metadata says of it."""
         return [self.url, self.size, self.identity, self.modified_at_s, self.settled]
 
     @classmethod
     def from_json(cls, record: Any) -> FileVersion:
-        """The file that `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        """The file that `to_json` wrote. Raises TypeError or ValueError if it is malformed."""
         url, size, identity, modified_at_s, settled = record
         modified_at_s = None if modified_at_s is None else as_number(modified_at_s)
         return cls(as_text(url), as_count(size), as_text(identity), modified_at_s, settled is True)
 
     def as_immutable(self) -> FileVersion:
-        """The same file, if its name is never used for other bytes."""
+        """The same file, marked as one whose name is never used for other bytes."""
         return FileVersion(self.url, self.size, IMMUTABLE, self.modified_at_s)

@@ -20,7 +20,7 @@ from pyspark_lookup.storage.stores.store import REMOTE_GRANULE_S, Count, Listing
 
 @translate_errors
 class FsspecStore:
-    """Any other fsspec filesystem; unpinned, so `Ufs` compares the version after each read."""
+    """Any other fsspec filesystem; it cannot pin, so `Ufs` compares the version after each read."""
 
     pins = False
     lists_after = False
@@ -57,7 +57,7 @@ class FsspecStore:
         modified = _instant(info)
         token = next((f"{key}:{info[key]}" for key in _STRONG if info.get(key)), "")
         if self._web or not token:
-            # Web servers often build ETags from whole seconds, so the time stands beside it.
+            # Web servers often build ETags from whole seconds, so the time is added.
             times = [f"{key}:{info[key]}" for key in _WEAK if info.get(key) is not None]
             token = ";".join([token, *times] if token else times)
         strong = (token.startswith(_STRONG) and not self._web) or modified is None or self._protocol == "memory"
@@ -155,13 +155,13 @@ class FsspecStore:
         return max(times, default=None), self._now_s()
 
     def _refuse(self, path: str, *_: object) -> NoReturn:
-        """What looks like an exclusive create is check-then-act in most of these filesystems."""
+        """Raises NotSupportedError: an exclusive create is, in most of these filesystems, a check and then a write."""
         raise NotSupportedError(
-            f"{redact('path', path)}: managed tables are written to local disks and to S3; {self._protocol} has no exclusive "
-            "create that was proven"
+            f"{redact('path', path)}: managed tables can be written to local disks and to S3 only; exclusive create is not proven "
+            f"for {self._protocol}"
         )
 
-    # Only managed tables look for what nobody names, and remove files, of their own.
+    # Only managed tables list files that nothing names, and remove files, and only their own.
     list_tree = delete = delete_many = put_if_absent = _refuse
 
 
@@ -179,7 +179,7 @@ _WEAK = (
 
 
 def _instant(info: Mapping[str, Any]) -> float | None:
-    """The file's modification time as Unix seconds, from whatever form the filesystem uses."""
+    """The file's modification time as Unix seconds, from the various forms that filesystems use."""
     for key in _WEAK:
         value = info.get(key)
         if isinstance(value, datetime):

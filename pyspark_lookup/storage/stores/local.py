@@ -1,4 +1,4 @@
-"""Files of this machine, through the operating system: fsspec rounds mtime_ns to a float."""
+"""Files of this machine, through the operating system, because fsspec rounds mtime_ns to a float."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pyspark_lookup.storage.stores.file_version import PART_OF_FILE, FileVersion
 from pyspark_lookup.storage.stores.own_files import split_path
 from pyspark_lookup.storage.stores.store import LOCAL_GRANULE_S, Count, Listing, is_entered, log_directories
 
-_WALKS = 5  # attempts to list a directory whose name leads to another one after each
-_HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is held, and files in one
-_PUTS = 100  # attempts to put a file into a directory that others remove
+_WALKS = 5  # attempts to list a directory whose name leads to another one after each attempt
+_HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is kept, and files in one
+_PUTS = 100  # attempts to put a file into a directory that others are removing
 _Inode = tuple[int, int]
 _Signs = tuple[int, int, int, int]
 
 
 @dataclasses.dataclass
 class _Walk:
-    """The result of a walk through a directory: its `files` by path, with their signs, and in the `order` of the walk."""
+    """The result of a walk through a directory: its `files` by path, with the state of each, and in the `order` of the walk."""
 
     files: dict[str, tuple[_Signs, FileVersion]]
     order: tuple[FileVersion, ...]
@@ -54,7 +54,7 @@ class LocalStore:
         self._walks: dict[str, _Walk] = {}
 
     def url_of(self, path: str) -> str:
-        """`file:///absolute/path` of any spelling, without resolving links."""
+        """The `file:///absolute/path` for any spelling, without resolving links."""
         return "file://" + self._path(path)
 
     @staticmethod
@@ -70,7 +70,7 @@ class LocalStore:
             status.st_size,
             f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}",
             status.st_mtime,
-            # A change time ahead of the clock proves nothing, so it counts as too new.
+            # A change time ahead of the clock proves nothing, so such a file counts as too new.
             settled=self._now_s() - changed_s > LOCAL_GRANULE_S,
         )
 
@@ -86,8 +86,8 @@ class LocalStore:
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._path(path)
         for _ in range(_WALKS):
-            # A link may be set to another directory while we list: all entries must be of one directory. Comparing inode numbers
-            # shows it, as long as the directory is open: the number of a removed and closed one is given to the next.
+            # The race: a link may be set to another directory while it is listed, but all entries must be of one directory. Inode
+            # numbers show this while the directory is open; the number of a removed and closed one may be used again.
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
@@ -98,10 +98,12 @@ class LocalStore:
                 finally:
                     os.close(descriptor)
         os.stat(root)
-        raise UfsUnavailableError(f"{path} became another directory in each of {_WALKS} listings")
+        raise UfsUnavailableError(
+            f"{path} was replaced by another directory during each of {_WALKS} listings: try again later"
+        )
 
     def _walk(self, root: str, descriptor: int, inode: _Inode, count: Count) -> Listing | None:
-        """List the open directory with this `inode`, which is called `root`; None if that name leads to another directory by now.
+        """List the open directory with this `inode`, which is called `root`; None if that name now leads to another directory.
 
         A file that has not changed since the last walk is the same object again.
         """
@@ -183,11 +185,11 @@ class LocalStore:
 
     @contextlib.contextmanager
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
-        """Reads through one descriptor, which must be `file` before the first and after the last."""
+        """Reads through one descriptor, which must be `file` before the first read and after the last."""
         try:
-            # Non-blocking: a pipe may have taken the file's place.
+            # Non-blocking, because a pipe may have replaced the file.
             descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)
-        except (OSError, ValueError) as error:  # ValueError: no name of a file
+        except (OSError, ValueError) as error:  # ValueError: not a file name
             raise_ours(read_error(error, file.url), error)
         try:
             self._check(descriptor, file)
@@ -259,7 +261,7 @@ class LocalStore:
         return newest_s, self._now_s()
 
     def delete(self, path: str, count: Count) -> None:
-        """Remove a file, if there is one, and its directory if that is empty then. Raises OSError if the way to it is a link."""
+        """Remove a file, if there is one, and its directory if that is then empty. Raises OSError if the way to it is a link."""
         root, names = split_path(self._path(path))
         count("delete")
         with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1]) as directory:
@@ -273,16 +275,16 @@ class LocalStore:
             self.delete(f"{directory}/{name}", count)
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """Put a whole file where there is none; None if there is one. It is there after a crash, too, or not at all.
+        """Put a whole file if there is none; None if there is one. After a crash it is complete or missing.
 
-        Raises UfsUnavailableError if the file is there, but may not be after a crash, another OSError where a link leads to its place.
+        Raises UfsUnavailableError if the file is there but may not survive a crash, another OSError if a link leads to its place.
         """
         local = self._path(path)
         root, names = split_path(local)
         count("put")
         for _ in range(_PUTS):
             self._make_directory(root)
-            # Another process may remove the directory with its last file.
+            # The race: another process may remove the directory with its last file.
             with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1], 0o777) as directory:
                 status = self._write_new(directory, names[-1], data)
                 if status is None:
@@ -298,13 +300,13 @@ class LocalStore:
                     )
                 return self._version(local, status)
         raise UfsUnavailableError(
-            f"{path} was not written: its directory cannot be made, or others remove it again and again"
+            f"{path} was not written: its directory cannot be created, or others remove it again and again"
         )
 
     @staticmethod
     def _write_new(directory: int, name: str, data: bytes) -> os.stat_result | None:
         """Write a whole file in an open directory. Returns its status; None if the name is taken."""
-        # Write under a temporary name, then link: else readers could see an empty file, which stays if the writer dies.
+        # Write under a temporary name, then link: otherwise readers could see an empty file, which would stay if the writer dies.
         temporary = f".{name}.{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666, dir_fd=directory), "wb") as file:

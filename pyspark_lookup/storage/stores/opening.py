@@ -1,4 +1,4 @@
-"""Which store a path or URL names."""
+"""Opens the store that a path or URL names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark_lookup.storage.stores.store import Store
 
 
 def open_store(path: str, storage_options: Mapping[str, Any], now_s: Callable[[], float] = time.time) -> Store:
-    """The store a path or URL names. Raises OptionError for a protocol fsspec does not know."""
+    """The store that a path or URL names. Raises OptionError for a protocol that fsspec does not know."""
     protocol, _ = split_protocol(path)
     if is_local(path):
         if storage_options:

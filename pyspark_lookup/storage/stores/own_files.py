@@ -30,7 +30,7 @@ def is_own(path: str) -> bool:
 
 
 def is_data_file(name: str) -> bool:
-    """Whether a name below a table's directory is one of a data file of ours."""
+    """Whether a name below a table's directory is one that we give to data files."""
     return _DATA_FILE.fullmatch(name) is not None
 
 

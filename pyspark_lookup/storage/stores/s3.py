@@ -1,4 +1,4 @@
-"""S3, through s3fs's client: its own `info` and `cat_ranges` trust listings and do not pin."""
+"""S3, through s3fs's client, because its own `info` and `cat_ranges` trust listings and do not pin."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from pyspark_lookup.storage.stores.error_mapping import (
 from pyspark_lookup.storage.stores.file_version import FileVersion
 from pyspark_lookup.storage.stores.store import Count, Listing, is_entered, log_directories
 
-_PAGE = 1000  # objects that one request lists, or removes
+_PAGE = 1000  # objects that one request lists or removes
 
 
 def _sent_once() -> dict[str, Any]:
-    """The part of a client's configuration by which it sends each request once, and to no other host.
+    """The part of a client's configuration that makes it send each request once, and to no other host.
 
-    aiohttp sends one again by itself if its connection ends without an answer. What is refused then may have been done the
-    first time: whoever asked would take a commit that lies in the log for one that failed. It would also follow redirects,
-    and send the session token, the object's key and the written bytes along; botocore asks for the bucket's region instead, and signs anew.
+    aiohttp would repeat a request if its connection ends without an answer. If the first one was executed, the second is refused, and a
+    commit that is in the log would look like a failed one. It would also follow redirects, and pass on the session token, the object's key
+    and the written bytes; botocore asks for the bucket's region instead, and signs again.
     """
-    # They come with s3fs, and take a while to import: here a store is wanted.
+    # These come with s3fs and take long to import, so they are imported only when a store is opened.
     from aiobotocore.config import AioConfig
     from aiobotocore.httpsession import AIOHTTPSession
     from botocore.exceptions import ClientError
@@ -72,7 +72,7 @@ def _sent_once() -> dict[str, Any]:
                 raise ClientError({"Error": {"Code": "TemporaryRedirect"}, "ResponseMetadata": metadata}, "HEAD")
             return answer
 
-    # Releases before May 2025 do not take it.
+    # Releases before May 2025 lack this parameter.
     takes = "http_session_cls" in inspect.signature(AioConfig).parameters
     return {"http_session_cls": SentOnce} if takes else {}
 
@@ -118,14 +118,14 @@ class S3Store:
         url, etag, modified = f"s3://{bucket}/{key}", info.get("ETag"), info.get("LastModified")
         if size is None or not etag:
             raise UfsUnavailableError(
-                f"{redact('path', url)}: an answer without a size or an ETag is not from an S3 store"
+                f"{redact('path', url)}: the answer has no size or no ETag, so it is not from an S3 store"
             )
         return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
 
     def _pages(
         self, bucket: str, prefix: str, count: Count, at_most: int | None = None, after: str = "", below: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """The pages of a listing: at most `at_most` objects after the key `after`. `below`: whether to list subdirectories, too."""
+        """The pages of a listing: at most `at_most` objects after the key `after`. `below`: also list subdirectories."""
         kind = {} if below else {"Delimiter": "/"}
         more: dict[str, Any] = {"StartAfter": after} if after else {}
         while True:
@@ -187,9 +187,9 @@ class S3Store:
         return self._listing(bucket, directory, objects, listed_at_s)
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """One LIST of the name as a prefix: the object itself, if there is one, sorts first. Where listing is denied, one HEAD.
+        """One LIST of the name as a prefix: the object itself, if there is one, comes first. If listing is denied, one HEAD.
 
-        Many tools put an empty object of a directory's name beside what lies in it: that is no file.
+        Many tools put an empty object with a directory's name beside the directory's objects: that is not a file.
         """
         bucket, key = self._bucket_key(path)
         if not key or key.endswith("/"):
@@ -219,10 +219,10 @@ class S3Store:
             if logs:
                 return Listing(f"s3://{bucket}/{key}", (), logs)
             if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
-                break  # sorted past it: the other keys share the name's beginning only
+                break  # past the name: the other keys only begin like it
             if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
                 try:
-                    return self.list_status(path, count)  # many siblings sort before it: list the directory alone
+                    return self.list_status(path, count)  # many siblings come before it: list the directory alone
                 except UfsNotFoundError:
                     if empty is None:
                         raise
@@ -244,8 +244,8 @@ class S3Store:
             answer_etag = reply.get("ETag", "").strip('"')
             if not answer_etag:
                 url = redact("path", file.url)
-                raise UfsUnavailableError(f"{url}: an answer without an ETag is not from an S3 store")
-            # A gateway may not know If-Match: then its answer says which version these bytes are of.
+                raise UfsUnavailableError(f"{url}: the answer has no ETag, so it is not from an S3 store")
+            # A gateway may not know If-Match. Then its answer shows the version of these bytes.
             if etag and answer_etag != etag:
                 raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")
             return data
@@ -303,10 +303,9 @@ class S3Store:
                 )
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """Put an object where there is none, by If-None-Match; None if there is one.
+        """Put an object if there is none, by If-None-Match; None if there is one.
 
-        Raises UfsUnavailableError where another writer is at it in the same moment (409), and where the answer leaves open
-        whether it was put.
+        Raises UfsUnavailableError if another writer puts it at the same moment (409), and if the answer leaves open whether it was put.
         """
         bucket, key = self._bucket_key(path)
         count("put")
@@ -317,7 +316,7 @@ class S3Store:
             if isinstance(mapped, SourceChangedError):  # 412
                 return None
             if http_status(error) is None and isinstance(mapped, UfsError) and not isinstance(mapped, UfsTimeoutError):
-                mapped = UfsUnavailableError(str(mapped))  # no answer that could be understood
+                mapped = UfsUnavailableError(str(mapped))  # the answer was not understood
             raise_ours(mapped, error)
         return self._version(bucket, key, len(data), answer)
 
@@ -332,6 +331,6 @@ def _answered_at_s(page: dict[str, Any]) -> float | None:
 
 
 def _find_logs(directory: str, objects: list[dict[str, Any]]) -> frozenset[str]:
-    """The names of table logs among the objects of a directory: with one, the rest of a long listing is not needed."""
+    """The names of table logs among the objects of a directory. If there is one, the rest of a long listing is not needed."""
     keys = [item["Key"][len(directory) :] for item in objects]
     return frozenset(name for name in log_directories if any(key.startswith(f"{name}/") for key in keys))

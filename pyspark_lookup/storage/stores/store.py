@@ -19,8 +19,8 @@ LOG_DIRECTORY = "_lookup"
 log_directories = [LOG_DIRECTORY]
 """By which a table whose log says what its files are is known; listings stop where they meet one. Kinds of tables add theirs."""
 
-# An mtime this close to now may stand for two contents (git's "racy" entries): one timer tick of an
-# older kernel for local files, the whole seconds of HTTP and the slack of others.
+# With an mtime this close to now, two contents may have the same one (git's "racy" entries): one timer tick of an older kernel
+# for local files, the whole seconds of HTTP and some slack for others.
 LOCAL_GRANULE_S = 0.02
 REMOTE_GRANULE_S = 2.0
 SETTLED_AFTER_S = REMOTE_GRANULE_S
@@ -29,9 +29,9 @@ SETTLED_AFTER_S = REMOTE_GRANULE_S
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Listing:
-    """What lies below a directory: `files` by URL, and `directories` that were seen (relative paths).
+    """The files below a directory: `files` by URL, and the `directories` that were seen (relative paths).
 
-    `listed_at_s`: when it was listed, on the store's clock, which also sets the files' times; None if that is the host's clock.
+    `listed_at_s`: the time of the listing on the store's clock, which also sets the files' times; None if that is the host's clock.
     """
 
     url: str
@@ -41,8 +41,8 @@ class Listing:
 
 
 class Store(Protocol):
-    """One storage system with one set of options. `pins`: whether reads refuse another version themselves. `lists_after`:
-    whether a listing after a name costs only what it returns."""
+    """One storage system with one set of options. `pins`: its reads refuse another version themselves. `lists_after`: a listing after a name
+    costs only what it returns."""
 
     scope: str
     pins: bool
@@ -63,12 +63,12 @@ class Store(Protocol):
 
 
 def add_log_directory(name: str) -> str:
-    """Have listings stop at directories of this name, and return it. For modules of kinds of tables, when they are imported."""
+    """Let listings stop at directories of this name, and return it. Modules of kinds of tables call it when they are imported."""
     if name not in log_directories:
         log_directories.append(name)
     return name
 
 
 def is_entered(name: str) -> bool:
-    """Whether a directory of this name is listed: not those Spark and Hive skip (`_…`, `.…`, but not `_k=v`)."""
+    """Whether listings enter a directory of this name. Like Spark and Hive they skip `_…` and `.…`, but not `_k=v`."""
     return not name.startswith(".") and (not name.startswith("_") or "=" in name or name == "_spark_metadata")

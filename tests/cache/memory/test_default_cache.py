@@ -305,7 +305,7 @@ def test_one_key_at_a_time() -> None:
     assert cache.put({"k": 1}, [{"v": 3}]) == [{"v": 1}, {"v": 1}]
     with pytest.raises(ValueError, match="null value"):
         cache.put({"k": 1}, None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="null key"):
+    with pytest.raises(ValueError, match="has a null: such a key matches no rows"):
         cache.put({"k": None}, [])
     assert cache.get_if_present({"k": 1}) == [{"v": 3}]
     assert metrics.snapshot()["latestLoadTime"] == UNSET  # what only a load knows

@@ -199,7 +199,7 @@ UTC = datetime.timezone.utc
     ],
 )
 def test_bounds_that_are_none(cache_dir: Path, kind: pa.DataType, low: Any, high: Any, key: Any) -> None:
-    """A bound that is no value of the key's type bounds nothing."""
+    """A bound that is not a value of the key's type bounds nothing."""
     known = Known(cache_dir, {"a.1": [stats(low, high)]}, pa.schema([("k", kind)]))
     assert known.differ(known.remember("a.1"), known.remember(), [key]) == [True]
 

@@ -49,7 +49,7 @@ def run_all(*functions: Callable[[], object]) -> None:
 
 
 def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> None:
-    """Also where it is no error of ours, and the keys are free for others."""
+    """Also where it is not an error of ours, and the keys are free for others."""
     worker = Worker(cache_dir, source)
     source.before = mock.Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):

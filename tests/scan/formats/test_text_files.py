@@ -327,7 +327,7 @@ def test_csv_text_behind_quotes_of_several_lines(dim: Path, content: str) -> Non
 
 @pytest.mark.parametrize(("kind", "text"), [("INT", "0xFFFFFFFF"), ("SMALLINT", "0XFF"), ("BIGINT", "-0x1")])
 def test_csv_of_hexadecimal_numbers(dim: Path, kind: str, text: str) -> None:
-    """They are no integers, as in Spark; to Arrow 0xFFFFFFFF is -1."""
+    """They are not integers, as in Spark; to Arrow 0xFFFFFFFF is -1."""
     put(dim, "a.csv", f"id,v\n1,{text}\n")
     with pytest.raises(SchemaError, match=text):
         table_of(dim, {"lookup.schema": f"id INT, v {kind}"}).scan()
@@ -507,18 +507,18 @@ def texts(text: str) -> tuple[str, str]:
 
 
 OTHER_VALUES: list[tuple[Content, str, str]] = [
-    *((form, "INT", "string .*'x' is no ") for form in texts("x")),
-    *((form, "DECIMAL(5, 2)", r".*'1\.255.*' is no ") for form in texts("1.255")),
-    *((form, "TIMESTAMP", ".*'2020.*' is no ") for form in texts("2020-01-01 00:00:00")),
-    *((form, "INT", ".*'3000000000' is no ") for form in texts("3000000000")),
-    *((form, "BOOLEAN", "string .*'maybe' is no ") for form in texts("maybe")),
-    # A number is no instant, and the file is not damaged.
+    *((form, "INT", "string .*'x' is not a valid ") for form in texts("x")),
+    *((form, "DECIMAL(5, 2)", r".*'1\.255.*' is not a valid ") for form in texts("1.255")),
+    *((form, "TIMESTAMP", ".*'2020.*' is not a valid ") for form in texts("2020-01-01 00:00:00")),
+    *((form, "INT", ".*'3000000000' is not a valid ") for form in texts("3000000000")),
+    *((form, "BOOLEAN", "string .*'maybe' is not a valid ") for form in texts("maybe")),
+    # A number is not an instant, and the file is not damaged.
     *(
         (form, declared, "int64 ")
         for declared in ("TIMESTAMP", "DATE", "BOOLEAN", "INTERVAL DAY TO SECOND", "ARRAY<INT>", "STRUCT<x: INT>")
         for form in ("id,v\n1,7\n", '{"id": 1, "v": 7}')
     ),
-    # What a cast would round or cut; types that are no numbers, whatever the values.
+    # What a cast would round or cut; types that are not numbers, whatever the values.
     (pa.array([2**40]), "INT", ""),
     (pa.array([0.1]), "FLOAT", ""),
     (pa.array([float(2**53)]), "DECIMAL(5, 0)", ""),

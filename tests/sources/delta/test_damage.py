@@ -80,18 +80,22 @@ HARM: dict[str, tuple[Callable[[Path], Any], type[PysparkLookupError], str]] = {
     "a commit is cut": (
         lambda path: cut(commit(path, 4)),
         DamagedFileError,
-        "00000000000000000004.json is no Delta commit",
+        "00000000000000000004.json is not a Delta commit",
     ),
-    "a commit is empty": (lambda path: commit(path, 4).write_bytes(b""), DamagedFileError, "4.json is no Delta commit"),
+    "a commit is empty": (
+        lambda path: commit(path, 4).write_bytes(b""),
+        DamagedFileError,
+        "4.json is not a Delta commit",
+    ),
     "a commit is missing": (
         lambda path: commit(path, 3).unlink(),
         DamagedFileError,
-        "a gap, 00000000000000000003.json",
+        "a gap: 00000000000000000003.json",
     ),
     "the commit of a checkpoint is missing": (
         lambda path: [commit(path, n).unlink() for n in (2, 3, 4)],
         DamagedFileError,
-        "lacks 00000000000000000002.json, of its newest checkpoint",
+        "lacks 00000000000000000002.json, the commit of its newest checkpoint",
     ),
     "no commit is there": (
         lambda path: [commit(path, n).unlink() for n in range(5)],
@@ -129,7 +133,7 @@ def test_a_damaged_checkpoint_is_passed_over(path: Path, tmp_path: Path, harm: C
     (path / "_delta_log" / "_last_checkpoint").write_text('{"version": 17}')
     assert sorted(opened(path, tmp_path / "cache").scan().column("id").to_pylist()) == [0, 1, 2, 7, 9]
     commit(path, 0).unlink()
-    with pytest.raises(DamagedFileError, match=r"checkpoint.parquet is no Delta checkpoint"):
+    with pytest.raises(DamagedFileError, match=r"checkpoint.parquet is not a Delta checkpoint"):
         opened(path, tmp_path / "late").scan()
 
 

@@ -226,7 +226,7 @@ def test_statistics_of_days_that_python_lacks(tmp_path: Path) -> None:
     ("digits", "text"), [(10, "2.5"), (15, "-1234567890.12345"), (38, "12345678901234567890.123456789")]
 )
 def test_statistics_of_decimals_that_are_values(tmp_path: Path, digits: int, text: str) -> None:
-    """A checkpoint whose statistics are no JSON has decimals as such: they rule out a file as numbers in JSON do."""
+    """A checkpoint whose statistics are not JSON has decimals as such: they rule out a file as numbers in JSON do."""
     path, number = tmp_path / "t", decimal.Decimal(text)
     kind = pa.decimal128(digits, max(-int(number.as_tuple().exponent), 0))
     write_deltalake(str(path), pa.table({"d": pa.array([number], kind)}))

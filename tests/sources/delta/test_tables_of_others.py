@@ -63,7 +63,7 @@ REFUSED = {
             "delta_spark/table-with-dv-small",
             "with_checkpoint_no_last_checkpoint",
         ),
-        "it is still a file of the current version",
+        "it belongs to the current version",
     ),
 }
 """The tables that are refused, with words of the error."""

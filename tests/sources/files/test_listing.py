@@ -1,4 +1,4 @@
-"""What a path means: which files are data, which partitions they lie in, and what is no table at all."""
+"""What a path means: which files are data, which partitions they lie in, and what is not a table at all."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def discovered(path: Path | str, host: Host | None = None) -> tuple[Table, Table
 
 
 def test_names_with_underscore_or_dot_are_skipped_at_any_depth() -> None:
-    """Files named or below a directory named `_…` or `.…` are no data, nor are those of zero bytes; `_k=v` directories are."""
+    """Files named or below a directory named `_…` or `.…` are not data, nor are those of zero bytes; `_k=v` directories are."""
     found = listing(
         "a.parquet", "_b.parquet", ".c.parquet", "_d/e.parquet", ".f/g.parquet", "h/_i/j.parquet", "h/.k/l.parquet",
         "h/_m.parquet", "h/n/o.parquet", "_p=1/q.parquet", "_p=1/_r=2/s.parquet", "_p=1/_t.parquet", ".u=1/v.parquet",
@@ -329,8 +329,8 @@ def test_partition_selects_files(partition: str, names: list[str], wanted: list[
         ("max_pt(x)", ["dt=1/a.parquet"], "over dt"),
         ("dt", ["dt=1/hh=2/a.parquet"], "over dt, hh"),
         ("dt=1,", ["dt=1/a.parquet"], "over dt"),
-        ("dt=x", ["dt=1/a.parquet"], "'x' is no int32 for column dt"),
-        ("dt=2024-13-01", ["dt=2024-12-01/a.parquet"], "is no date32"),
+        ("dt=x", ["dt=1/a.parquet"], "'x' is not a valid int32 for column dt"),
+        ("dt=2024-13-01", ["dt=2024-12-01/a.parquet"], "is not a valid date32"),
     ],
 )
 def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: list[str], message: str) -> None:
@@ -340,7 +340,7 @@ def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: li
     assert "lookup.partition" in str(caught.value)
 
 
-# --- what is no version ---------------------------------------------------------------------------
+# --- what is not a version ---------------------------------------------------------------------------
 
 FOREIGN = {
     "_delta_log/": (PysparkLookupError, "Delta table"),

@@ -80,8 +80,8 @@ def test_a_warm_host(run: Run, named: Named, tmp_path: Path) -> None:
         (["describe", "-o", "lookup.version=7"], 1, "has no snapshot 7"),
         (["describe", "-o", "lookup.branch=audit"], 2, "branch = 'audit'"),
         (["describe", "-o", "lookup.format=parquet"], 2, "lookup.format"),
-        (["compact"], 1, "is an Iceberg table: lookupcache can read it|is no managed table"),
-        (["vacuum", "--older-than", "30 d"], 1, "is an Iceberg table: lookupcache can read it|is no managed table"),
+        (["compact"], 1, "is an Iceberg table: lookupcache can read it|is not a managed table"),
+        (["vacuum", "--older-than", "30 d"], 1, "is an Iceberg table: lookupcache can read it|is not a managed table"),
     ],
 )
 def test_what_is_refused(run: Run, named: Named, arguments: list[str], code: int, said: str) -> None:
@@ -106,5 +106,5 @@ def test_tables_that_are_not_there(run: Run, tmp_path: Path) -> None:
     table = IcebergTable.create(tmp_path / "dim", {"id": "long"})
     (table.home / "metadata" / "version-hint.text").unlink()
     found = run("describe", table.home)
-    assert (found.code, "so it is an Iceberg table, without a metadata/version-hint.text" in found.err) == (1, True)
+    assert (found.code, "so it is an Iceberg table, but it has no metadata/version-hint.text" in found.err) == (1, True)
     assert run("describe", table.metadata, "--json").json["kind"] == "ICEBERG"

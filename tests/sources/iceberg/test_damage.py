@@ -451,7 +451,7 @@ def test_other_metadata_that_makes_no_sense(table: IcebergTable, tmp_path: Path)
         )
     ):
         table.metadata.write_bytes(text)
-        with pytest.raises(DamagedFileError, match=rf"{table.metadata.name} is no Iceberg metadata"):
+        with pytest.raises(DamagedFileError, match=rf"{table.metadata.name} is not Iceberg metadata"):
             ids(table.home, tmp_path / f"cache{number}")
 
 
@@ -511,7 +511,7 @@ def test_manifests_that_decompress_to_more_than_is_read(
         fastavro.writer(out, schema, rows, codec=codec, metadata=meta)
     assert ids(table.home, tmp_path / "cache") == ROWS
     monkeypatch.setattr(manifests, "_BYTES_AT_MOST", 100)
-    with pytest.raises(DamagedFileError, match=rf"{path.name} is no Iceberg manifest list: .*more than 100 bytes"):
+    with pytest.raises(DamagedFileError, match=rf"{path.name} is not an Iceberg manifest list: .*more than 100 bytes"):
         ids(table.home, tmp_path / "other")
 
 
@@ -519,7 +519,7 @@ def test_metadata_that_decompresses_to_more_than_is_read(monkeypatch: pytest.Mon
     """Is refused by name, before it is in memory."""
     monkeypatch.setattr(metadata, "_TEXT_AT_MOST", 100)
     with pytest.raises(
-        DamagedFileError, match=r"x\.json is no Iceberg metadata: it decompresses to more than 100 bytes"
+        DamagedFileError, match=r"x\.json is not Iceberg metadata: it decompresses to more than 100 bytes"
     ):
         metadata.parse_metadata("x.json", gzip.compress(b" " * 101), "x")
 

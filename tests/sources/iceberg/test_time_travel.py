@@ -126,7 +126,9 @@ def test_each_version_has_a_time(table: Clocked, mode: str) -> None:
         if place:
             before = (at - datetime.timedelta(milliseconds=1)).isoformat(timespec="milliseconds")
             assert ids(table, mode, timestamp=before) == rows[place - 1]
-    with pytest.raises(VersionGoneError, match=r"no snapshot of 2026-03-02T.*lookup\.timestamp.* is of 2026-03-03T"):
+    with pytest.raises(
+        VersionGoneError, match=r"no snapshot as old as 2026-03-02T.*lookup\.timestamp.* is of 2026-03-03T"
+    ):
         ids(table, mode, timestamp=(at_of(table, 0) - HALF - HALF).isoformat())
     # What is committed later is of no time before.
     table.commit(table.data([{"id": 11, "name": "late"}]))

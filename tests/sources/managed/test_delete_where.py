@@ -153,8 +153,8 @@ def test_a_compaction_that_is_under_way_for_pages_of_the_log(site: Site, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "kind", "told"),
     [
-        ({}, OptionError, "arguments keys and where: give one"),
-        ({"keys": [1], "where": "id = 1"}, OptionError, "arguments keys and where: give one"),
+        ({}, OptionError, "arguments keys and where: give either"),
+        ({"keys": [1], "where": "id = 1"}, OptionError, "arguments keys and where: give either"),
         ({"where": 5}, OptionError, "argument where = 5"),
         ({"where": " "}, PredicateError, "argument where = ' '"),
         ({"where": "nope = 1"}, PysparkLookupError, "nope"),

@@ -140,7 +140,9 @@ def test_foreign_files_stay(site: Site, tmp_path: Path, place: str, what: str, o
         OPERATIONS[operation](site)
     except UfsError as problem:
         assert what != "a directory"
-        assert re.search("(heartbeats|write-[0-9]{20}|stream-q)( is a link or a file in the place)", str(problem))
+        assert re.search(
+            "(heartbeats|write-[0-9]{20}|stream-q)( is a link or a file where a directory should be)", str(problem)
+        )
     assert contents(private) == before
     assert {path: os.lstat(path).st_ino for path in planted} == planted
     seen = ids_of(site.table(host="look").scan())
@@ -282,7 +284,7 @@ def test_another_user_who_may_write_to_the_directory(site: Site, tmp_path: Path,
     as_user(
         12345, lambda: [(site.path / f"write-{n:020d}").symlink_to(private) for n in range(next_, next_ + 3)] and None
     )
-    with pytest.raises(UfsError, match="is a link or a file in the place of a directory"):
+    with pytest.raises(UfsError, match="is a link or a file where a directory should be"):
         OPERATIONS[operation](site)
     assert contents(private) == {"notes.txt": b"precious"}
     assert ids_of(site.table(host="look").scan()) == [1, 2]

@@ -1,4 +1,4 @@
-"""Upserts and deletes: what changes nothing is no commit, and what others have appended meanwhile stays."""
+"""Upserts and deletes: what changes nothing is not a commit, and what others have appended meanwhile stays."""
 
 from __future__ import annotations
 

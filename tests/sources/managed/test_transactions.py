@@ -63,7 +63,7 @@ def test_an_error_inside_takes_it_all_back(site: Site) -> None:
 
 
 def test_without_changes_it_commits_nothing(site: Site) -> None:
-    """Reads, no rows, and no keys are no writes: no event, no file. Of a delete of nothing comes no version."""
+    """Reads, no rows, and no keys are not writes: no event, no file. Of a delete of nothing comes no version."""
     table = site.created()
     before, version = kinds(site.path), table.version
     with table.transaction() as t:

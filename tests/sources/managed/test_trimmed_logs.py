@@ -118,7 +118,7 @@ def test_a_stream_that_needs_what_was_vacuumed(site: Site) -> None:
     table.compact()
     trim(table)
     for id_ in range(10, 20):
-        with pytest.raises(VersionGoneError, match="vacuumed before it was read"):
+        with pytest.raises(VersionGoneError, match="vacuumed before they were read"):
             feed_of(site).between(first, site.state().position)
         append(table, id_)
 
@@ -204,7 +204,7 @@ def test_lists_that_leave_out_what_was_compacted(site: Site, table: LookupTable)
         try:
             assert found(f"c{id_}", chosen) == (wide.names, [1, 3, 50, 100, 101, 102])
         except VersionGoneError as problem:
-            assert "lacks what was compacted" in str(problem)
+            assert "needs files that were compacted" in str(problem)
 
 
 def test_a_position_that_is_no_version(site: Site, table: LookupTable) -> None:

@@ -140,7 +140,7 @@ def test_files_are_sorted_and_groups_bounded(site: Site) -> None:
 
 
 def test_unique_keys(site: Site) -> None:
-    """A key that is there twice, in the rows or with the table's, is refused and nothing is left of it; null is no key."""
+    """A key that is there twice, in the rows or with the table's, is refused and nothing is left of it; null is not a key."""
     table = site.created(UNIQUE)
     table.write(rows(1, 2, None, None))
     for again in (rows(3, 4, 3), rows(5, 2), rows(None, 1)):

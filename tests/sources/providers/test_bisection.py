@@ -161,7 +161,7 @@ def test_a_system_that_is_down_gets_few_calls_more(desk: Desk, size: int | None,
 
 
 def test_the_retries_of_a_key_that_recovers(desk: Desk) -> None:
-    """What succeeds in another attempt is no failure, and nothing is asked by halves."""
+    """What succeeds in another attempt is not a failure, and nothing is asked by halves."""
     failed: list[int] = []
 
     def answer(keys: pa.Table) -> pa.Table:

@@ -316,7 +316,7 @@ NO_KEYS = {"numeric(10, 2)", "char(3)", "uuid", "jsonb", "integer[]"}
 
 
 def test_postgres_values_and_keys_of_every_type(postgres: PostgresDatabase) -> None:
-    """Each type has its Arrow type, values and nulls come back, a key finds its row; types whose values come as others are no keys."""
+    """Each type has its Arrow type, values and nulls come back, a key finds its row; types whose values come as others are not keys."""
     declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(POSTGRES))
     values, nulls = ", ".join(text for _, text, *_ in POSTGRES), ", ".join(["NULL"] * len(POSTGRES))
     table = postgres.made(f"id integer, {declared}", f"(1, {values})", f"(2, {nulls})")

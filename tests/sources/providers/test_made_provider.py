@@ -197,7 +197,7 @@ RETURNED: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("returned", "kind", "says"), RETURNED, ids=range(len(RETURNED)))
 def test_a_factory_that_returns_something_else(desk: Desk, returned: Any, kind: type[Exception], says: str) -> None:
-    """What is no provider, or has a schema that is none for Spark, is refused, naming it. What answers nothing can be made."""
+    """What is not a provider, or has a schema that is none for Spark, is refused, naming it. What answers nothing can be made."""
     with pytest.raises(kind, match=f"provider_1:make{says}"):
         desk.table(lambda context: returned).get(1)
 
@@ -270,12 +270,12 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
         ({"lookup.valid-write-ids": "t:0:5::"}, "lookup.valid-write-ids"),
     ]),
     (keyed(version=True), [({"lookup.cache": "PARTIAL"}, "would grow for ever")]),
-    (keyed(cache=lasting), [(NONE, r"has no version\(\), so nothing tells when a row has changed")]),
+    (keyed(cache=lasting), [(NONE, r"has no version\(\) that tells when rows have changed")]),
     *((keyed(cache=cache, kind=kind), [
         (PARTIAL, "lookup.partial-cache.expire-after-write: provider .* brings a cache of its own"),
         (BY_ROWS, "brings a cache of its own"),
-        ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* brings a cache of the kind 'PARTIAL'"),
-        (FULL, "lookup.cache = 'FULL': provider .* brings a cache of the kind 'PARTIAL'"),
+        ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* determines that it is 'PARTIAL'"),
+        (FULL, "lookup.cache = 'FULL': provider .* determines that it is 'PARTIAL'"),
     ]) for cache in (Plain, expiring) for kind in ("sync", "async")),
     (Whole().versioned, [(more, f"{min(more)} has no meaning: provider .* is read as a whole") for more in (
         {"lookup.async.capacity": 5},
@@ -283,8 +283,8 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
     )]),
     (Whole().plain, [(NONE, r"neither a reload trigger nor a version\(\): set lookup.full-cache.reload-strategy")]),
     (Whole().triggered, [
-        ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* brings a cache of the kind 'FULL'"),
-        (PARTIAL, "lookup.cache = 'PARTIAL': provider .* brings a cache of the kind 'FULL'"),
+        ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* determines that it is 'FULL'"),
+        (PARTIAL, "lookup.cache = 'PARTIAL': provider .* determines that it is 'FULL'"),
         ({"lookup.metadata.source": "UFS"}, r"lookup.metadata.source = 'UFS': provider .* has no version\(\)"),
         (PERIODIC, "lookup.full-cache.periodic-reload.interval"),
     ]),
@@ -670,7 +670,7 @@ def test_a_scan_that_does_not_say_which_keys(desk: Desk, cache: Options) -> None
     function = SyncFunction(lambda keys: pa.Table.from_pylist([row], schema))
     for where in (None, "id > 1", "id = 1 OR n = 2", "n = 1", "id BETWEEN 1 AND 2", "NOT id = 1"):
         table = desk.serve(function, {**cache, **({"lookup.where": where} if where else {})}, schema)
-        with pytest.raises(OptionError, match=r"gives rows by key only; say which in lookup.where .*IN \(1, 2\)"):
+        with pytest.raises(OptionError, match=r"returns rows by key only; name the keys in lookup.where .*IN \(1, 2\)"):
             table.scan()
     assert function.log.events == []
     table = desk.serve(function, {**cache, "lookup.keys": "id,name"}, schema)

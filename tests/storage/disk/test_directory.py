@@ -329,7 +329,7 @@ def test_a_directory_that_is_not_ours(
             with pytest.raises(SystemExit) as ended:
                 main([*(part.format(out) for part in command), "--cache-dir", directory])
             assert ended.value.code == 1
-            assert "is no cache directory of lookupcache" in capsys.readouterr().err
+            assert "is not a cache directory of lookupcache" in capsys.readouterr().err
             assert found_in(tmp_path) == before
     pq.write_table(pa.table({"id": [1, 2]}), out / "t.parquet")
     options = {"lookup.keys": "id", "lookup.cache.dir": str(root), **CACHES["FULL"]}

@@ -277,7 +277,7 @@ def test_a_file_that_is_being_written_is_nobody_elses(
         one.publish_segment("t", "n", writer)
     assert one.open_segment("t", "n") is not None
     assert one.usage().total == one.used_bytes()
-    # One that is gone when its size is asked for is no error.
+    # One that is gone when its size is asked for is not an error.
     monkeypatch.setattr(one, "_reserved", lambda: [(cache_dir / "gone.reserved", True)])
     with pytest.raises(CacheFullError):
         one.check_room(BUDGET)

@@ -1,4 +1,4 @@
-"""`Checkpoints`: states of a managed table's log in the store, and a state's JSON form, also in a host's records."""
+"""`Checkpoints`: states of a managed table's log in the store. Also converts a state to and from JSON, for checkpoints and the host's records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyspark_lookup.storage.stores import LOG_DIRECTORY
 from pyspark_lookup.storage.ufs import Ufs
 
 _log = logging.getLogger("pyspark_lookup.notifications")
-_EVERY = 50  # events
+_EVERY = 50  # events between two checkpoints
 _CHECKPOINTS_KEPT = 3
 
 
@@ -54,7 +54,10 @@ class Checkpoints:
                     (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
                     yield parse_state(data, redact("path", file.url))
                 except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
-                    _log.warning("reading an older checkpoint of the log, or from its beginning: %s", problem)
+                    _log.warning(
+                        "a checkpoint of the log cannot be read; reading an older one, or the log from its beginning: %s",
+                        problem,
+                    )
             if len(files) < _CHECKPOINTS_KEPT:
                 break
 
@@ -95,7 +98,7 @@ class Checkpoints:
 
 
 def state_to_json(state: TableState) -> dict[str, Any]:
-    """The state as JSON can hold it."""
+    """The state as a JSON value."""
     writes = [
         [
             write.id,
@@ -135,7 +138,7 @@ def state_to_json(state: TableState) -> dict[str, Any]:
 
 
 def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
-    """The state that `state_to_json` wrote. Raises DamagedFileError for anything else."""
+    """The state that `state_to_json` wrote. Raises DamagedFileError if it is malformed."""
     try:
         head = parse_table_id(record["table"]), as_count(record["position"]), as_text(record["nonce"])
         state = TableState(*head, as_positive(record["page"]))
@@ -154,7 +157,7 @@ def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
         ]
         _check(state, len(record["writes"]))
     except UNREADABLE as problem:
-        raise DamagedFileError(f"{origin} is no state of a table's log: {problem!r}") from None
+        raise DamagedFileError(f"{origin} is not a state of a table's log: {problem!r}") from None
     return state
 
 

@@ -42,13 +42,13 @@ class EventFiles:
     def _parse_position(self, name: str, file: FileVersion) -> int:
         stem = name.removesuffix(".json")
         if not stem.isdecimal():
-            raise DamagedFileError(f"{redact('path', file.url)} is no event of a table's log")
+            raise DamagedFileError(f"{redact('path', file.url)} is not an event of a table's log")
         return int(stem)
 
     def read_following(self, position: int, table_id: str | None) -> list[tuple[FileVersion, Event]]:
-        """(file, event) of all events after a position. One LIST, and a read of each event. `table_id` None: that of the first event.
+        """(file, event) of all events after a position. One LIST, and one read per event. `table_id`: the table's; None: the first event's.
 
-        Raises DamagedFileError if an event of this table is missing before a later one.
+        Raises DamagedFileError if the log lacks an event of this table but has a later one.
         """
         files = dict(self.list_following(position))
         following: list[FileVersion] = []
@@ -61,19 +61,19 @@ class EventFiles:
         events = self.read(following)
         if files:
             own_id = table_id or (events[0][1].table_id if events else None)
-            # An event beyond a gap may be of another table: a slow writer can put its event into the log of the table that replaced
-            # its own, and then removes it.
+            # The race: a slow writer may put its event into the log of the table that has replaced its own, and then removes it. So an
+            # event after a gap is damage only if it is this table's.
             if own_id is None or any(event.table_id == own_id for _, event in self.read(list(files.values()))):
                 raise DamagedFileError(
-                    f"{redact('path', self.url)}: the log lacks event {position + len(events) + 1}, and has {min(files)}: "
-                    "restore it, or drop the table"
+                    f"{redact('path', self.url)}: the log lacks event {position + len(events) + 1} but has event {min(files)}: "
+                    "restore the missing file, or drop the table"
                 )
         return events
 
     def _find_missed(self, position: int) -> FileVersion | None:
-        """The file of an event that a listing lacked, though it had a later one; None if there is none.
+        """The file of an event that a listing lacked although it had a later one; None if there is none.
 
-        A local directory that is listed while somebody adds to it may show the later of two new files only.
+        The race: a listing of a local directory in which somebody puts two files may show only the later one.
         """
         try:
             return self.get_meta(position)
@@ -81,10 +81,10 @@ class EventFiles:
             return None
 
     def delete(self, positions: Sequence[int]) -> None:
-        """Remove events, in the order of their positions: a reader that asks for the next event first, and for the last one it knows after that,
-        sees that one of them is gone.
+        """Remove events, in the order of their positions.
 
-        S3 removes a thousand at once, in no order; see `TRUSTED_S`.
+        The race: a reader may be reading them. It asks for the next event first, and then again for the last one that it knows, so it
+        notices that one of them is gone. S3 removes a thousand at once, in no order; see `TRUSTED_S`.
         """
         self._ufs.delete_many(self._directory, [f"{position:0{DIGITS}d}.json" for position in positions])
 
@@ -97,11 +97,11 @@ class EventFiles:
         position = self._parse_position(file.url.rsplit("/", 1)[-1], file)
         try:
             return parse_event(text, position, redact("path", file.url))
-        except DamagedFileError:  # perhaps only in transfer: read it once more
+        except DamagedFileError:  # the bytes may have been damaged in transfer: read them once more
             (reread_text,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
             return parse_event(reread_text, position, redact("path", file.url))
 
     def is_listed(self, position: int, nonce: str) -> bool:
-        """Whether a LIST of the log shows an event: for a store that may answer a request for the file itself wrongly."""
+        """Whether a LIST of the log shows an event. For stores that may give a wrong answer when asked for the file itself."""
         files = [file for _, file in self.list_following(position - 1, at_most=1)]
         return any((event.position, event.nonce) == (position, nonce) for _, event in self.read(files))

@@ -1,7 +1,7 @@
-"""The events of a managed table's log: one immutable event per file, in one total order (as Hive's notification log).
+"""The events of a managed table's log: one immutable event per file, in one total order (like Hive's notification log).
 
-An event is JSON with its position, its table's id, the nonce of whoever put it, and a format version. What
-does not parse, or is of another table, is an error that names the file: nothing is guessed.
+An event is JSON with its position, its table's id, a nonce of its writer, and a format version. A file that does not parse, or belongs to
+another table, is an error that names it: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _SEAL_BYTES = len(',"crc":"01234567"}')
 class WriteMode(enum.Enum):
     """What a committed write does to the rows of the table.
 
-    APPEND leaves them. OVERWRITE replaces all rows of lower write ids, UPSERT those with its keys. DELETE deletes the rows with its keys,
-    DELETE_WHERE those for which a predicate is true. COMPACT has the same rows as the writes that it replaces, in other files. ALTER
-    changes the table's definition only; it takes a write id (HIVE-21637), so that a list of write ids tells which definition it goes with.
+    APPEND keeps them. OVERWRITE replaces all rows of lower write ids, UPSERT the rows with its keys. DELETE deletes the rows with its keys,
+    DELETE_WHERE the rows for which a predicate is true. COMPACT has the same rows as the writes that it replaces, in other files. ALTER
+    changes only the table's definition; it takes a write id (HIVE-21637), so that a list of write ids shows which definition it goes with.
     """
 
     APPEND = "append"
@@ -61,7 +61,7 @@ class WriteMode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """A file of a write: its path below the table, its size in bytes and its rows. It is never changed."""
+    """A file of a write: its path below the table, its size in bytes and its number of rows. It never changes."""
 
     path: str
     size: int
@@ -92,7 +92,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One event. `at_s` is Unix time on the clock of its writer, for people to read only: clocks differ, so nothing compares it."""
+    """One event. `at_s`: Unix time on its writer's clock, for people to read. Nothing compares it, because clocks differ."""
 
     kind: ClassVar[str] = ""
     position: int
@@ -103,7 +103,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Create(Event):
-    """The first event: the table is there, without rows. `page`: how many events a page of its log has, see `TableState`."""
+    """The first event: the table exists, without rows. `page`: the number of events in a page of its log, see `TableState`."""
 
     kind = "create"
     definition: Definition
@@ -112,7 +112,7 @@ class Create(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Allocate(Event):
-    """A write has begun, and got its write id."""
+    """A write has begun, and has its write id."""
 
     kind = "allocate"
     write_id: int
@@ -121,8 +121,8 @@ class Allocate(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Write(Event):
-    """Files of a write. Nobody uses them before its commit. `deletes`: delete files, for rows of others.
-    `replaces`: of a compaction, the writes whose rows these are."""
+    """Files of a write. Nobody reads them before its commit. `deletes`: delete files, for rows of other writes. `replaces`: for a compaction,
+    the writes whose rows these are."""
 
     kind = "write"
     write_id: int
@@ -133,7 +133,7 @@ class Write(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Commit(Event):
-    """The write's rows are the table's from here on, and so is `definition`, if there is one."""
+    """From this position on the write's rows are part of the table. `definition`: the table's new one; None if it stays."""
 
     kind = "commit"
     write_id: int
@@ -152,7 +152,7 @@ class Abort(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Vacuum(Event):
-    """The files of these writes, which no version from the position `oldest` on needs, are being removed."""
+    """The files of these writes are being removed. No version from position `oldest` on needs them."""
 
     kind = "vacuum"
     write_ids: tuple[int, ...] = ()
@@ -178,7 +178,7 @@ def event_bytes(event: Event) -> bytes:
 def parse_event(data: bytes, position: int, origin: str) -> Event:
     """The event in a file's content. `origin` names the file in errors.
 
-    Raises NotSupportedError for an event of a later format, DamagedFileError for anything that is no event of this position.
+    Raises NotSupportedError for an event of a later format, DamagedFileError for anything that is not an event of this position.
     """
     document = parse(data, origin)
     try:
@@ -190,18 +190,18 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
             as_number(document["at"]),
         )
         if head[0] != position:
-            raise ValueError(f"it says position {head[0]}")
+            raise ValueError(f"it is for position {head[0]}")
         body = {name: read(document[name]) for name, read in _BODIES[kind].items() if name in document}
         unknown = document.keys() - body.keys() - _HEAD
-        if unknown:  # what it says would be ignored
-            raise ValueError(f"it has the field {min(unknown)!r}")
+        if unknown:  # an older reader must not ignore what a field says
+            raise ValueError(f"it has the unknown field {min(unknown)!r}")
         return kind(*head, **body)
     except UNREADABLE as problem:
-        raise DamagedFileError(f"{origin} is no event of a table's log: {problem!r}") from None
+        raise DamagedFileError(f"{origin} is not an event of a table's log: {problem!r}") from None
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
-    """A JSON object as a file of the log holds it; its last field is the CRC-32 of all bytes before that."""
+    """A JSON object as the log's files hold it: its last field is the CRC-32 of all bytes before that field."""
     text = json.dumps(document, separators=(",", ":")).encode()[:-1]
     return text + _seal(text)
 
@@ -211,18 +211,18 @@ def _seal(text: bytes | memoryview) -> bytes:
 
 
 def parse(data: bytes, origin: str) -> dict[str, Any]:
-    """The JSON object in one of the log's files. Raises as `parse_event`."""
+    """The JSON object in one of the log's files. Raises the errors of `parse_event`."""
     try:
         document = json.loads(data)
         if not isinstance(document, dict) or not isinstance(document.get("format"), int):
-            raise ValueError("an object with a format version was expected")
+            raise ValueError("it is not an object with a format version")
     except (ValueError, RecursionError) as problem:
-        raise DamagedFileError(f"{origin} is no file of a table's log: {problem}") from None
+        raise DamagedFileError(f"{origin} is not a file of a table's log: {problem}") from None
     if document["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
-        raise DamagedFileError(f"{origin} is not as it was written: its checksum differs")
+        raise DamagedFileError(f"{origin} is damaged: its checksum differs")
     if document["format"] > FORMAT:
         raise NotSupportedError(
-            f"{origin} has format version {document['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
+            f"{origin} has format version {document['format']}, and this release reads {FORMAT} at most: use a newer pyspark_lookup"
         )
     return document
 
@@ -240,13 +240,13 @@ def _plain(value: Any) -> Any:
 
 
 def definition_json(definition: Definition) -> dict[str, Any]:
-    """A definition as JSON can hold it."""
+    """A definition as a JSON value."""
     keys, properties = list(definition.keys), dict(definition.properties)
     return {"schema": text_of_schema(definition.schema), "keys": keys, "properties": properties}
 
 
 def parse_definition(record: Any) -> Definition:
-    """The definition that `definition_json` wrote. Raises one of `UNREADABLE` for anything else."""
+    """The definition that `definition_json` wrote. Raises one of `UNREADABLE` if it is malformed."""
     keys, schema = as_texts(record["keys"]), schema_of_text(as_text(record["schema"]))
     properties = {as_text(key): as_text(value) for key, value in record["properties"].items()}
     lower_names = {name.lower() for name in schema.names}
@@ -262,18 +262,18 @@ def parse_files(records: Any) -> tuple[DataFile, ...]:
 
 
 def _parse_path(value: Any) -> str:
-    """A path below the table: one that leaves its directory would read what its writer could not."""
+    """A path below the table. Raises ValueError for a path that leads out of it: a reader might reach files that the table's writer could not."""
     path = as_text(value)
-    # Some stores decode a URL, and then see other parts in it.
+    # Some stores decode a URL, and the decoded path may have other parts.
     for spelling in (path, unquote(path)):
         leaves_table = any(part in ("", ".", "..") for part in spelling.split("/"))
         if leaves_table or "\\" in spelling or any(ord(char) < 32 for char in spelling) or not is_encodable(spelling):
-            raise ValueError(f"{show(path)} is no path below the table")
+            raise ValueError(f"{show(path)} is not a path below the table")
     return path
 
 
 def parse_table_id(value: Any) -> str:
-    """A table's id. Raises TypeError or ValueError for anything else."""
+    """A table's id. Raises TypeError or ValueError if it is malformed."""
     if not as_text(value):
         raise ValueError("the table id is empty")
     return str(value)

@@ -1,9 +1,9 @@
 """`NotificationLog`: a managed table's log in the store, one file per event, and what this host has cached of it.
 
-`<table>/_lookup/log/<position>.json` are the events, put by exclusive create at the first free position, so
-that all readers see one order. `<table>/_lookup/checkpoints/` holds the state after some of them, named so
-that the newest comes first. A state once read is kept in this process and on this host; what is new since
-is found by asking for the next position, and that the table is still the same one by asking for the last.
+`<table>/_lookup/log/<position>.json` are the events. Writers race for the first free position, and exclusive create lets one of them win,
+so all readers see one order. `<table>/_lookup/checkpoints/` holds the state after some of the events; the name of the newest comes first.
+Each state that was read is cached in this process and on this host. A reader finds new events by asking for the next position, and makes
+sure that the table is still the same by asking for the last event that it knows.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.restarts import read_again
 
 _log = logging.getLogger("pyspark_lookup.notifications")
-_TAIL_AT_MOST = 100  # events in the host's record beside a state
-_RACES = 1000  # positions lost in a row: others are putting events faster than one can be put here
-_PROBED = 64  # events that are asked for by name where a listing costs what the whole directory holds
+_TAIL_AT_MOST = 100  # events that the host records after a state
+_RACES = 1000  # positions lost in a row to faster writers
+_PROBED = 64  # events requested by name, in stores where a listing costs as much as the whole directory
 TRUSTED_S = 86400.0
 """For how long a host goes on from the state that it knows. Later the log is read anew: what came next may have been put and trimmed."""
-_CLOCK_STEP_S = 60.0  # back, that a clock is forgiven
-_IN_VAIN = 8  # times that one position is lost to an event that the store does not show
+_CLOCK_STEP_S = 60.0  # steps of a clock that are tolerated
+_IN_VAIN = 8  # times that a position is lost to an event that the store does not return
 
 
 @dataclasses.dataclass(frozen=True)
 class _CachedLog:
-    """The latest state, the file of its last event (None: not asked for yet), and how the host's two records hold it.
+    """The latest state, the file of its last event (None: not requested yet), and how the host's two records hold that state.
 
-    One holds the state at position `base`, the other the `tail` of events since, so that a commit rewrites the small one only. `looked_s`:
-    when the state was the latest, by the wall clock.
+    One record holds the state at position `base`, the other the `tail` of events since, so that a commit rewrites only the small one.
+    `looked_s`: when the store last said that this is the latest state, by the wall clock.
     """
 
     state: TableState
@@ -84,9 +84,9 @@ class NotificationLog:
     # --- reading ----------------------------------------------------------------------------------
 
     def cached_state(self, position: int = 0) -> TableState | None:
-        """The newest state that this process has read; if that is before `position`, the host's record of it, if that is newer.
+        """The newest state that this process has read, or the host's record of one if the process has none as new as `position`.
 
-        None if there is neither. No store call. The state may be of a table that was dropped since.
+        None if there is neither. No store call. The state may be of a table that has been dropped since.
         """
         with self._lock:
             if self._cached_log is None or self._cached_log.state.position < position:
@@ -98,23 +98,23 @@ class NotificationLog:
             return self._cached_log.state if self._cached_log is not None else None
 
     def latest(self) -> TableState | None:
-        """The table's state now; None if there is no log. Two calls where nothing is new since the host read it last.
+        """The table's state now; None if there is no log. Two calls if nothing is new since this host last read it.
 
-        Raises DamagedFileError for a log that contradicts itself, NotSupportedError for one of a later format.
+        Raises DamagedFileError if the log contradicts itself, NotSupportedError if its format is later.
         """
         self.cached_state()
         with self._lock:
             cached_log = self._cached_log
-        if (
-            cached_log is None or self._age_s(cached_log) > TRUSTED_S or cached_log.state.position == 1
-        ):  # which stays when others go
+        # Event 1 stays when the events after it are trimmed, so a missing event 2 does not mean that nothing is new.
+        if cached_log is None or self._age_s(cached_log) > TRUSTED_S or cached_log.state.position == 1:
             return self._read_all()
         state, cached_file = cached_log.state, cached_log.last_file
         try:
             newer = self._read_following(state)
         except (UfsNotFoundError, SourceChangedError):
             return self._read_all()  # the log is being removed
-        # The last event is asked for after the next one: if it is still there then, the next one is this table's.
+        # The race: the table may be dropped and created anew between two requests. So the last known event is requested after the next
+        # one: if it is still there, the next one belongs to the same table.
         last_file = self._is_same(state, cached_file)
         if last_file is None:
             return self._read_all()
@@ -122,14 +122,14 @@ class NotificationLog:
             try:
                 state = state.advance(event for _, event in newer)
             except DamagedFileError:
-                return self._read_all()  # another table's, put here between the two questions
+                return self._read_all()  # it is another table's, put between the two requests
             last_file = newer[-1][0]
         if newer or last_file != cached_file or self._age_s(cached_log) > TRUSTED_S / 4:
             self._keep(state, [event for _, event in newer], last_file)
         return state
 
     def _age_s(self, cached_log: _CachedLog) -> float:
-        """Seconds since this host saw that a state was the latest; infinity if the clock was set back since."""
+        """Seconds since the store last told this host that a state is the latest; infinity if the clock was set back since then."""
         age_s = self._context.clock.wall_s() - cached_log.looked_s
         return age_s if age_s > -_CLOCK_STEP_S else math.inf
 
@@ -143,12 +143,12 @@ class NotificationLog:
         return self._events.read(files)
 
     def _is_same(self, state: TableState, cached_file: FileVersion | None) -> FileVersion | None:
-        """The file of the state's last event, if it still is that event; None if it is not."""
+        """The file of the state's last event if it is still that event; None if it is not."""
         try:
             file = self._events.get_meta(state.position)
             if file == cached_file:
                 return file
-            # A copied table's files are others, with the same in them.
+            # A copied table has other files with the same contents.
             ((_, event),) = self._events.read([file])
         except (UfsNotFoundError, SourceChangedError):
             return None
@@ -158,13 +158,13 @@ class NotificationLog:
         """The latest state, read anew from the newest checkpoint and the events after it; None if there is no log."""
         with self._lock:
             self._cached_log = None
-        self.pages.forget()  # which may be of a history that is no longer this one
+        self.pages.forget()  # they may be of another history
 
         def read() -> tuple[TableState | None, list[tuple[FileVersion, Event]]]:
             return self._from_checkpoint() or (None, self._events.read_following(0, None))
 
         try:
-            # Events may be trimmed behind a checkpoint that was not there yet.
+            # The race: events may be trimmed after a checkpoint that did not exist when this read began.
             state, events = read_again(read, DamagedFileError, SourceChangedError)
         except UfsNotFoundError:
             return None
@@ -178,8 +178,8 @@ class NotificationLog:
     def _from_checkpoint(self) -> tuple[TableState, list[tuple[FileVersion, Event]]] | None:
         """(the newest checkpoint's state, the events from its position on); None if this table has no checkpoint."""
         for state in self._checkpoints.newest_first():
-            # A checkpoint may come late, after its table was dropped and another one was made; a copy may have one of what came
-            # after its events.
+            # A writer may put a checkpoint late, after its table was dropped and another one created. A copy of a table may have a
+            # checkpoint that is ahead of its events.
             with contextlib.suppress(DamagedFileError):
                 events = self._events.read_following(state.position - 1, state.table_id)
                 if events and (events[0][1].nonce, events[0][1].table_id) == (state.nonce, state.table_id):
@@ -187,14 +187,15 @@ class NotificationLog:
         return None
 
     def find_position(self, state: TableState, until_s: float) -> int | None:
-        """The last position up to which every event was put by `until_s`, on the store's clock; None if the first that is left came later."""
+        """The last position up to which every event was put by `until_s`, on the store's clock; None if the first event that is left was put
+        later."""
         begin = self.pages.begin(state)
         late_positions = (position for position, at_s in self.put_times(begin).items() if at_s > until_s)
         position = min(min(late_positions, default=state.position + 1) - 1, state.position)
         return None if position == begin else position
 
     def put_at_s(self, position: int) -> float | None:
-        """When an event was put, on the store's clock; None if it was trimmed since. Raises UfsError if the store does not say."""
+        """When an event was put, on the store's clock; None if the event has been trimmed. Raises UfsError if the store has no such time."""
         with self._lock:
             cached_log = self._cached_log
         last_file = cached_log.last_file if cached_log is not None and cached_log.state.position == position else None
@@ -238,9 +239,9 @@ class NotificationLog:
         return self._context.disk.get_record("log-tail", self._tail_key(base.position), add_tail) or without_tail
 
     def _keep(self, state: TableState, events: Sequence[Event] | None, last_file: FileVersion | None) -> None:
-        """Cache a state, in this process and on the host, unless a newer one of the same table is cached.
+        """Cache a state, in this process and on the host, unless a newer state of the same table is cached.
 
-        `events`: those that led to it from the cached state; None: it was read anew.
+        `events`: those that led from the cached state to it; None: it was read from the store as a whole.
         """
         with self._lock:
             previous_log = self._cached_log
@@ -273,7 +274,7 @@ class NotificationLog:
             self._forget_files(self._context.disk, previous_log.state, state)
 
     def _forget_files(self, disk: Disk, before: TableState, state: TableState) -> None:
-        """Drop the cached blocks of files that are in no later state, replaced or vacuumed. A reader of an old version fetches them again."""
+        """Drop the cached blocks of replaced or vacuumed files, which no later state has. A reader of an old version fetches them again."""
         if (before.since, before.oldest) != (state.since, state.oldest):
             obsolete_paths = before.paths() - state.paths()
             disk.forget_files(make_path_key(self._ufs.scope, f"{self.url}/{path}") for path in obsolete_paths)
@@ -298,23 +299,23 @@ class NotificationLog:
     def append(
         self, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
     ) -> TableState:
-        """Put the event that `make` returns for the state before it, a nonce and the time. Returns the state after it.
+        """Put the event that `make` returns for the current state, a nonce and the time. Returns the state after it.
 
-        Where another writer was first, `make` is called again with the state after that writer's event. If it returns None, nothing is put;
-        what it raises is raised. `after`: the state that an append has just returned, so that the store need not be asked for it. Raises
-        CommitUnknownError if the store does not say whether the event was put, UfsNotFoundError if the table is gone.
+        The race: if another writer takes the position first, `make` is called again with the state after that writer's event. If `make`
+        returns None, nothing is put; if it raises, so does this. `after`: the state that an append has just returned, which saves asking
+        the store. Raises CommitUnknownError if the store does not say whether the event was put, UfsNotFoundError if the table is gone.
         """
         lost_at, in_vain = 0, 0
         for _ in range(_RACES):
             state, after = after or self.latest(), None
             if state is None:
-                raise UfsNotFoundError(f"{redact('path', self.url)} is no managed table (any more)")
+                raise UfsNotFoundError(f"{redact('path', self.url)} is not (or no longer) a managed table")
             event = make(state, self._nonce(), self._context.clock.wall_s())
             if event is None:
                 return state
             file = self._put_event(event)
             if file is None:
-                # A store may not show the event that took the place: it is asked again, with pauses.
+                # The store may not show the event that took the position yet: it is asked again, with pauses.
                 in_vain = in_vain + 1 if event.position == lost_at else 0
                 lost_at = event.position
                 if in_vain >= _IN_VAIN:
@@ -332,11 +333,14 @@ class NotificationLog:
             raise UfsUnavailableError(
                 f"{redacted_path}: the store says that event {lost_at} of the log exists, but does not return it: try again later"
             )
-        raise UfsUnavailableError(f"{redacted_path}: {_RACES} other writers were first: try again later")
+        raise UfsUnavailableError(
+            f"{redacted_path}: other writers were faster {_RACES} times in a row: try again later"
+        )
 
     def _trim(self, state: TableState, last_file: FileVersion) -> None:
-        """Remove the pages that are older than vacuum and the table's log retention keep, counted from when the last event was put."""
-        with contextlib.suppress(PysparkLookupError):  # the event is there: whoever has put it is not to put it again
+        """Remove the pages that neither the last vacuum nor the table's log retention keeps. Age counts back from the last event."""
+        # The commit has succeeded: an error here must not make its writer repeat it.
+        with contextlib.suppress(PysparkLookupError):
             put_at_s = last_file.modified_at_s or self._events.get_meta(state.position).modified_at_s
             if put_at_s is not None:
                 upkeep = properties.parse_properties(state.definition.properties)
@@ -344,7 +348,7 @@ class NotificationLog:
                 self.pages.trim(state, put_at_s - kept_s)
 
     def _put_event(self, event: Event) -> FileVersion | None:
-        """Put an event; None if another one has its position. Raises CommitUnknownError if the store does not say which it was."""
+        """Put an event; None if its position is taken. Raises CommitUnknownError if the store does not say whether it was put."""
         try:
             return self._ufs.put_if_absent(self._events.path(event.position), event_bytes(event))
         except PutUnknownError as problem:
@@ -357,16 +361,16 @@ class NotificationLog:
         )
 
     def _has_followed(self, state: TableState, event: Event) -> bool:
-        """Whether the event that was just put follows the state that it was made for. If not, it is removed again.
+        """Whether the event that was just put follows the state for which it was made. If not, it is removed again.
 
-        Between reading the log and the put the table may have been dropped and another one created at its path.
+        The race: between the read of the log and the put, the table may have been dropped and another one created at its path.
         """
         with self._lock:
             cached_file = (
                 self._cached_log.last_file if self._cached_log is not None and self._cached_log.state is state else None
             )
         try:
-            # Others may have seen the event, and put theirs after it: it is removed only if both ways of asking miss the event before it.
+            # Others may have seen the event and put theirs after it. So it is removed only if both requests miss the event before it.
             if self._is_same(state, cached_file) is not None or self._events.is_listed(state.position, state.nonce):
                 return True
             self._ufs.delete(self._events.path(event.position))

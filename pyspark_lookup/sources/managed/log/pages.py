@@ -1,6 +1,6 @@
 """`LogPages`: earlier states of a managed table's log, page by page, and the log's trimming.
 
-A state holds what the last two pages are about. Of those before them there is a checkpoint at the end of each.
+A state covers the last two pages. For each page before them there is a checkpoint at its end.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ class LogPages:
         self._checkpoints = checkpoints
         self._redacted_path = redacted_path
         self._states: dict[tuple[str, int], TableState] = {}
-        self._ends: dict[tuple[str, str], int] = {}  # of the pages that answer for lists
+        self._ends: dict[
+            tuple[str, str], int
+        ] = {}  # for lists of write ids, the end of the page whose state covers them
 
     def find_state(self, state: TableState, position: int) -> TableState:
         """The state that covers a position: `state`, or an earlier one, at the end of the position's page.
 
-        Raises VersionGoneError for a position of which the log was removed.
+        Raises VersionGoneError if the log no longer has that position.
         """
         return (
             state if position >= state.since else self._page_end_state(state, -(-position // state.page) * state.page)
@@ -49,7 +51,8 @@ class LogPages:
         return end_state
 
     def _read(self, state: TableState, end: int) -> TableState:
-        """The state at the end of a page: its checkpoint, or, if the writer of that died, an earlier one and the events since."""
+        """The state at the end of a page: from its checkpoint, or, if the writer died before it wrote one, from an earlier checkpoint and the
+        events since."""
         ends: list[int] = []
         with contextlib.suppress(SourceChangedError):
             with contextlib.suppress(UfsNotFoundError, DamagedFileError):
@@ -64,8 +67,8 @@ class LogPages:
                         return replayed_state
         first = max(ends[0] - state.page if ends else state.since, state.oldest)
         raise VersionGoneError(
-            f"{self._redacted_path}: the log of table {state.table_id} was trimmed: versions from position {first} on can be read. A stream "
-            f"restarts with a new checkpoint, from the current table or from later changes (lookup.stream.start = {first})"
+            f"{self._redacted_path}: the log of table {state.table_id} was trimmed: it has the versions from position {first} on. Restart "
+            f"a stream with a new checkpoint, from the current table or from later changes (lookup.stream.start = {first})"
         )
 
     def _replay(self, state: TableState, base: int, end: int) -> TableState | None:
@@ -81,9 +84,10 @@ class LogPages:
         return before.advance(events) if before.table_id == state.table_id else None
 
     def changes(self, state: TableState, after: int, until: int) -> Iterator[tuple[TableState, Change]]:
-        """(state, change) of the changes after one position up to another, in order. The state covers the change's position and the one before.
+        """(state, change) of the changes after position `after`, up to `until`, in order. The state covers the change's position and the one
+        before it.
 
-        Raises as `find_state`.
+        Raises the errors of `find_state`.
         """
         while after < until:
             part = (
@@ -113,7 +117,7 @@ class LogPages:
 
     def is_vacuumed(self, state: TableState, write: TableWrite) -> bool:
         """Whether the files of a write, of any page, have been vacuumed."""
-        if write.vacuumed:  # which puts no file any more
+        if write.vacuumed:
             return True
         current_write = state.writes.get(write.id)
         if current_write is not None or state.oldest == 1:
@@ -129,7 +133,7 @@ class LogPages:
         self._states, self._ends = {}, {}
 
     def find_state_by_write_ids(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
-        """The state that covers an earlier list of write ids: at the end of the first page by which all of them were committed."""
+        """The state that covers an earlier list of write ids: the one at the end of the first page by which all of its writes were committed."""
         place = state.table_id, str(write_ids)
         if place not in self._ends:
             end_state = self._search_pages(state, write_ids)
@@ -157,16 +161,17 @@ class LogPages:
     def trim(self, state: TableState, until_s: float) -> int:
         """Remove the events and checkpoints of pages that no version from `state.oldest` on needs. Returns the number of events removed.
 
-        `until_s`: only of pages of which the last event was put before, on the store's clock. The first event stays, for a table
-        is made by putting it.
+        `until_s`: only pages whose last event was put before this time, on the store's clock. The first event always stays: its put creates
+        a table.
         """
         ends = self._checkpoints.page_ends(state.page)
         last_end = 0
-        for next_end in ends[1:]:  # of which the checkpoint tells what comes after the page before it
+        # The page before each end can be removed, because the checkpoint at the end covers what follows.
+        for next_end in ends[1:]:
             end = next_end - state.page
             if end >= state.oldest or end > state.since:
                 break
-            with contextlib.suppress(UfsNotFoundError):  # who began to trim did not come to its end
+            with contextlib.suppress(UfsNotFoundError):  # another process has begun to trim this page and died
                 put_at_s = self._events.get_meta(end).modified_at_s
                 if put_at_s is None or put_at_s > until_s:
                     break

@@ -15,8 +15,8 @@ LOG_RETENTION, VACUUM_AFTER = "lookup.log.retention", "lookup.write.vacuum-after
 
 @dataclasses.dataclass(frozen=True)
 class TableProperties:
-    """A table's upkeep. `log_retention_s`: how much longer the log is kept than versions are. `vacuum_after_s`: commits vacuum files that no
-    version has needed for so long (None: only people run vacuum)."""
+    """A table's upkeep. `log_retention_s`: how much longer than its versions the log is kept. `vacuum_after_s`: commits vacuum files that no
+    version has needed for this long (None: only people run vacuum)."""
 
     log_retention_s: float = KEPT_S
     vacuum_after_s: float | None = None

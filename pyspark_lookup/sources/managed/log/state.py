@@ -1,8 +1,8 @@
 """`TableState`: a managed table after the events up to a position, and the versions that follow from them.
 
-A version is what a `ValidWriteIdList` lets through: the files of the highest valid overwrite and of the valid
-writes above it. Equal sets of such writes are equal versions, whatever else the lists know (HIVE-21637's
-equivalence), so a version's digest is made of them.
+A version consists of what a `ValidWriteIdList` lets through: the files of the highest valid overwrite and of the valid writes above it.
+Lists that let through the same writes are one version, whatever else they differ in (HIVE-21637's equivalence), so a version's digest is
+computed from these writes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from pyspark_lookup.sources.managed.log.writes import Change, TableWrite, TableW
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.versions.model import VersionMetadata
 
-_VISIBLE_KEPT = 4  # of the lists that versions were asked for by
+_VISIBLE_KEPT = 4  # cached lists of write ids
 
 
 class EarlierStateError(LookupError):
-    """Raised for a position or a list that an earlier state covers: see `LogPages.find_state`."""
+    """Raised for a position or a list of write ids that only an earlier state covers: see `LogPages.find_state`."""
 
 
 class TableState:
-    """A managed table after the event at `position`, whose nonce is `nonce`; never changed once made.
+    """A managed table after the event at `position`, whose nonce is `nonce`. Immutable.
 
-    It answers for the positions from `since` on, and holds what these need: writes that are open, have ended since, or are part
-    of the version there. What is older is in the states before it: see `LogPages.find_state`. `since` begins the page before
+    It covers the positions from `since` on, and holds the writes that these need: those that are open, that have ended since, or that are
+    part of the version at `since`. Earlier states cover what is older: see `LogPages.find_state`. `since` is the start of the page before
     that of `position`; a page has `page` events.
     """
 
@@ -54,17 +54,17 @@ class TableState:
         self.nonce = nonce
         self.page = page
         self.since = 0
-        self.watermark = 0  # the highest write id that was allocated then; all later ones are held
-        self.high_watermark = 0  # the highest that is allocated
+        self.watermark = 0  # the highest write id at `since`; `writes` has all later ones
+        self.high_watermark = 0  # the highest write id now
         self.writes = TableWrites()
         self.batches: dict[str, int] = {}
         self.changes: list[Change] = []
         self.oldest = 1  # from this position on every version can be read
-        self.memo: dict[Any, Any] = {}  # what others have made of this state; not part of it
+        self.memo: dict[Any, Any] = {}  # values that callers have computed from this state; not part of it
         self._visible_by_ids: dict[ValidWriteIdList, VisibleWrites] = {}
         self.definitions: list[tuple[int, Definition]] = []
-        self.replaced_by = 0  # the highest overwrite that is committed
-        self.keyed_by = 0  # the highest write by key that is
+        self.replaced_by = 0  # the highest write id of a committed overwrite
+        self.keyed_by = 0  # the highest write id of a committed write by key
         self.rekeyed_at = 0  # the position of the last definition with other keys than the one before it
         self.deleted_where_at = 0  # the position of the last delete by a predicate
         self.vacuumed_at = 1  # the position of the last vacuum, or of the table's creation
@@ -82,7 +82,7 @@ class TableState:
         return state
 
     def advance(self, events: Iterable[Event]) -> TableState:
-        """The state after these events. Raises DamagedFileError if one cannot follow what is before it."""
+        """The state after these events. Raises DamagedFileError if one of them cannot follow the events before it."""
         state = TableState(self.table_id, self.position, self.nonce, self.page)
         state.since, state.watermark, state.high_watermark = self.since, self.watermark, self.high_watermark
         state.writes, state.batches = self.writes.copy(), dict(self.batches)
@@ -95,7 +95,7 @@ class TableState:
         return state
 
     def with_open_write(self, own_write: TableWrite) -> TableState:
-        """This state with one write that began later: what that write's transaction sees."""
+        """This state with one more write, which began later: what that write's transaction sees."""
         state = self.advance(())
         state.writes.store(own_write)
         state.high_watermark = own_write.id
@@ -123,7 +123,7 @@ class TableState:
         if event.position != self.position + 1:
             raise DamagedFileError(f"event {event.position} of table {self.table_id} follows event {self.position}")
         if event.table_id != self.table_id:
-            # A writer of a table that was dropped here has put it, and died before it saw that.
+            # A writer of a table that was dropped has put it, and died before it noticed.
             self.position, self.nonce = event.position, event.nonce
             return
         match event:
@@ -226,17 +226,17 @@ class TableState:
         return [write for write in self.writes.values() if write.ended_at is None]
 
     def check_open(self, write_id: int) -> TableWrite:
-        """The write, if it may still be committed. Raises WriteConflictError, which says why it may not."""
+        """The write, if it may still be committed. Raises WriteConflictError, which says why not."""
         write = self.writes.get(write_id)
         if write is None or (write.ended_at is not None and not write.committed):
             raise WriteConflictError(
-                f"write {write_id} of table {self.table_id} was aborted, by its writer, or by others after no sign of life "
-                "for lookup.write.timeout: write again"
+                f"write {write_id} of table {self.table_id} was aborted by its writer, or by others because its writer "
+                "showed no sign of life for lookup.write.timeout: write again"
             )
         if write.committed:
             raise WriteConflictError(f"write {write_id} of table {self.table_id} is committed already")
         if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:
-            # Its rows would stay beside those of the same keys.
+            # Its rows would be visible beside others with the same keys.
             raise WriteConflictError(
                 f"write {write_id} of table {self.table_id}, an overwrite, began before write {self.keyed_by}, which "
                 "wrote by key and is committed: write again"
@@ -251,7 +251,7 @@ class TableState:
         return write
 
     def _check_compactions(self, write_id: int) -> None:
-        """Raise WriteConflictError if an overwrite would replace some of the rows of a compaction, and not others."""
+        """Raise WriteConflictError if an overwrite would replace only some of the rows of a compaction."""
         for write in self.writes.values():
             if write.committed and write.replaces and write.least < write_id < write.rank:
                 raise WriteConflictError(
@@ -260,7 +260,7 @@ class TableState:
                 )
 
     def is_committed(self, batch: Batch) -> bool:
-        """Whether a stream's micro-batch, or a later one of that stream, is committed."""
+        """Whether a stream's micro-batch, or a later one of that stream, has been committed."""
         return self.batches.get(batch.query, -1) >= batch.id
 
     # --- versions ---------------------------------------------------------------------------------
@@ -271,9 +271,9 @@ class TableState:
         return self.changes[-1].position
 
     def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
-        """The writes that are valid after the event at `position` (None: now). Of aborted writes the list names only those since the beginning
-        of the position's page: older ones have no rows, whether a list names them or not.
+        """The writes that are valid after the event at `position` (None: now).
 
+        The list names only aborted writes since the start of the position's page. Older ones have no rows, so it makes no difference.
         Raises ValueError for a position beyond the log, EarlierStateError for one before `since`.
         """
         at = self.position if position is None else position
@@ -284,7 +284,7 @@ class TableState:
         highest_id, open_ids, aborted_ids = self.watermark, [], []
         for write in self.writes.values():
             if write.allocated_at > at:
-                break  # ids are allocated in the log's order
+                break  # ids are allocated in the log's order, so all later writes are beyond the position, too
             highest_id = max(highest_id, write.id)
             if write.ended_at is None or write.ended_at > at:
                 open_ids.append(write.id)
@@ -293,7 +293,7 @@ class TableState:
         return ValidWriteIdList(self.table_id, highest_id, open_ids, aborted_ids)
 
     def _page_begin(self, position: int) -> int:
-        """The position before the first one of its page."""
+        """The position before the first one of the page of `position`."""
         return position // self.page * self.page
 
     def version(self, position: int | None = None) -> VersionMetadata:
@@ -307,8 +307,8 @@ class TableState:
 
         `own_write_id`: an open write that the list may let through; the version then has the table's present columns.
 
-        Raises ValueError for a list of another table, or one that is ahead of the log (a write's files are not usable before
-        its commit), and VersionGoneError if it lets through a write that was aborted.
+        Raises ValueError for a list of another table, or one that is ahead of the log (a write's files are not usable before its commit),
+        and VersionGoneError if it lets through a write that was aborted.
         """
         if write_ids.table != self.table_id:
             raise ValueError(f"the list {str(write_ids)!r} is not of this table, whose id is {self.table_id}")
@@ -341,7 +341,8 @@ class TableState:
         return self._version(write_ids, at, at)
 
     def _check_covered(self, write_ids: ValidWriteIdList) -> None:
-        """Raise EarlierStateError if a list leaves out a write committed up to `since`: this state lacks the rows that the write replaced."""
+        """Raise EarlierStateError if a list leaves out a write that was committed up to `since`: this state lacks the rows that the write
+        replaced."""
 
         def is_earlier(id_: int) -> bool:
             write = self.writes.get(id_)
@@ -354,9 +355,9 @@ class TableState:
             raise EarlierStateError(f"the list {str(write_ids)!r} dates from before log position {self.since}")
 
     def _check_marks(self, write_ids: ValidWriteIdList, own_write_id: int | None) -> None:
-        """Raise VersionGoneError if a list lets through deletes of rows in a compaction's files, and not that compaction.
+        """Raise VersionGoneError if a list lets through deletes of rows in a compaction's files, but not that compaction.
 
-        The deletes of a transaction's own write are of rows as it sees them.
+        A transaction's own write is exempt: its deletes are of the rows that it sees.
         """
         visible = self._visible(write_ids)
         usable_ids = {write.id for write in visible.valid}
@@ -367,8 +368,8 @@ class TableState:
         for write in visible.valid:
             if write.deletes and visible.end(write) > first and not write.replaces and write.id != own_write_id:
                 raise VersionGoneError(
-                    f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, but not all "
-                    "writes that the compaction replaced: which of their rows it deletes is not known"
+                    f"the list {str(write_ids)!r} lets through write {write.id}, which followed a compaction, but not all writes "
+                    "that this compaction replaced: it is not known which of their rows write {write.id} deletes"
                 )
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
@@ -380,7 +381,7 @@ class TableState:
                     f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
                     "later version, and vacuum only older ones"
                 )
-        # Write ids are not enough: two copies of a table that went on apart have given the same ones to other writes.
+        # Write ids are not enough: two copies of a table have given the same ids to different writes.
         labels = [
             ",".join(write.label for write in writes) for writes in (visible_writes.visible, visible_writes.deleting)
         ]
@@ -392,11 +393,11 @@ class TableState:
         )
 
     def find_needed(self, position: int | None = None) -> list[TableWrite]:
-        """The writes that the version at a position (None: now) is made of: those whose rows are visible, and those that delete some."""
+        """The writes that make up the version at a position (None: now): those whose rows are visible, and those that delete some of them."""
         return self.find_needed_writes(self.valid_write_ids(position))
 
     def find_needed_writes(self, write_ids: ValidWriteIdList) -> list[TableWrite]:
-        """The writes that the version of a list of write ids is made of."""
+        """The writes that make up the version of a list of write ids."""
         return self._visible(write_ids).needed_writes
 
     def find_visible(self, position: int | None = None) -> list[TableWrite]:

@@ -1,7 +1,7 @@
-"""`VisibleWrites`: of the writes that a list of write ids lets through, those that a version is made of.
+"""`VisibleWrites`: which of the writes that a list of write ids lets through make up a version.
 
-Rows are visible of the highest valid overwrite and of what is above it; a compaction stands for the writes that it has
-compacted. Rows are deleted by writes by key that were committed after them.
+Visible are the rows of the highest valid overwrite and of the writes above it. A compaction takes the place of the writes that it has
+compacted. A write by key deletes rows that were committed before it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _REWRITES_AT_MOST = 8
 class VisibleWrites:
     """The visible writes under a list of valid `write_ids`. `position`: that of the log's last event.
 
-    `valid`: the valid ones, without compactions that have no effect; `visible`: those whose rows are; `deleting`: those
-    that may delete some of them. All are in the order of their ids.
+    `valid`: the valid writes, without compactions that have no effect. `visible`: those with visible rows. `deleting`: those that may
+    delete some of these rows. All are in the order of their ids.
     """
 
     def __init__(self, writes: TableWrites, write_ids: ValidWriteIdList, position: int) -> None:
@@ -32,14 +32,14 @@ class VisibleWrites:
     def _find_usable(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
         """(the valid writes, the ids of those that compactions among them replace).
 
-        A compaction stands for the writes in it as they were at its commit. It is left out where a list lets through
-        only some of them, or not all of what had been committed by then and could have deleted or replaced their rows.
+        A compaction takes the place of its writes as they were at its commit. It is left out if the list lets through only some of them, or
+        leaves out a write that was committed before the compaction and could have deleted or replaced their rows.
         """
-        # Of a long log this is asked once per commit: one question per write is too many.
+        # This runs once per commit: with a long log, a call of `write_ids.is_valid` per write would be too slow.
         invalid = {*write_ids.open_ids, *write_ids.aborted_ids}
         valid = []
         for write in self._writes.values():
-            # A list need not name the aborted ones of long ago.
+            # A list need not name writes that were aborted long ago.
             is_aborted = write.ended_at is not None and not write.committed
             if is_aborted or write.id > write_ids.high_watermark:
                 invalid.add(write.id)
@@ -54,7 +54,7 @@ class VisibleWrites:
         compactions = [write for write in valid if write.replaces]
         replaced_ids, usable_ids = set[int](), set[int]()
         for write in sorted(compactions, key=self.end):
-            # A compaction that is not held any more is part of one that was usable.
+            # A compaction that the state no longer has is part of a usable one.
             unusable_ids = {
                 id_ for id_ in write.replaces if id_ in self._writes and self._writes[id_].replaces
             } - usable_ids
@@ -76,9 +76,9 @@ class VisibleWrites:
         ]
 
     def _find_deleting(self, replaced_ids: set[int]) -> list[TableWrite]:
-        """The writes with deletes that were committed after the first visible one, so that they may delete rows of it.
+        """The writes that may delete visible rows: those with deletes that were committed after the first visible write.
 
-        They may be ones that an overwrite has replaced, if rows of a higher write id were committed before them.
+        An overwrite may have replaced them, and they still count if rows of a higher write id were committed before them.
         """
         first = min((self.end(write) for write in self.visible if write.files), default=self._position + 1)
         deleting_writes = (
@@ -92,17 +92,17 @@ class VisibleWrites:
         return list({write.id: write for write in (*self.visible, *self.deleting)}.values())
 
     def rewrites(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """(names of its files, names of the files that they replaced) of each of the latest compactions, also of those compacted again."""
+        """(names of its files, names of the files that they replaced) for each of the latest compactions, and for the compactions inside them."""
         compactions = sorted((write for write in self.valid if write.replaces), key=self.end)
         for write in compactions[-_REWRITES_AT_MOST:]:
             replaced_writes = [self._writes[id_] for id_ in write.replaces if id_ in self._writes]
             if len(replaced_writes) == len(write.replaces) and not any(
                 replaced_write.vacuumed for replaced_write in replaced_writes
             ):
-                # What it deletes may be the doing of writes that are in no version any more, so that is taken as new.
+                # Its deletes may come from writes that are in no version any more, so they count as new.
                 file_names = tuple(file.name for file in write.files)
                 yield file_names, tuple(name for replaced_write in replaced_writes for name in replaced_write.names)
 
     def end(self, write: TableWrite) -> int:
-        """The position at which a write ended; of an open one, whose rows its transaction sees, that of the next event."""
+        """The position at which a write ended. For an open write, whose rows its transaction sees, the position of the next event."""
         return self._position + 1 if write.ended_at is None else write.ended_at

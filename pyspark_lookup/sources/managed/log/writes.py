@@ -12,8 +12,8 @@ from pyspark_lookup.sources.managed.log.events import DataFile, WriteMode
 class TableWrite:
     """A write: its id and mode, its files so far, and the positions of its allocation and of its end (None: it is open).
 
-    `replaces`: of a compaction, the writes whose rows are in its files; `least` and `rank` are the lowest and the highest
-    write id that these rows came with. `vacuumed`: its files are gone. `nonce`: of the event that allocated the id.
+    `replaces`: for a compaction, the writes whose rows are in its files; `least` and `rank` are the lowest and highest write ids of these
+    rows. `vacuumed`: its files are gone. `nonce`: of the event that allocated the id.
     """
 
     id: int
@@ -44,9 +44,9 @@ class TableWrite:
 
     @property
     def label(self) -> str:
-        """Identifies the write's content in a version's digest: its id, and the names of its files, which are unique.
+        """Identifies the write's content in a version's digest, by its id and the names of its files, which are unique.
 
-        Of an open write, which its transaction sees, it changes with every file that is added.
+        The label of an open write, which its transaction sees, changes with each file that is added.
         """
         names = self.names
         first, last = (names[0], names[-1]) if names else ("", "")
@@ -73,7 +73,7 @@ _NEWER_AT_MOST = 64
 
 
 class TableWrites:
-    """Writes by id, in the order of their ids. Copying costs only what was added lately, however many writes there are."""
+    """Writes by id, in the order of their ids. A copy costs as much as the latest additions, however many writes there are."""
 
     __slots__ = ("_newer", "_older")
 
@@ -89,7 +89,7 @@ class TableWrites:
         return writes
 
     def store(self, write: TableWrite) -> None:
-        """Add a write, which has the highest id, or replace the one with its id."""
+        """Add a write with a new highest id, or replace the write that has its id."""
         self._newer[write.id] = write
 
     def get(self, write_id: int | None) -> TableWrite | None:
@@ -122,7 +122,7 @@ class TableWrites:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """An event that made a version: its position, Unix time by its writer's clock, and its write (None: the first one, by which it was created)."""
+    """An event that made a version: its position, Unix time on its writer's clock, and its write (None: the event that created the table)."""
 
     position: int
     at_s: float
