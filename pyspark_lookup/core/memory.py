@@ -1,4 +1,4 @@
-"""How much memory is free, so that data that does not fit raises an error instead of killing the process."""
+"""Checks the free memory, so that data that does not fit raises an error instead of killing the process."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ class Lookup:
         return self._rows(table, times, matches, None)
 
     def publish(self) -> None:
-        """Put this process's counters where other processes of the host find them."""
+        """Publish this process's counters to the other processes of the host."""
         self._engine.publish_metrics()
 
     def _refuse(self, message: str) -> None:
@@ -515,7 +515,7 @@ class _Results:
         return columns[number] if places is None else _take(columns[number], places)
 
     def extend(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
-        """The results of `selection`, in its order, with a lookup's match for each."""
+        """The results in `selection` (None: all), in its order, extended by one lookup: its `columns`, and the `places` of their matches in them."""
         count = self.count if selection is None else len(selection)
         sizes = np.zeros(count, np.int64)
         if columns and len(columns[0]):
@@ -587,7 +587,7 @@ class LookupPass:
                 yield self._shape(columns, results)
 
     def publish(self) -> None:
-        """Put this process's counters where other processes of the host find them."""
+        """Publish this process's counters to the other processes of the host."""
         for lookup in self._lookups:
             lookup.publish()
 

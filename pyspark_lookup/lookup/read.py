@@ -194,7 +194,7 @@ class VersionReader:
 
 
 class SnapshotReader:
-    """The full caches of one table reference on this host, and the reads of queries from them."""
+    """The full caches of one table reference on this host, from which queries read."""
 
     def __init__(
         self, resolver: Resolver, versions: VersionReader, fulls: FullTables, metrics: CacheMetricGroup

@@ -18,8 +18,8 @@ from pyspark_lookup.versions.version_source import SourceParts, VersionSource
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """How such a table is opened. `key`: names it among the references of a process. `complete`: returns the options completed by the system,
-    or raises OptionError if they contradict it.
+    """How a table in another system is opened. `key`: names it among the references of a process. `complete`: returns the options completed by
+    the system, or raises OptionError if they contradict it.
 
     `source` makes its source of versions, `scan` its scan. `cache`, `trigger`: replace the partial cache and the reload strategy that the
     options describe, if they are given.

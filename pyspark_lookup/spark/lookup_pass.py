@@ -225,7 +225,8 @@ def lookup_udf(name: str, spec: PassSpec, fields: Sequence[StructField], version
 
 
 def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tuple[tuple[str, ...], DataFrame]]:
-    """For all `tables`: (some of them, a relation of one row and one column with the versions of these that the execution reads).
+    """(tables, relation) pairs that cover all `tables`: a relation has one row and one column, with the versions of its tables that the
+    execution reads.
 
     A table that earlier lookups in `df` read comes from their relation, so that the whole query reads one version of it. The same tables
     always get the same DataFrames: Spark reuses the exchange of an identical one, and refuses two different observations with the same

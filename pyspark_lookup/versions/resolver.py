@@ -355,7 +355,8 @@ class Resolver:
         return self.host.files(table, record["digest"])
 
     def refresh(self, table: Table) -> TableVersion:
-        """The store's current version. If it has none now, as while a job writes, the host's last version is used, and that is counted."""
+        """The store's current version. If it has none now, for instance because a job writes, the host's last version is used, and that is
+        counted."""
         record = self.host.last(table)
         last_version = self.host.files(table, record["digest"]) if record else None
         try:

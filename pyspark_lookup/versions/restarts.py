@@ -36,7 +36,7 @@ def read_with_restarts(
     read: Callable[[TableVersion], T],
     renew: Callable[[TableVersion, SourceChangedError], TableVersion],
 ) -> tuple[T, TableVersion]:
-    """(what `read` returns for a version, that version). If a file is gone, `renew` gives the version to read instead.
+    """(the result of `read` for a version, that version). If a file is gone, `renew` returns the version to read instead.
 
     Raises the errors of both, and VersionGoneError for a table that changes during several reads in a row.
     """

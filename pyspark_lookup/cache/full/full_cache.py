@@ -168,7 +168,7 @@ class OverdueReloads:
         return self.due_s(state) <= self.context.clock.wall_s()
 
     def ask(self, state: State) -> concurrent.futures.Future[None]:
-        """Start the reload after a state in a thread. If another process is reloading, that counts as well."""
+        """Queue the reload after a state. It is skipped if another process has loaded the table by then."""
         return self.jobs.ask(None, due=True, seen_s=state.finished_at_s)
 
     def wait(self, state: State) -> bool:

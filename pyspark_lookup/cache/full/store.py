@@ -252,7 +252,7 @@ class StoredSnapshots:
         return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
 
     def map_compatible(self, stored: StoredVersion | None, version: TableVersion) -> Snapshot | None:
-        """As `map`, but None if `version` has other columns under the names that the layers use."""
+        """Like `map`, but None if `version` has other columns under the names that the layers use."""
         layers = self.map(stored)
         if stored is None or layers is None or all(file.columns is None for file in version.files):
             return layers

@@ -69,7 +69,7 @@ class PartialTables:
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether the provider's cache may still have rows of invalidated keys of which only this process knows."""
+        """Whether only this process knows of some invalidated keys, for lack of a cache directory. The provider's cache may still have rows of them."""
         return self._provider_cache is not None and self._context.disk is None and bool(self._invalidations)
 
     def _get_invalidations(self, table: Table, names: Sequence[str]) -> Invalidations:

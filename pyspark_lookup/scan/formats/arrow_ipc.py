@@ -74,7 +74,7 @@ class ArrowIndex(FileIndex):
 
 
 def _ipc_blocks(footer: bytearray) -> tuple[list[Range], list[Range]]:
-    """(dictionaries, record batches) of an IPC footer, which pyarrow reads but does not show.
+    """(dictionaries, record batches) of an IPC footer, which pyarrow reads but does not expose.
 
     "table Footer { version: MetadataVersion; schema: Schema; dictionaries: [Block]; recordBatches:
     [Block]; … }", "struct Block { offset: long; metaDataLength: int; bodyLength: long }" (Arrow's

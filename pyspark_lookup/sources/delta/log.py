@@ -452,7 +452,7 @@ def _replay_texts(base: DeltaState, texts: Sequence[bytes]) -> Replay:
 
 
 def _state_from_json(record: Any) -> DeltaState:
-    """What `_state_to_json` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
+    """The state that `_state_to_json` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
     files = [Add.from_json(row) for row in record["files"]]
     rewrites = tuple((_parse_keys(new), _parse_keys(old)) for new, old in record["rewrites"])
     metadata = {**record["metadata"]}

@@ -1,4 +1,4 @@
-"""What the partition of an Iceberg file tells about its columns: a value, bounds, or a bucket (the specification's "Partition Transforms")."""
+"""Derives values, bounds and buckets of columns from the partition of an Iceberg file (the specification's "Partition Transforms")."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
 def partition_stats(
     field: PartitionField, value: Any, iceberg_type: str, kind: pa.DataType, rows: int
 ) -> ColumnStats | None:
-    """The bounds that a partition value gives its source column, in a file of so many rows; None if it gives none."""
+    """The bounds that a partition value gives its source column, in a file with `rows` rows; None if it gives none."""
     transform, width_match = field.transform, _WIDTH.fullmatch(field.transform)
     if transform == "void" or not (transform in ("identity", *_TIMES) or width_match):
         return None

@@ -20,9 +20,9 @@ _HINT_BYTES = 1000
 class Pointer:
     """Where a table's metadata lies. `source_file`: the file that says so, a hint or the metadata file itself (None: a catalog said so).
 
-    `modified_at_s`: when that file was written. `size`: that of the metadata, if it was asked for. `table_id`: the table's, if the catalog says it.
+    `modified_at_s`: when that file was written. `size`: the metadata's, if known. `table_id`: the table's, if the catalog has told it.
 
-    A table that was made anew may have a hint of the same content, and so of the same ETag.
+    A table that was created anew may have a hint with the same content, and so with the same ETag.
     """
 
     location: str
@@ -33,16 +33,16 @@ class Pointer:
 
     @classmethod
     def from_file(cls, location: str, source_file: FileVersion, size: int | None = None) -> Pointer:
-        """The pointer that was read from a hint, or that is the metadata file itself."""
+        """A pointer to a metadata file, read from a hint or given by the user."""
         return cls(location, source_file, source_file.modified_at_s, size)
 
     @property
     def settled(self) -> bool:
-        """Whether the file that it was read from can be told from its next state."""
+        """Whether `source_file` is so old that a later change gives it another identity."""
         return self.source_file is None or self.source_file.cacheable
 
     def matches_hint(self, hint: FileVersion) -> bool:
-        """Whether it was read from this state of a hint, as far as the store tells states apart."""
+        """Whether the pointer was read from this state of a hint, as far as the store's identities show."""
         return (self.source_file, self.modified_at_s) == (hint, hint.modified_at_s) and self.settled and hint.cacheable
 
     def to_json(self) -> list[Any]:

@@ -69,7 +69,7 @@ class _PointerRecord:
 
     @classmethod
     def from_json(cls, record: Any) -> _PointerRecord:
-        """What `IcebergSource._remember` wrote. Raises TypeError or ValueError if it is malformed."""
+        """The record that `IcebergSource._remember` wrote. Raises TypeError or ValueError if it is malformed."""
         pointer, digest = record
         return cls(Pointer.from_json(pointer), as_name(digest))
 

@@ -56,7 +56,7 @@ class Effect(Protocol):
         """Whether the state has commits that matter to the write and that it has not looked into."""
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Look into these commits. Returns the rows of theirs that the write replaces, in the form of `RowsByKey.find`."""
+        """Look into the commits that make it due. Returns their rows that the write replaces, in the form that `RowsByKey.find` returns."""
 
 
 class Independent:
@@ -329,7 +329,7 @@ class Rewriting:
         return pa.concat_tables(parts) if parts else None
 
     def _find_new(self, state: TableState) -> list[int]:
-        """The writes by key that have been committed since the compaction began, and were not looked into."""
+        """The writes by key that have been committed since the compaction began and that `look` has not seen."""
         since_position = self._since.position
         ended_writes = (
             write for write in state.writes.values() if write.committed and (write.ended_at or 0) > since_position

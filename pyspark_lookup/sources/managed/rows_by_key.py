@@ -89,7 +89,7 @@ class KeyedRows:
         return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
 
     def find_where(self, definition: Definition, where: str, files: Sequence[FileVersion]) -> pa.Table:
-        """The live rows of those files for which a predicate is true, in the form of `find`. Raises PredicateError."""
+        """The live rows of those files for which a predicate is true, in the form that `find` returns. Raises PredicateError."""
         predicate = parse_where(where, definition.schema)
         places = [*definition.keys, PATH, ROW]
         names = [
@@ -110,7 +110,7 @@ class KeyedRows:
         return pa.Table.from_batches(list(prepared.batches()), definition.schema)
 
     def locate_all(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
-        """All rows of new files, including those with a null key, in the form of `find`."""
+        """All rows of new files, including those with a null key, in the form that `find` returns."""
         parts = []
         for file in files:
             keys = self.read_all(definition, [file]).select(list(definition.keys))
@@ -123,7 +123,8 @@ class KeyedRows:
     def complete(
         self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
     ) -> tuple[pa.Table, pa.Table]:
-        """(`rows` with the columns `lacking` filled from the rows of `files` with the same keys, these rows in the form of `find`).
+        """Fill the columns `lacking` of `rows` from the rows of `files` with the same keys. Returns the filled rows, and the rows that they
+        were filled from, in the form that `find` returns.
 
         Raises NonUniqueKeyError for a key that two live rows have.
         """
@@ -180,7 +181,7 @@ class KeyedRows:
             yield places, batch
 
     def count(self, files: Sequence[FileVersion]) -> int:
-        """How many live rows those files have."""
+        """The number of live rows in those files."""
         rows = self._files(True).rows(self._table, files)
         assert rows is not None  # parquet footers have the number of rows
         return rows

@@ -213,7 +213,7 @@ def _to_history_row(
 
 
 def read_version(log: NotificationLog, table: Table, state: TableState, position: int | None = None) -> TableVersion:
-    """As `managed_version`, but also for versions that only earlier states than `state` cover, which are read from the store.
+    """Like `managed_version`, but also for versions that only earlier states than `state` cover, which are read from the store.
 
     `state`: the log's latest.
     """

@@ -70,7 +70,7 @@ class AsyncLookupFunction(abc.ABC):
 
     @abc.abstractmethod
     async def lookup(self, keys: pa.Table) -> pa.Table:
-        """As `LookupFunction.lookup`."""
+        """Like `LookupFunction.lookup`."""
 
     async def close(self) -> None:  # noqa: B027 # most need none
         """Disconnect."""
@@ -84,7 +84,7 @@ class AsyncKeyLookupFunction(AsyncLookupFunction):
 
     @abc.abstractmethod
     async def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
-        """As `KeyLookupFunction.lookup_key`."""
+        """Like `KeyLookupFunction.lookup_key`."""
 
     async def lookup(self, keys: pa.Table) -> pa.Table:
         rows = [row for key in keys.to_pylist() for row in await self.lookup_key(key) or ()]

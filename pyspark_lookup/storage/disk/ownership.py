@@ -120,7 +120,7 @@ def _mark(layout: Path) -> None:
 
 
 def _foreign(layout: Path) -> str | None:
-    """The name of an entry that no release of ours has made; None if there is none."""
+    """The name of an entry that none of our releases has made; None if there is none."""
     for directory, directories, names in os.walk(layout):
         below = os.path.relpath(directory, layout)
         if below == ".":

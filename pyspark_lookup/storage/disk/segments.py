@@ -83,7 +83,7 @@ class SegmentWriter:
             raise
 
     def reserve(self, name: str, size: int) -> None:
-        """Add an empty region behind the others. Raises CacheFullError if there is no room for it."""
+        """Add an empty region after the others. Raises CacheFullError if there is no room for it."""
         self._place(name, size)
         self.file.resize(self._end)
 
@@ -336,7 +336,7 @@ def _signature(status: os.stat_result) -> list[int]:
 
 
 def _footer(view: memoryview) -> tuple[dict[str, Any], _Regions] | None:
-    """(meta, regions) of a file that has both ends; None if it is not whole."""
+    """(meta, regions) of a file that begins and ends like a segment; None if the footer is damaged."""
     length, crc, _ = _TAIL.unpack(view[-_TAIL.size :])
     end = len(view) - _TAIL.size - length
     if end < _HEAD_BYTES:

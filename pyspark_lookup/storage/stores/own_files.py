@@ -16,7 +16,7 @@ _TEMPORARY = re.compile(rf"(.*/)\.([^/]+)\.{_HEX}+", re.DOTALL)
 
 
 def split_path(path: str) -> tuple[str, list[str]]:
-    """(table's directory, names below it) of the path of a managed table's file; for any other path (its directory, [its name])."""
+    """(the table's directory, the names below it) for the path of a managed table's file; (its directory, [its name]) for any other path."""
     named = _FILE.fullmatch(path)
     if named is None or not named[1].strip("/"):
         directory, _, name = path.rpartition("/")

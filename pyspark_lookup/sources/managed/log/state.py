@@ -107,7 +107,7 @@ class TableState:
             self._forget(self.position - self.page)
 
     def _forget(self, since: int) -> None:
-        """Drop what only versions and changes before a position need."""
+        """Drop the writes that only versions and changes before a position need."""
         needed_ids = {write.id for write in self.find_needed(since)}
         kept_writes = (
             w for w in self.writes.values() if w.ended_at is None or w.ended_at > since or w.id in needed_ids
