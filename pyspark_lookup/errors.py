@@ -225,4 +225,4 @@ class SourceChangedError(UfsError):
 
 
 CHANGED_KIND = (UfsNotFoundError, TableFormatError)
-"""What a read of a table may raise if the path has become a table of another kind: its files are gone, or they belong to the other table."""
+"""The errors of a read if the path has become another kind of table: its files are gone, or belong to the other table."""

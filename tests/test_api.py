@@ -564,12 +564,12 @@ def test_what_are_no_rows_and_no_keys(site: Site) -> None:
     before = site.state().position
     for write in (table.write, table.upsert):
         for wrong in (7, "x", None, {"id": 1}, [1, 2], np.array([1]), pl.Series([1]), object()):
-            with pytest.raises(TypeError, match=r"rows are a pyarrow Table, .* or a list of dictionaries"):
+            with pytest.raises(TypeError, match=r"give rows as a pyarrow Table, .* or a list of dictionaries"):
                 write(wrong)
     other = {"amount": [1]}
     for ask in (table.get_many, table.delete):
         for no_keys in (7, "x", {"id": 1}, object(), [object()]):
-            with pytest.raises(TypeError, match="keys are a list of values"):
+            with pytest.raises(TypeError, match="give keys as a list of values"):
                 ask(no_keys)
         mixed = pa.table({"b": [1], "a": [2]}), [{"amount": 1}], [{"id": 1}, {"b": 1}]
         for keys in (pa.table(other), pd.DataFrame(other), pl.DataFrame(other), *mixed):

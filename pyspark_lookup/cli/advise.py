@@ -38,7 +38,7 @@ _RELOAD = 2  # a reload needs the old and the new snapshot on disk
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Keys in the order in which they were asked for: a text file with one per line (VALUE,VALUE for several columns), or "
+    help="Keys in the order in which they were looked up: a text file with one per line (VALUE,VALUE for several columns), or "
     "a parquet file with the key columns.",
 )
 @OPTION
@@ -133,9 +133,9 @@ def advice(
         ]
         options = _by_key(sizes, reasons)
     elif decoded_bytes <= _SMALL:
-        reasons = [f"{size_text}: small enough for every host to keep it whole"]
+        reasons = [f"{size_text}: small enough for every host to cache all of it"]
     elif memory_bytes >= 0 and decoded_bytes > memory_bytes // 2 and sizes and _choose_size(sizes).hit_rate > 0.9:
-        reasons = [f"{size_text}, more than half of the memory, and a part of the keys is asked for again and again"]
+        reasons = [f"{size_text}, more than half of the memory, and some keys are looked up again and again"]
         options = _by_key(sizes, reasons)
     else:
         reasons = [f"{size_text}, and the disk has room for it"]
@@ -155,9 +155,9 @@ def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
         rows, rate = best.max_rows, best.hit_rate
         reasons.append(f"with {rows:,} rows {rate:.1%} of the trace's keys would have been answered from the cache")
         if rate < 0.5:
-            reasons.append("most keys are asked for once only: more rows would not help")
+            reasons.append("most keys are looked up only once: more rows would not help")
     else:
-        reasons.append("how many rows to hold only a trace of keys tells (--trace); 1,000,000 is a start")
+        reasons.append("only a trace of keys (--trace) shows how many rows to cache; 1,000,000 is a start")
     return {"lookup.cache": CacheMode.PARTIAL.value, "lookup.partial-cache.max-rows": str(rows)}
 
 

@@ -34,7 +34,7 @@ def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
         show({"tables": [dataclasses.asdict(table) for table in tables], "disk": space}, as_json)
     if url is not None and not tables:
         known_urls = ", ".join(table.url for table in all_tables) or "none"
-        click.echo(f"no process of this host has counted anything of {url}; tables known here: {known_urls}", err=True)
+        click.echo(f"no process of this host has counters for {url}; tables known here: {known_urls}", err=True)
         sys.exit(ABSENT)
     if as_json:
         return
@@ -50,7 +50,9 @@ def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="Remove what is damaged or left over; it is fetched again when needed.")
+@click.option(
+    "--repair", is_flag=True, help="Remove damaged files and leftovers; their contents are fetched again when needed."
+)
 @CACHE_DIR
 @JSON
 def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
@@ -79,11 +81,13 @@ def clear(cache_dir: str | None, as_json: bool) -> None:
 
 @click.command("serve-metrics")
 @click.option("--port", type=click.IntRange(0, 65535), default=9425, show_default=True, help="0: any free one.")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere.")
+@click.option(
+    "--address", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0: all addresses."
+)
 @click.option(
     "--textfile",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write them there once instead, for node_exporter.",
+    help="Write the metrics to this file once, for node_exporter, instead of serving them.",
 )
 @CACHE_DIR
 def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str | None) -> None:

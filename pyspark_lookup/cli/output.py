@@ -23,7 +23,7 @@ from pyspark_lookup.storage.disk import Disk, DiskSpace, empty_space, is_cache_d
 from pyspark_lookup.storage.stores import CATALOG_SCHEME
 
 ABSENT = 3
-"""Exit code: what was asked for is not there, or not as it should be."""
+"""Exit code: the requested key or table was not found, or a check has found damage."""
 
 CLOCK = HostClock()
 

@@ -68,8 +68,8 @@ def disk_hints(space: DiskSpace) -> list[Hint]:
         return []
     return [
         Hint(
-            "Less is free on the disk of the cache directory than its budget allows for.",
-            "Lower lookup.cache.max-bytes, or leave it out: then half of what is free is used. Or move lookup.cache.dir to a larger disk.",
+            "The disk of the cache directory has less free space than the directory's budget.",
+            "Lower lookup.cache.max-bytes, or leave it out: then the budget is half of the free space. Or move lookup.cache.dir to a larger disk.",
             urgent=True,
         )
     ]
@@ -83,7 +83,7 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
     failures, loads = values["numLoadFailures"], values["loadCount"]
     if failures:
         yield Hint(
-            f"Loads that failed: {failures:,} ({loads:,} went well).",
+            f"Loads that failed: {failures:,} ({loads:,} succeeded).",
             "Look for 'lookupcache reload-failed' or 'lookup-failed' in the logs; with a full cache, lookup.full-cache.max-staleness "
             "says how old an answer may become.",
             urgent=True,
@@ -91,7 +91,7 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
     if values["staleServedCount"]:
         yield Hint(
             f"{values['staleServedCount']:,} answers came from a version that could not be renewed in time.",
-            "Mend the store or the writer of the table; lookup.full-cache.on-reload-failure=FAIL refuses such answers.",
+            "Repair the store or the writer of the table; lookup.full-cache.on-reload-failure=FAIL refuses such answers.",
             urgent=True,
         )
     if values["cacheFailureCount"] + values["blockDamagedCount"] + values["snapshotDamagedCount"]:
@@ -109,12 +109,12 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
     block_rate = block_hit_rate(values)
     if block_rate is not None and block_rate <= 0.8 and values["blockEvictedCount"] >= _ENOUGH:
         yield Hint(
-            f"{values['blockEvictedCount']:,} blocks were removed for space, and only {block_rate:.0%} of those asked for were there.",
+            f"{values['blockEvictedCount']:,} blocks were removed for space, and only {block_rate:.0%} of the requested blocks were in the cache.",
             "Raise lookup.cache.max-bytes.",
         )
     if values["blockRefusedCount"] >= _ENOUGH:
         yield Hint(
-            f"{values['blockRefusedCount']:,} blocks were too large for the cache, or of files that changed moments ago.",
+            f"{values['blockRefusedCount']:,} blocks were too large for the cache, or belong to files that had just changed.",
             "Raise lookup.cache.max-bytes (a block may take an eighth of it), and put new files under new names.",
         )
     if values["snapshotReadThroughCount"]:
@@ -126,7 +126,7 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
     if key_rate is not None and key_rate <= 0.5 and keys >= 1000:
         yield Hint(
             f"Only {key_rate:.0%} of the keys were answered from the cache.",
-            "Raise lookup.partial-cache.max-rows, or use lookup.cache=FULL: 'pyspark-lookup advise' says which, from a trace of keys.",
+            "Raise lookup.partial-cache.max-rows, or use lookup.cache=FULL: 'pyspark-lookup advise' recommends one of them, from a trace of keys.",
         )
     lookups = values["lookupTimeCount"]
     if lookups >= 10 * _ENOUGH and not keys:
@@ -143,7 +143,7 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
     lag = values.get("reloadLag", UNSET)
     if lag != UNSET and lag >= 86_400_000:
         yield Hint(
-            f"What was answered from last was known to be current {lag / 3_600_000:.0f} hours ago.",
+            f"The version of the last answers was last known to be current {lag / 3_600_000:.0f} hours ago.",
             "If the table is still in use, look at its reloads: with CACHE, lookup.metadata.sync-interval or a reload trigger renews it.",
         )
 

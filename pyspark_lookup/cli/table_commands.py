@@ -120,8 +120,10 @@ def compact(table: LookupTable, as_json: bool) -> None:
 
 @click.command()
 @_of_table
-@click.option("--older-than", default="7 d", show_default=True, help="Keep what a version of this time needs.")
-@click.option("--force", is_flag=True, help="Also for less than 7 days, if nothing reads or writes the table now.")
+@click.option(
+    "--older-than", default="7 d", show_default=True, help="Keep the files that versions of this last period need."
+)
+@click.option("--force", is_flag=True, help="Allow less than 7 days. Only if nothing reads or writes the table now.")
 def vacuum(table: LookupTable, as_json: bool, older_than: str, force: bool) -> None:
     """Remove the files of a managed table that no version needs any more."""
     show(table.vacuum(older_than, force), as_json)

@@ -24,7 +24,7 @@ from pyspark_lookup.errors import SchemaError
 
 Numbers = npt.NDArray[np.int64]
 Convert = Callable[[pa.Array], pa.Array]
-"""Gives a flat column in another calendar, time zone or type."""
+"""Converts a flat column to another calendar, time zone or type."""
 
 GREGORIAN_DAY = -141427  # 1582-10-15: from this day on both calendars agree
 LOCAL_MEAN_TIME_END = (
@@ -79,7 +79,7 @@ _SAME_BEFORE_1970 = {
     "GMT+01:00": "CET MET",
     "GMT+02:00": "EET",
 }
-"""The zones that Spark's tables take from another, where some machines have a history of their own for them."""
+"""Zones for which Spark's tables use another zone's history, although some machines have one for them."""
 _ZONES = {name: zone for zone, names in _SAME_BEFORE_1970.items() for name in names.split()}
 
 

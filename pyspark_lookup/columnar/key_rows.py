@@ -12,9 +12,9 @@ from pyspark_lookup.columnar.hash_index import IndexBuilder, KeyIndex, Matches, 
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, one_array
 
 KEY_INDEX = "key_index"
-"""Of a table of rows: which key each row belongs to, as its place (int64) in the table of keys."""
+"""The column of a table of rows that has the key of each row, as the key's position (int64) in the table of keys."""
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
-"""Of hashes that one call uses. Who knows it can choose keys that are slow to look up, and only their own."""
+"""For hashes within one call. Somebody who knows it can construct keys that are slow to look up, but slows only their own call."""
 
 
 def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:

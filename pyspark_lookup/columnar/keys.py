@@ -68,7 +68,7 @@ def _mix(words: Numbers, seed: Seed) -> Numbers:
 
 
 OneKey = int | bytes
-"""A key of one column, a whole number or text: as `KeyColumn` has it, without the arrays that several keys are worth."""
+"""A key of a single column, a whole number or text, in the form that `KeyColumn` has, but without arrays."""
 
 
 def one_key(key: object, kind: pa.DataType) -> OneKey | None:

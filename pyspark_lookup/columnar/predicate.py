@@ -365,7 +365,7 @@ _BUCKETED: dict[type, pa.DataType] = {
     datetime.date: pa.date32(),
     datetime.datetime: pa.timestamp("us", tz="UTC"),
 }
-"""By which type the values of predicates are hashed; decimals are not, whose digits the column's type says."""
+"""The type as which values in predicates are hashed. Not decimals: their hash depends on the scale of the column's type."""
 
 
 # --- statistics -----------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from pyspark_lookup.core.decoding import UNREADABLE, show
 from pyspark_lookup.errors import PredicateError, SchemaError
 
 NUMBERED = "\ue000"
-"""Stands before a literal's number: other literals are a parser's own."""
+"""The prefix of a numbered literal, which tells it from literals that the parser makes itself."""
 _TOKEN = re.compile(
     r"""(?P<skipped>--[^\n]*|/\*.*?\*/|`(?:[^`]|``)*`|\b[xX](?:'[^']*'|"[^"]*"))"""
     r"""|(?P<raw>\b[rR](?:'[^']*'|"[^"]*"))|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")""",

@@ -29,9 +29,9 @@ _UNSIGNED = {
     pa.uint64(): pa.decimal128(20, 0),
 }
 EXACT = decimal.Context(prec=76)
-"""In which decimals of 38 digits, and what is made of two of them, are not rounded; Python's own context rounds to 28."""
+"""A context in which decimals of 38 digits, and results of two of them, are not rounded. Python's own context rounds to 28 digits."""
 MOST_NESTED = 100
-"""How deep a column's type may be nested: Arrow's own limit is at some 120, and functions that call themselves have one, too."""
+"""The deepest nesting of a column's type. Arrow's own limit is about 120, and recursive functions have one, too."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOTHING = pa.string()
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]

@@ -12,7 +12,7 @@ import reprlib
 from typing import Any
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What taking a value apart raises that is not what was expected."""
+"""The errors that decoding raises for a value that does not have the expected form."""
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80

@@ -41,10 +41,10 @@ def cumulate_buckets(values: Mapping[str, int], name: str) -> list[int]:
 def _describe_times() -> dict[str, str]:
     descriptions: dict[str, str] = {}
     for name, meaning in TIMES.items():
-        descriptions |= {f"{name}Count": meaning, f"{name}Micros": f"microseconds that these took together: {meaning}"}
+        descriptions |= {f"{name}Count": meaning, f"{name}Micros": f"total microseconds of {meaning}"}
         buckets = zip(bucket_names(name), BOUNDS_MS, strict=True)
         descriptions |= {
-            bucket: f"... that took at most {bound_ms:g} ms, and more than the bound before"
+            bucket: f"{meaning}; those that took at most {bound_ms:g} ms, and more than the bound before"
             for bucket, bound_ms in buckets
         }
     return descriptions
@@ -62,22 +62,22 @@ COUNTERS: Mapping[str, str] = {
     "ufsPutCount": "write requests",
     "ufsPutBytes": "bytes written",
     "ufsDeleteCount": "files removed",
-    "ufsRetryCount": "attempts after the first",
+    "ufsRetryCount": "calls to the store that were repeated",
     "resolutionCount": "versions resolved at the store",
     "resolutionReuseCount": "versions taken from an execution's record",
     "versionServedCount": "times that a process began to answer from another version",
     "staleServedCount": "answers from a version that could not be renewed when it should have been",
-    "resolvedBytes": "bytes of the files of the versions resolved: what reading the table anew each time would have cost",
+    "resolvedBytes": "bytes of the files of the resolved versions: the cost of reading the table again for each query",
     "tokenCount": "version tokens issued to the tasks of joins and SQL functions",
     "metadataCacheCount": "versions answered by this host (lookup.metadata.source=CACHE)",
-    "busyServedCount": "times that the last version known was current because a job was writing the files (lookup.on-busy=KEEP)",
+    "busyServedCount": "times that the last known version was used because a job was writing the files (lookup.on-busy=KEEP)",
     "keptVersionCount": "unreadable states of a table in CACHE mode: the last version was kept",
     "batchSkippedCount": "micro-batches that were not written: their query had committed them, or a later one",
     "versionGoneCount": "versions that vanished before they were read",
-    "getBlocksAndLocationsCount": "files the block cache was asked about (Alluxio)",
-    "fileLoadedCount": "... whose path it did not know",
-    "fileResyncedCount": "... of which it knew another version",
-    "fileCachedCount": "... which it held in that version",
+    "getBlocksAndLocationsCount": "files for which the block cache was asked (Alluxio)",
+    "fileLoadedCount": "files for which the block cache was asked and whose path it did not have",
+    "fileResyncedCount": "files for which the block cache was asked and of which it had another version",
+    "fileCachedCount": "files for which the block cache was asked and which it had in that version",
     "blockHitCount": "blocks answered from disk",
     "blockMissCount": "blocks fetched",
     "blockWaitCount": "blocks another loader fetched meanwhile",
@@ -85,22 +85,22 @@ COUNTERS: Mapping[str, str] = {
     "blockEvictedCount": "blocks removed for space",
     "blockRefusedCount": "blocks too large for the cache or not safe to keep",
     "snapshotBuildCount": "snapshots that were loaded (lookup.cache=FULL)",
-    "snapshotOverBudgetCount": "snapshots that were not built, or given up, because lookup.cache.max-bytes has no room for them",
-    "tableEvictedCount": "tables whose snapshots or rows by key were removed for space, being unused",
+    "snapshotOverBudgetCount": "snapshots that were not built, or not finished, because lookup.cache.max-bytes has no room for them",
+    "tableEvictedCount": "unused tables whose snapshots or rows by key were removed for space",
     "snapshotReadThroughCount": "queries that read the files because a snapshot was not ready (lookup.cache=FULL)",
     "snapshotCompactionCount": "snapshots whose layers were compacted into one",
     "snapshotDamagedCount": "snapshots that failed their checksum",
-    "lookupRetryCount": "keys that a provider was asked for again, after an error or because they had no rows",
+    "lookupRetryCount": "keys that were requested from a provider again, after an error or because they had no rows",
     "loadWaitCount": "keys that another loader was loading already (lookup.cache=PARTIAL)",
-    "sharedCarriedOverCount": "keys answered from an older version's load, which no change can have touched",
-    "sharedMergeCount": "times that shared loads were made one file",
-    "sharedEvictedCount": "shared rows given up for space",
-    "sharedRefusedCount": "loads not shared because the host holds too much already",
+    "sharedCarriedOverCount": "keys answered from an older version's load, because no change can have affected them",
+    "sharedMergeCount": "merges of shared loads into one file",
+    "sharedEvictedCount": "shared rows removed for space",
+    "sharedRefusedCount": "loads that were not shared because the host's cache was full",
     "cacheFailureCount": "failures of the cache directory; the store answered instead",
     "rowGroupsReadCount": "row groups or record batches decoded",
     "rowGroupsPrunedCount": "row groups skipped by statistics",
     "filesPrunedCount": "files skipped by partition value",
-    "rowsReadCount": "rows handed out",
+    "rowsReadCount": "rows returned",
     **_describe_times(),
 }
 
@@ -108,21 +108,21 @@ GAUGES: Mapping[str, str] = {
     "latestLoadTime": "ms the latest load took (FLIP-221)",
     "numCachedRecords": "rows in the cache (FLIP-221)",
     "numCachedBytes": "bytes in the cache (FLIP-221)",
-    "maxCachedRecords": "... and how many there may be (lookup.partial-cache.max-rows)",
-    "maxCachedBytes": "... and how many there may be (lookup.partial-cache.max-bytes)",
-    "tableVersion": "number of the version that is answered from, as lookup.version takes it (tables that keep versions)",
-    "versionAsOf": "Unix ms at which the version that is answered from was last known to be the current one",
+    "maxCachedRecords": "maximum number of rows in the cache (lookup.partial-cache.max-rows)",
+    "maxCachedBytes": "maximum number of bytes in the cache (lookup.partial-cache.max-bytes)",
+    "tableVersion": "number of the version that answers, in the form that lookup.version takes (tables that keep versions)",
+    "versionAsOf": "Unix ms at which the version that answers was last known to be current",
 }
 
 HOST_GAUGES: Mapping[str, str] = {
-    "reloadLag": "ms since the version that is answered from was last known to be the current one (lookup.metadata.source=CACHE)",
+    "reloadLag": "ms since the version that answers was last known to be current (lookup.metadata.source=CACHE)",
     "diskBlockBytes": "bytes of blocks in the cache directory, of all tables",
     "diskSegmentBytes": "bytes of snapshots and shared loads in the cache directory, of all tables",
     "diskRecordBytes": "bytes of records and counters in the cache directory, of all tables",
-    "diskBudget": "bytes that the cache directory may take in all (lookup.cache.max-bytes)",
-    "diskFreeBytes": "bytes free where the cache directory lies",
+    "diskBudget": "maximum bytes of the cache directory (lookup.cache.max-bytes)",
+    "diskFreeBytes": "free bytes on the disk of the cache directory",
 }
-"""What is found out when somebody asks, not counted by processes."""
+"""Gauges that are computed when they are read, and not counted by processes."""
 
 _PLACES = {name: place for place, name in enumerate(COUNTERS)}
 _GAUGE_PLACES = {name: place for place, name in enumerate(GAUGES, len(COUNTERS))}

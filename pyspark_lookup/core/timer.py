@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pyspark_lookup.core.threads import ends_with_process
 
 Task = Callable[[], float | None]
-"""Does what is due, without waiting for anything; the seconds until there may be more, None: never again."""
+"""Runs what is due, without waiting for anything. Returns the seconds until its next run; None: never again."""
 
 _log = logging.getLogger("pyspark_lookup.timer")
 _AFTER_ERROR_S = 60.0

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote, unquote
 
 NO_OPEN_WRITE_ID = 2**63 - 1
-"""Stands in the text of a list without an open write id, as in Hive."""
+"""The least open write id in the text of a list that has none, as in Hive."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _UNESCAPED = re.compile(r"[^:,$]+")

@@ -131,7 +131,7 @@ def _overlap(keys: pa.Table, times: pa.Array, row: int, most: int, validity: Val
 # --- one lookup -----------------------------------------------------------------------------------
 
 ERROR_COLUMN = "lookup_error"
-"""What failed, where `lookup.on-error=NULL` let a row pass without its columns; null elsewhere."""
+"""The column with the error of a row that `lookup.on-error=NULL` let pass without its columns; null in other rows."""
 
 _log = logging.getLogger("pyspark_lookup.join")
 _FAILED = b"!"  # instead of a token: the version could not be resolved; the error follows
@@ -434,7 +434,7 @@ FOUND_COLUMN = "_lookup_found"
 _RESULTS_AT_ONCE = 1_000_000
 _BYTES_AT_ONCE = 128 * 2**20
 Place = int | tuple[int, int]
-"""Where a key comes from: an argument, or a column of an earlier lookup, as (number of the lookup, number of the column)."""
+"""The source of a key: an argument (by number), or a column of an earlier lookup, as (number of the lookup, number of the column)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -697,7 +697,7 @@ def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
 
 
 _Joined = tuple[Numbers | None, Numbers | None]
-"""The results that a join keeps (None: all, once each), and for each the place of its match (None: in their order)."""
+"""The results that a join keeps (None: all, once each), and for each the position of its match (None: in their order)."""
 
 
 def _counts(count: int, lookup_rows: LookupRows) -> Numbers:

@@ -221,7 +221,7 @@ class Transaction:
         if not self._ended and self._pid == os.getpid():  # a forked child must not abort its parent's transaction
             self._ended = True
             with self._engine.publish():
-                self._writes.abort("the transaction was given up")
+                self._writes.abort("the transaction was aborted")
 
     def _check_open(self) -> None:
         if self._ended:

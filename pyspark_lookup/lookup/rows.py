@@ -25,10 +25,10 @@ RowsLike: TypeAlias = "ArrowStream | Sequence[Mapping[str, Any]]"
 KeysLike: TypeAlias = "ArrowStream | Sequence[Any]"
 """Anything that can be made into keys: rows with the key columns, or a list of values (of tuples, for several key columns)."""
 KeyMaker: TypeAlias = Callable[[Sequence[str], pa.Schema], pa.Table]
-"""Makes a table of keys, once it is known what the key columns are called, and which columns the table has."""
+"""Makes a table of keys from the names of the key columns and the columns of the table."""
 
-_ROWS = "rows are a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas or polars, a DuckDB relation, or a list of dictionaries"
-_KEYS = "keys are a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"
+_ROWS = "give rows as a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas or polars, a DuckDB relation, or a list of dictionaries"
+_KEYS = "give keys as a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"
 
 
 def as_arrow_rows(

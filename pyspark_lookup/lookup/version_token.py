@@ -35,7 +35,7 @@ class VersionToken:
     digest: str
     newest: float
     number: int | None = None
-    """As `lookup.version` takes it; None if such a table has none."""
+    """The version's number, in the form that `lookup.version` takes; None if tables of this kind have none."""
 
     @classmethod
     def from_version(cls, table: Table, version: TableVersion) -> VersionToken:

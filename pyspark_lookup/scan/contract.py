@@ -141,7 +141,7 @@ class TableScan(abc.ABC):
 
 
 Files = Callable[[bool], TableScan]
-"""What reads files; told whether what it reads stays in this host's cache, for those who read it next."""
+"""Makes a scan of files. The argument: whether the bytes that it reads stay in this host's cache, for later reads."""
 
 
 def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:

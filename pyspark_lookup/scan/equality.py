@@ -26,7 +26,7 @@ _KEPT_BYTES = 64 * 1024 * 1024
 _FILES_KEPT = 4 * 1024 * 1024  # positions in total
 
 ReadRows = Callable[[FileVersion, pa.Schema], pa.Table]
-"""All rows of a file with such columns, whatever is deleted of it."""
+"""Reads all rows of a file with such columns, deleted rows included."""
 PlaceRows = Callable[[FileVersion, pa.Schema, Predicate | None], Iterator[tuple[Numbers, pa.RecordBatch]]]
 """(positions, columns of that schema) of the rows of a file for which a predicate may be true, deleted rows included."""
 

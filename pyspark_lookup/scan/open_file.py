@@ -69,7 +69,7 @@ class Projection:
 
 
 _Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Range, Data]]]
-"""Gives a file's index, and what it was read from, of what the store gives now."""
+"""Reads a file's index from the store. Returns it and the ranges from which it was read."""
 
 
 @dataclasses.dataclass

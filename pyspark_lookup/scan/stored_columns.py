@@ -29,10 +29,10 @@ _DESCRIBED_BETTER = {
     (pa.int32(), pa.int16()),  # nor numbers as short
     (pa.int32(), pa.int8()),
 }
-"""The types that files have, and those by which the table's metadata describes such columns."""
+"""(type in files, type in the table's metadata) of columns that are converted."""
 _FEW = 16
 _wide: dict[int, tuple[Sequence[StoredColumn], dict[str, StoredColumn]]] = {}
-"""Columns by name, of the tables with many that were read last; by the identity of the tuple, for its hash takes as long as a search."""
+"""Columns by name, for the last tables with many columns; by the identity of the tuple, because its hash takes as long as a search."""
 _HYPHENS = (8, 13, 18, 23)
 
 

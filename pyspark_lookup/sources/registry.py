@@ -11,6 +11,6 @@ from pyspark_lookup.sources.providers.provided_tables import ProvidedTables
 from pyspark_lookup.versions.version_source import VersionSource
 
 SOURCES: list[type[VersionSource]] = [LogSource, DeltaSource, IcebergSource, FilesSource]
-"""In the order in which they are asked for the kind of a path."""
+"""The sources of all kinds, in the order in which they are asked for the kind of a path."""
 OPENERS: list[type[Opener]] = [ProvidedTables]
-"""Asked first: references that name no files."""
+"""Openers of references that name no files. They are asked before the sources."""

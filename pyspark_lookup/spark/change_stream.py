@@ -52,7 +52,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
         raise OptionError(f"option lookup.view = {parsed.view.value!r} is for batch reads: use data or changes")
     for limit, name in zip(parsed.stream_limits, ("rows", "files", "bytes"), strict=True):
         if limit is not None:
-            instead = "without it a micro-batch takes all commits that there are"
+            instead = "without it a micro-batch takes all commits"
             require((4, 2), f"option lookup.stream.max-{name}-per-trigger", instead)
     return ChangeReader(parsed, arrow_schema(schema), added_columns(schema))
 

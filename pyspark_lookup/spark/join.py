@@ -182,7 +182,7 @@ def lookup_join(
     roots = {key.path[0].lower() for key in keys if len(key.path) > 1}
     if roots & {name.lower() for earlier in (*chain.lookups, *broadcasts.lookups) for name in earlier.names}:
         # A pass returns columns unchanged.
-        chain, broadcasts = Chain(df, "a key lies in a column that an earlier lookup has found"), _Broadcasts(df)
+        chain, broadcasts = Chain(df, "a key is in a column that an earlier lookup has added"), _Broadcasts(df)
     if not choice.broadcast:
         return _pass(chain, lookup)
     if choice.rows is not None and (few := _explain_pass(broadcasts.base, broadcasts.rows + choice.rows)) is not None:
@@ -483,19 +483,19 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) ->
     if as_of:
         return _Choice(False, cached, "one row of several by their time")
     if unknown:
-        return _Choice(False, cached, "a pipeline's flow: Spark does not tell what the DataFrame is")
+        return _Choice(False, cached, "a pipeline's flow: Spark does not reveal the DataFrame")
     if df.isStreaming:
-        return _Choice(False, cached, "a stream: its cost is to follow the micro-batch")
+        return _Choice(False, cached, "a stream: its cost should depend on the micro-batch")
     if facts is None:
         return _Choice(False, cached, "a provider's table")
     if by_null:
         return _Choice(False, cached, "lookup.on-error = NULL")
     if table.parsed.cache is CacheMode.PARTIAL:
-        return _Choice(False, cached, "lookup.cache = PARTIAL: a table not to be read whole")
+        return _Choice(False, cached, "lookup.cache = PARTIAL: the table should not be read as a whole")
     if facts.bytes > table.parsed.split_size:
         return _Choice(False, cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size")
     if facts.rows is None:
-        return _Choice(False, cached, "how many rows it has is not known before they are read")
+        return _Choice(False, cached, "its number of rows is not known before they are read")
     row_limit, keys = (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
     if facts.rows > row_limit:
         return _Choice(False, cached, f"{facts.rows:,} rows are more than {row_limit:,}")

@@ -46,7 +46,7 @@ from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.versions.executions import Build
 
 VERSION_COLUMN = "_lookup_version"
-"""What the names of columns with versions begin with."""
+"""The prefix of the names of columns with versions."""
 
 _versions_lock = ForkSafeLock()
 _RELATIONS_AT_MOST = 64  # per session

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT_EXECUTION = "spark.sql.execution.root.id"
-"""The property with the number of the execution that others are part of: of a micro-batch, all that its function does."""
+"""The property with the number of the execution to which others belong: all that a micro-batch's function runs belongs to the micro-batch."""
 _CONNECT_WORKER = "pyspark/sql/connect/streaming/worker/foreach_batch_worker.py"
 
 

@@ -21,7 +21,7 @@ from pyspark_lookup.storage.ufs import Ufs
 Data = bytes | memoryview
 
 _Block = tuple[int, Range]
-"""A block of one of several files: its place among them, and its range."""
+"""A block of one of several files: the file's number, and the range."""
 
 _CLAIMED_AT_ONCE = 256  # blocks, and so open lock files, per round
 _MERGE_GAP_BYTES = 64 * 1024  # ranges this close are one request

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _CONCURRENT_GETS = 16
 _UNANSWERED = (UfsUnavailableError, UfsTimeoutError)
-"""Errors after which a request may have been carried out all the same; they are worth another attempt."""
+"""Errors after which a request may have been executed nevertheless; another attempt may succeed."""
 
 
 class _ShortReadError(UfsUnavailableError):

@@ -22,7 +22,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, FileVersion, Range
 
 PATH, ROW = "_lookup_file", "_lookup_row"
-"""The columns that say where a row is: its file's path below the table, and its place in it (int64, from 0)."""
+"""The columns that locate a row: its file's path below the table, and its position in the file (int64, from 0)."""
 
 
 def place_fields() -> list[pa.Field]:
@@ -87,7 +87,7 @@ class DeleteFile:
 
 
 DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.from_json}
-"""How each kind of deletes is read back from a record of the cache directory, by the first part of its `to_json`."""
+"""For each kind of deletes the function that decodes it from a record, by the first item of its `to_json`."""
 
 
 def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:

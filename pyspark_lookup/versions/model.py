@@ -181,7 +181,7 @@ class Table:
 
 
 Rewrites = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""For each compaction the names of its files, and of those that they replace. The rows of both are the same."""
+"""For each compaction the names of its files, and of the files that they replace. The rows of both are the same."""
 
 
 @dataclasses.dataclass(frozen=True)

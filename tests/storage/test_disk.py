@@ -219,7 +219,7 @@ def test_a_directory_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
         says = rf"open to other users \(mode {mode:o}\): chmod 700 it"
         with pytest.raises(CacheDirectoryError, match=says) as caught:
             Opened(real)
-        assert ("remove what others may have put into it" in str(caught.value)) is bool(mode & 0o22)
+        assert ("remove the files that others may have put into it" in str(caught.value)) is bool(mode & 0o22)
     real.chmod(0o700)
     (tmp_path / "link").symlink_to(real)
     with pytest.raises(CacheDirectoryError, match="links are refused"):

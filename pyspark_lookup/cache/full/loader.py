@@ -40,7 +40,7 @@ from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion
 from pyspark_lookup.versions.model import Table, TableVersion
 
 PlacedUnit = tuple[PreparedUnit, int]
-"""A unit, and the place of its first row in its file."""
+"""A unit, and the position of its first row in its file."""
 _DECODED_AT_ONCE = 8  # parts of the bytes that are fetched at once
 
 

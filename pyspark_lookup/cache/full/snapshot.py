@@ -27,7 +27,7 @@ _COMPACTION_SHARE = 0.25  # share of rows in overlays or deleted, compared with 
 _BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
 _NEIGHBOURS = 6  # as a power of two: the number of neighbouring rows of a file that share a mark
 Ranges = Sequence[tuple[str, int, int]]
-"""Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
+"""Parts of files, each as (URL, first byte, end): the row groups whose middle byte is in this range."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pyspark_lookup.cache.memory.growing import GrowingColumn, GrowingNumbers
 from pyspark_lookup.columnar.keys import Keys, Numbers
 
 EqualKeys = Callable[[Numbers, Numbers], Numbers]
-"""(entries, rows of the batch) -> whether each entry has the key of the row beside it."""
+"""(entries, rows of the batch) -> whether each entry has the key of the corresponding row."""
 
 _EMPTY = 0  # slots hold an entry's number + 1
 _REMOVED = -1

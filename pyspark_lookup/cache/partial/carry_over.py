@@ -26,7 +26,7 @@ from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.model import Rewrites, TableVersion, name_of_rows
 
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
-"""For each file and each key column between which values its rows lie (None: not known)."""
+"""For each file and each key column the bounds of its values (None: not known)."""
 
 _CHANGED_AT_MOST = 4096  # changed files; with more, nothing is carried over
 _TABLES_AT_MOST = 16

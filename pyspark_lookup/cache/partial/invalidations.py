@@ -31,7 +31,7 @@ _NO_ROW = ""
 _CALL, _AT = "invalidated:call", "invalidated:at_s"  # for each key: its latest call, and the time of that
 
 Call = tuple[str, int]
-"""A call by its row and its number there."""
+"""A call of `invalidate`: the name of its row of records, and its number in it."""
 NO_CALL: Call = (_NO_ROW, 0)
 
 

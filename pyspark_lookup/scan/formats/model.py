@@ -110,13 +110,13 @@ class FileIndex(abc.ABC):
     schema: pa.Schema
     units: Sequence[Unit]
     inferred: Mapping[str, Inferred] | None = None
-    """Of text files: what their values tell of the columns that were not planned."""
+    """For text files: the inferred types of columns that were not planned."""
     misfits: Mapping[str, str] = MappingProxyType({})
-    """Columns of text files that have a value which is not of the planned type, with that value."""
+    """For text files: columns with a value that is not of the planned type, and that value."""
     nameless: bool = False
-    """Whether columns have no names of their own, so that declared ones are told by their places."""
+    """Whether columns have no names, so that declared columns are matched by position."""
     memory_bytes: int = 4096
-    """About what it takes in memory, for those that are kept."""
+    """About how many bytes of memory the index takes while it is cached."""
 
     @property
     def stored_schema(self) -> pa.Schema:

@@ -10,7 +10,7 @@ from pyspark_lookup.errors import raise_ours
 Numbers = npt.NDArray[np.int64]
 
 _WIDTHS = [*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64]
-"""Bits of a value by their code of five bits."""
+"""The number of bits of a value, by its code of five bits."""
 
 
 def unsigned_numbers(data: bytes | memoryview, count: int, version: int) -> Numbers:

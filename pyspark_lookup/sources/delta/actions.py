@@ -26,9 +26,9 @@ READER_FEATURES = frozenset(
 )
 """The reader features that are supported. Not `catalogManaged`: such a table may have commits that its log does not show yet."""
 _OF_TYPES = frozenset({"variantType", "variantType-preview", "variantShredding-preview"})
-"""Features of column types. A column of such a type is refused, and not the table: delta-rs lists them where no column needs them."""
+"""Features of column types. They refuse a column with such a type, but not the table: delta-rs lists them even if no column needs them."""
 Key = tuple[str, str]
-"""How a remove action names a file: (path, unique id of its deletion vector, or an empty text)."""
+"""The name of a file in a remove action: (path, unique id of its deletion vector, or an empty text)."""
 Rewrites = tuple[tuple[tuple[Key, ...], tuple[Key, ...]], ...]
 """For each of the latest commits that changed no data: the files that it added, and those that they replace."""
 _LEGACY_VERSION, _FEATURES_VERSION = 2, 3

@@ -39,7 +39,7 @@ _COLUMNS = {
     "protocol": None,
     "sidecar": ("path", "sizeInBytes"),
 }
-"""What is read of a checkpoint: of a column these fields, or all."""
+"""The columns of a checkpoint that are read: of each these fields, or all."""
 
 _ROW_BYTES = 1000  # of memory per file, approximately
 _CHECKED_BYTES = 64 * 1024 * 1024  # after this many, free memory is checked

@@ -17,7 +17,7 @@ from pyspark_lookup.core.decoding import UNREADABLE
 from pyspark_lookup.sources.iceberg.partitions import python_value
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
-"""What a file holds: `content` of a data_file."""
+"""The values of a data_file's `content`."""
 _DAY_US = 86_400_000_000
 _NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
 

@@ -46,7 +46,7 @@ _PUFFIN = "PUFFIN"
 _PATH_ID = 2147483546
 
 Group = tuple[int, tuple[Any, ...]]
-"""The spec and the partition of a file."""
+"""(spec id, partition) of a file."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP = "_change_type", "_log_position", "
 CHANGE_COLUMNS = pa.schema(
     [(CHANGE_TYPE, pa.string()), (LOG_POSITION, pa.int64()), (COMMIT_TIMESTAMP, pa.timestamp("us", "UTC"))]
 )
-"""What became of a row, which commit did it (as `lookup.version`), and when the store has that put (null: its log was trimmed)."""
+"""The kind of change of a row, the commit that made it (as in `lookup.version`), and when the store got that commit (null: the log was trimmed)."""
 
 _PRUNED_BY = 10_000  # keys; more would rule out hardly any unit
 _INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "update_postimage"

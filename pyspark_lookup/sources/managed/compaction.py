@@ -133,7 +133,7 @@ class Compactor:
             # A compaction replaces only writes that began before it.
             replaced_writes = [write for write in choose(since, is_requested, self._sizes) if write.id < write_id]
             if not replaced_writes:
-                self._writer.abort(job, (), "others have compacted what there was")
+                self._writer.abort(job, (), "others have compacted the same writes")
                 return self._log.latest() or since
             paths = {f"{self._table.url}/{file.path}" for write in replaced_writes for file in write.files}
             files = managed_version(self._table, since).files

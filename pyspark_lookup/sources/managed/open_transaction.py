@@ -223,7 +223,7 @@ class OpenWrites:
         """Make all writes visible at once, and return the log position of the commit; None if they change nothing. Raises the errors of
         `TableWriter.commit`."""
         if self._unknown_reason is not None:
-            self.abort("what it has written is unknown")
+            self.abort("it is unknown which of its writes are in the log")
             self._check_whole()
         if self._job is None or self._keyed is None or self._new is None:
             return None

@@ -29,7 +29,7 @@ from pyspark_lookup.storage.ufs import Ufs
 _log = logging.getLogger("pyspark_lookup.writing")
 
 _SHARE = 0.1
-"""Of the time that is kept unasked, how much goes by between two vacuums."""
+"""The share of `lookup.write.vacuum-after` between two vacuums that commits start."""
 
 
 @dataclasses.dataclass(frozen=True)

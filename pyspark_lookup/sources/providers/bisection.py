@@ -19,7 +19,7 @@ _UNANSWERED_CALLS = 32
 _SPLIT_CALLS = 256
 
 Outcome: TypeAlias = "pa.Table | LookupFunctionError | None"
-"""The outcome of a call: its rows, with `KEY_INDEX` as the place among its keys; or the error. None: the call was not made."""
+"""The outcome of a call: its rows, with `KEY_INDEX` as the position among its keys; or the error. None: the call was not made."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Call:
 
 
 MakeCalls = Callable[[Sequence[Call], int], Sequence[Outcome]]
-"""Makes calls, and starts no more of them once so many in a row have failed."""
+"""Makes calls, and starts no more once this many in a row have failed."""
 
 
 class Bisection:

@@ -218,7 +218,7 @@ class Directory:
                 lock.release()
 
     def lock_path(self, kind: str, name: str) -> Path:
-        """The file of a lock. Names that exclude each other by chance have the same file."""
+        """The file of a lock. Several names may share a file, and then exclude each other."""
         shared = key_of(name)[:3] if kind != "reload" else key_of(name)
         return self._root / "locks" / f"{kind}-{shared}"
 

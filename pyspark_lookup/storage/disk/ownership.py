@@ -200,7 +200,7 @@ def _unusable(path: Path, error: OSError) -> OSError:
 
 
 def _open_to_others(path: Path, mode: int) -> CacheDirectoryError:
-    and_empty = ", and remove what others may have put into it" if mode & 0o022 else ""
+    and_empty = ", and remove the files that others may have put into it" if mode & 0o022 else ""
     return CacheDirectoryError(
         f"cache directory {path} is open to other users (mode {mode:o}): chmod 700 it{and_empty}"
     )

@@ -21,11 +21,11 @@ PartitionValues = tuple[tuple[str, str | None], ...]
 """(column, value as text; None: null) of each partition column."""
 
 IMMUTABLE = "immutable:"
-"""The identity of a file that nobody ever changes begins so: it is told by its name, also where it was copied to."""
+"""The prefix of the identity of a file that never changes: its name identifies it, even after it is copied."""
 DELETE_FILE = IMMUTABLE + "deletes"
-"""The identity of such a file that names deleted rows of others."""
+"""The identity of an immutable delete file."""
 PART_OF_FILE = IMMUTABLE + "part"
-"""The identity of such a file of which some bytes are wanted, and nobody knows how many it has: its size is said to be 0."""
+"""The identity of an immutable file of unknown size, of which only some bytes are read: its size is given as 0."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,21 +10,21 @@ from typing import Protocol
 from pyspark_lookup.storage.stores.file_version import FileVersion
 
 Count = Callable[[str], None]
-"""Told "head", "list", "get", "put" or "delete" before each call to the store."""
+"""Called with "head", "list", "get", "put" or "delete" before each call to the store."""
 
 CATALOG_SCHEME = "catalog://"
-"""The beginning of the URL of a table that a catalog knows by name, and no store by its files."""
+"""The prefix of the URL of a table that a catalog knows by name, instead of a store by its files."""
 LOG_DIRECTORY = "_lookup"
-"""What a managed table's directory holds beside its data."""
+"""The directory of a managed table's log, beside its data."""
 log_directories = [LOG_DIRECTORY]
-"""By which a table whose log says what its files are is known; listings stop where they meet one. Kinds of tables add theirs."""
+"""Names of the directories that mark tables with a log. Listings stop at them. Kinds of tables add theirs."""
 
 # With an mtime this close to now, two contents may have the same one (git's "racy" entries): one timer tick of an older kernel
 # for local files, the whole seconds of HTTP and some slack for others.
 LOCAL_GRANULE_S = 0.02
 REMOTE_GRANULE_S = 2.0
 SETTLED_AFTER_S = REMOTE_GRANULE_S
-"""An identity seen this long ago, and still the file's, stands for one content in any store."""
+"""If a file still has the identity that it had this long ago, that identity stands for one content, in any store."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ from pyspark_lookup.core.decoding import (
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError
 
 FORMAT = 1
-"""The format version of events and checkpoints; a later one is refused by name."""
+"""The format version of events and checkpoints; later ones are refused."""
 PAGE = 250
-"""Events of a page of a log: its states forget what happened before the last two, see `TableState`."""
+"""The number of events in a page of a log. A state covers the last two pages, see `TableState`."""
 _SEAL_BYTES = len(',"crc":"01234567"}')
 
 

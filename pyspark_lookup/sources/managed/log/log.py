@@ -47,7 +47,7 @@ _TAIL_AT_MOST = 100  # events that the host records after a state
 _RACES = 1000  # positions lost in a row to faster writers
 _PROBED = 64  # events requested by name, in stores where a listing costs as much as the whole directory
 TRUSTED_S = 86400.0
-"""For how long a host goes on from the state that it knows. Later the log is read anew: what came next may have been put and trimmed."""
+"""How long a host continues from its cached state. After that it reads the log again, because the next events may have been put and trimmed."""
 _CLOCK_STEP_S = 60.0  # steps of a clock that are tolerated
 _IN_VAIN = 8  # times that a position is lost to an event that the store does not return
 

@@ -9,7 +9,7 @@ from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.parsing import DURATION
 
 KEPT_S = 7 * 86400.0
-"""What vacuum keeps at least, unless somebody insists: longer than a query or a stream's micro-batch runs."""
+"""The shortest time that vacuum keeps, unless it is forced: longer than a query or a stream's micro-batch runs."""
 LOG_RETENTION, VACUUM_AFTER = "lookup.log.retention", "lookup.write.vacuum-after"
 
 
