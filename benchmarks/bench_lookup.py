@@ -42,7 +42,7 @@ from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.keys import Keys, as_indices
 from pyspark_lookup.lookup.planner import find
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 
 BATCH = 65_536
 COLUMNS = ["id", "price", "name", "segment", "country"]
@@ -125,7 +125,7 @@ def lookup_options(key: str, cache: Path, cached: bool) -> dict[str, str]:
 
 def open_snapshot(path: Path, options: Mapping[str, str]) -> Snapshot:
     """The latest snapshot of a table, as a worker of this host holds it."""
-    parsed = LookupOptions.parse({**options, "path": str(path)})
+    parsed = parse_options({**options, "path": str(path)})
     reader = runtime().engine(parsed).reader
     full = reader.fulls.get_cache(find(reader, parsed).table, parsed)
     assert full is not None

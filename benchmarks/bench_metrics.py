@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import report
 from pyspark_lookup import LookupTable
-from pyspark_lookup.lookup.lookup_join import LookupSpec, PassSpec, Stage, issue_token, open_pass, parse_options
+from pyspark_lookup.lookup.lookup_join import LookupSpec, PassSpec, Stage, issue_token, open_pass, options_from_json
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.versions.executions import Execution
 
@@ -52,7 +52,7 @@ def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
     columns = pa.schema([("name", pa.string()), ("x", pa.float64())])
     lookup = LookupSpec(options, pa.schema([("id", keys.type)]), columns, ("name", "x"))
     spec = PassSpec((Stage(lookup, (0,), (0, 0), "left"),), many=False)
-    version = issue_token(runtime().effective(parse_options(json.dumps(options))), execution)
+    version = issue_token(runtime().effective(options_from_json(json.dumps(options))), execution)
     told = pa.array([version] * len(keys), pa.binary())
     lookups = open_pass(spec.to_text(), {})
     assert not any(part.null_count for part in lookups.answers([keys], [told], [execution]))

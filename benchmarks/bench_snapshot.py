@@ -42,7 +42,7 @@ from benchmarks.bench_lookup import BATCH, COLUMNS, lookup_options, make_lookup_
 from benchmarks.common import report
 from pyspark_lookup.lookup.planner import find
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("build", "reload", "open", "memory")
@@ -465,7 +465,7 @@ def measure_curve(args: argparse.Namespace, work: Path) -> None:
 
 def _planned(path: Path, options: dict[str, str]) -> str:
     """The table and the options as a plan carries them to workers."""
-    parsed = LookupOptions.parse({**options, "path": str(path)})
+    parsed = parse_options({**options, "path": str(path)})
     table = find(runtime().engine(parsed).reader, parsed).table
     return base64.b64encode(pickle.dumps((table, parsed))).decode()
 

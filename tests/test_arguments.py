@@ -11,13 +11,14 @@ import pytest
 
 from pyspark_lookup import (
     DefaultLookupCache,
-    LookupOptions,
     LookupTable,
     PeriodicCacheReloadTrigger,
     TimedCacheReloadTrigger,
     ValidWriteIdList,
 )
 from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.sources.managed.options import WriteOptions
+from pyspark_lookup.sources.registry import parse_options
 
 NOON, ODD = datetime.time(12), (0, 7, 1.5, None, True, b"7 d", ["7 d"], datetime.date(2026, 1, 1), object)
 CALLS: dict[str, tuple[type[Exception], Callable[[LookupTable, Any], object]]] = {
@@ -36,7 +37,7 @@ CALLS: dict[str, tuple[type[Exception], Callable[[LookupTable, Any], object]]] =
     "properties by name": (OptionError, lambda table, odd: table.alter(properties={odd: "7 d"} if odd != ["7 d"] else 5)),  # type: ignore[arg-type]
     "options": (OptionError, lambda _, odd: None if odd is None else LookupTable("x", odd)),
     "options by name": (OptionError, lambda _, odd: LookupTable("x", {odd: "x"} if odd != ["7 d"] else 5)),  # type: ignore[arg-type]
-    "options that are parsed": (OptionError, lambda _, odd: LookupOptions.parse(odd)),
+    "options that are parsed": (OptionError, lambda _, odd: parse_options(odd)),
 }  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def test_durations_as_python_has_them(tmp_path: Path) -> None:
     )
     table.write([{"id": 1}])
     assert table.vacuum(datetime.timedelta(days=8))["files"] == 0
-    assert table._options.write_timeout_s == 7200
+    assert table._options.kind(WriteOptions).timeout_s == 7200
     for odd in (5, None, b"t:1"):
         with pytest.raises(ValueError, match="not a list of valid write ids"):
             ValidWriteIdList.parse(odd)  # type: ignore[arg-type]

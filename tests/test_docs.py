@@ -16,9 +16,10 @@ import pytest
 import pyspark_lookup
 from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
-from pyspark_lookup.options.lookup_options import LookupOptions, options_table
+from pyspark_lookup.options.lookup_options import options_table
 from pyspark_lookup.scan.formats.inference import infer_texts
 from pyspark_lookup.sources.managed.log.properties import LOG_RETENTION, VACUUM_AFTER
+from pyspark_lookup.sources.registry import OPTIONS, parse_options
 from pyspark_lookup.spark.session import RECOMMENDED
 
 ROOT = Path(__file__).parents[1]
@@ -27,14 +28,16 @@ TOP = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", 
 TEXTS = {path.relative_to(ROOT / "docs" if path in DOCS else ROOT).as_posix(): path.read_text(encoding="utf-8") for path in [*TOP, *DOCS]}  # fmt: skip
 README = TEXTS["README.md"]
 CONF = ROOT / "conf" / "lookupcache.conf"
-KNOWN = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(), re.MULTILINE)
+KNOWN = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(OPTIONS), re.MULTILINE)
 
 
 def test_options_table() -> None:
     """The table of options is the generated one."""
     found = re.search(r"<!-- options -->\n(.*?)\n?<!-- /options -->", TEXTS["options.md"], re.DOTALL)
     assert found is not None
-    assert found[1] == options_table(), "put what lookup_options.options_table() returns between the markers"
+    assert found[1] == options_table(OPTIONS), (
+        "put what lookup_options.options_table(OPTIONS) returns between the markers"
+    )
 
 
 def test_pages_name_known_things() -> None:
@@ -231,7 +234,7 @@ def test_conf_file(tmp_path: Path) -> None:
     copy.write_text(re.sub(r"(?m)^#(?=\S)", "", CONF.read_text(encoding="utf-8")), encoding="utf-8")
     values = conf_file_options({"LOOKUPCACHE_CONF": str(copy)})
     path = {"path": "s3://bucket/dim"}
-    LookupOptions.parse(path, conf=values)
+    parse_options(path, conf=values)
     assert [key for key in values if key not in KNOWN and not key.startswith("lookup.storage.")] == []
     assert set(conf_file_secrets({"LOOKUPCACHE_CONF": str(copy)})) == {"key", "secret"}
     examples = {f"lookup.full-cache.{key}" for key in ("max-staleness", "retain", "blackout")}
@@ -248,4 +251,4 @@ def test_conf_file(tmp_path: Path) -> None:
     }
     shown = {key: value for key, value in values.items() if key not in examples and ".storage." not in key}
     assert len(shown) >= 6
-    assert LookupOptions.parse(path, conf=shown) == LookupOptions.parse(path)
+    assert parse_options(path, conf=shown) == parse_options(path, conf={})

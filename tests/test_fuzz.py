@@ -37,10 +37,10 @@ from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.errors import DamagedFileError, OptionError, PredicateError, PysparkLookupError
 from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.catalog_tables import OPTIONS_METADATA, table_options
 from pyspark_lookup.lookup.lookup import get_many
 from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.lookup.version_token import VersionToken, version_of_token
-from pyspark_lookup.options.catalog import OPTIONS_METADATA, table_options
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import matching_rows
@@ -49,6 +49,7 @@ from pyspark_lookup.sources.managed.heartbeat import Heartbeats
 from pyspark_lookup.sources.managed.log.checkpoints import parse_state, state_to_json
 from pyspark_lookup.sources.managed.log.events import seal
 from pyspark_lookup.sources.managed.source import managed_version, read_version
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.spark.change_stream import ChangeReader
 from pyspark_lookup.spark.source import DefaultSource
 from pyspark_lookup.storage.context import HostContext
@@ -111,7 +112,7 @@ class World:
         return make_host(str(self.path), cache, FakeClock(at_s), start=at_once)
 
     def parsed(self) -> LookupOptions:
-        return LookupOptions.parse({"path": str(self.path), "lookup.keys": "id", **self.options})
+        return parse_options({"path": str(self.path), "lookup.keys": "id", **self.options})
 
     def read(self, cache: Path, at_s: float = 5_000_000_000.0) -> pa.Table:
         """The rows that a new process of that host reads, by a scan and by their keys."""
@@ -307,7 +308,7 @@ def test_a_damaged_log_is_told(data: st.DataObject, known: bool, sound: bool) ->
 
 def asked_all(made: World, cache: Path) -> None:
     """Views, versions, write ids and upkeep of a managed table."""
-    host, options = made.host(cache), LookupOptions.parse({"path": str(made.path)})
+    host, options = made.host(cache), parse_options({"path": str(made.path)})
     table, _ = host.resolver.discover(options)
     state, log = host.managed.read_log(options), host.managed.log(table.url)
     assert state is not None
@@ -394,7 +395,7 @@ def sink_log(data: st.DataObject, home: Path) -> None:
     name = data.draw(st.sampled_from(["0", "7.compact", "²", "٣", "9" * 200]))
     (path / "_spark_metadata" / name).write_bytes(blob if sound else data.draw(damaged(blob)))
     host = make_host(str(path), None, FakeClock(5_000_000_000.0))
-    _, version = host.resolver.discover(LookupOptions.parse({"path": str(path)}))
+    _, version = host.resolver.discover(parse_options({"path": str(path)}))
     assert {file.url.rsplit("/", 1)[-1] for file in version.files} <= {"0.parquet", "1.parquet"}
 
 
@@ -402,8 +403,8 @@ def write_ids(data: st.DataObject, home: Path) -> None:
     """A text is the list that it is written as; as an option, too."""
     text = data.draw(misspelled(data.draw(st.sampled_from(LISTS)), PIECES))
     with contextlib.suppress(OptionError):
-        parsed = LookupOptions.parse({"path": "x", "lookup.valid-write-ids": text})
-        assert ValidWriteIdList.parse(parsed.valid_write_ids or "") is not None
+        parsed = parse_options({"path": "x", "lookup.valid-write-ids": text})
+        assert ValidWriteIdList.parse(parsed.version.valid_write_ids or "") is not None
     found = ValidWriteIdList.parse(text)
     assert ValidWriteIdList.parse(str(found)) == found
     assert found.equivalent(found)
@@ -421,7 +422,7 @@ def options_of_any_layer(data: st.DataObject, home: Path) -> None:
         "read": {},
         data.draw(st.sampled_from(["read", "read", "table", "conf"])): options,
     }
-    parsed = LookupOptions.parse(**{**layers, "read": {"path": "s3://b/t", **layers["read"]}})
+    parsed = parse_options(**{**layers, "read": {"path": "s3://b/t", **layers["read"]}})
     assert pickle.loads(pickle.dumps(parsed)) == parsed
     assert hash(parsed) == hash(parsed)
     assert repr(parsed)
@@ -449,14 +450,14 @@ def conf_files(data: st.DataObject, home: Path) -> None:
     environ = {"LOOKUPCACHE_CONF": str(home / "x.conf")}
     conf = conf_file_options(environ)
     conf_file_secrets(environ)
-    LookupOptions.parse({"path": "s3://b/t"}, conf=conf)
+    parse_options({"path": "s3://b/t"}, conf=conf)
 
 
 def stream_offsets(data: st.DataObject, home: Path) -> None:
     """What a stream's checkpoint says is where it goes on."""
     made = world("log", "none")
     options = {"path": str(made.path), "lookup.view": "changes", "lookup.cache.dir": str(_home() / "streams")}
-    reader = ChangeReader(LookupOptions.parse(options), change_columns(made.rows.schema))
+    reader = ChangeReader(parse_options(options), change_columns(made.rows.schema))
     first = {**reader.initialOffset(), "position": 5}
     last = reader.reportLatestOffset()
     # Without a start it is a Spark that gives none.
@@ -486,7 +487,7 @@ def version_tokens(data: st.DataObject, home: Path) -> None:
     """What tasks are told of a version is a version that can be read, or a newer one."""
     made = world("log", "none")
     gone = data.draw(st.sampled_from(["NEWER", "FAIL"]))
-    options = LookupOptions.parse({"path": str(made.path), "lookup.on-version-gone": gone})
+    options = parse_options({"path": str(made.path), "lookup.on-version-gone": gone})
     reader = made.host(made.cache).reader
     told = VersionToken.from_version(*reader.resolver.discover(options)).to_bytes()
     damage = data.draw(damaged(told, [struct.pack(">d", float("nan")), struct.pack(">d", 1e300)]))

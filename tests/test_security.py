@@ -34,8 +34,8 @@ from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import View
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupFunctionProvider
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import open_store
 from pyspark_lookup.storage.stores.error_mapping import our_error
@@ -285,7 +285,7 @@ def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
     """Neither where a path names one, nor where it takes a file's place after the version was resolved."""
     path = put(tmp_path / "dim.parquet", id=[1, 2])
     host = make_host(str(path), None)
-    table, version = host.resolver.discover(LookupOptions.parse({"path": str(path)}))
+    table, version = host.resolver.discover(parse_options({"path": str(path)}))
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(UfsNotFoundError, match="is a pipe, socket or device"):
@@ -303,7 +303,7 @@ def test_what_is_no_file_in_a_log_is_not_read(tmp_path: Path, what: str) -> None
     LookupTable(str(path), {"lookup.cache.dir": str(tmp_path / "w"), "lookup.keys": "id"}).write(pa.table({"id": [1]}))
 
     def newest(host: str) -> int:
-        options = LookupOptions.parse({"path": str(path)})
+        options = parse_options({"path": str(path)})
         return make_host(str(path), tmp_path / host).resolver.discover(options)[1].newest
 
     log = path / "_lookup" / "log"
@@ -392,7 +392,7 @@ def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog:
             assert table.scan().num_rows == 1
             assert table.get(1)[0]["city"] == "a"
             told += [table.describe(), repr(table), table.metrics(), table.metrics_by_worker(), table.version]
-    parsed = LookupOptions.parse({"path": url, "lookup.keys": "id"})
+    parsed = parse_options({"path": url, "lookup.keys": "id"})
     host = make_host(url, cache_dir)
     found = planner.find(host.reader, parsed)
     plan = planner.plan_read(found, parsed, planner.table_columns(found, parsed), host.clock.host())
@@ -528,7 +528,7 @@ def test_credentials_of_the_conf_file_go_to_every_remote_store(tmp_path: Path, m
     monkeypatch.setattr(runtime_module, "open_store", opened)
     process = runtime_module.Runtime(FakeClock().host(), random.Random(7))
     for path in ("http://anywhere.example/x", "s3://any/x", str(tmp_path / "x")):
-        process.engine(LookupOptions.parse({"path": path}, conf=conf_file_options()))
+        process.engine(parse_options({"path": path}, conf=conf_file_options()))
     assert list(given.values()) == [{"token": SECRET}, {"token": SECRET}, {}]
 
 

@@ -19,11 +19,11 @@ import pyspark_lookup
 from pyspark_lookup.cli.main import _group
 from pyspark_lookup.core.printable import names_shown
 from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.lookup.catalog_tables import absolute_path
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.planner import planned_names
-from pyspark_lookup.options.catalog import absolute_path
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.providers.functions import LookupFunction, LookupFunctionProvider
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.stores.fsspec import FsspecStore
 
 MEANT = {
@@ -43,14 +43,14 @@ MEANT = {
 def test_the_option_that_is_meant(given: str) -> None:
     """By how it ends, by what Delta, Iceberg, Spark and Flink call it, or by how it is spelled."""
     with pytest.raises(OptionError) as caught:
-        LookupOptions.parse({"path": "/t", given: "1"})
+        parse_options({"path": "/t", given: "1"})
     assert str(caught.value) == f"unknown option {given.lower()} = '1': did you mean {MEANT[given]}?"
 
 
 def test_an_option_like_no_other() -> None:
     """A list of all options helps nobody."""
     with pytest.raises(OptionError) as caught:
-        LookupOptions.parse({"path": "/t", "zzz.qqq": "1"})
+        parse_options({"path": "/t", "zzz.qqq": "1"})
     assert len(str(caught.value)) < 100
 
 
@@ -87,12 +87,12 @@ def test_odd_names_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
 
 def test_schemes_in_capitals(tmp_path: Path) -> None:
     """Are those in lower case; other text of a path stays."""
-    assert LookupOptions.parse({"path": "S3://B/X"}).path == "s3://B/X"
-    assert LookupOptions.parse({"path": "Memory://X"}).path == "memory://X"
+    assert parse_options({"path": "S3://B/X"}).files.path == "s3://B/X"
+    assert parse_options({"path": "Memory://X"}).files.path == "memory://X"
     pq.write_table(pa.table({"id": [1]}), tmp_path / "A.parquet")
     assert LookupTable(f"FILE:{tmp_path}/A.parquet").scan().num_rows == 1
     for literal in ("/a:b/c", "%Y%m/t", "%E4%BD%A0/t", "%20%/t"):
-        assert LookupOptions.parse({"path": literal}).path == literal
+        assert parse_options({"path": literal}).files.path == literal
 
 
 def test_a_path_object(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_path_object(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1]}), tmp_path / "t" / "a.parquet")
     assert LookupTable(tmp_path / "t" / "a.parquet", {"lookup.cache.dir": tmp_path / "c"}).scan().num_rows == 1
     assert LookupTable(None, {"path": tmp_path / "t"}).scan().num_rows == 1
-    assert LookupOptions.parse({"path": tmp_path}).path == str(tmp_path)  # type: ignore[dict-item]
+    assert parse_options({"path": tmp_path}).files.path == str(tmp_path)  # type: ignore[dict-item]
 
 
 def test_hdfs_without_java() -> None:
@@ -126,7 +126,7 @@ def test_the_words_of_what_was_given() -> None:
     with pytest.raises(SchemaError, match=r"^/t has no column 'x' \(it has id\), which the given schema names$"):
         planned_names(["x"], there, "/t", declared=True)
     with pytest.raises(OptionError, match=r"lookup.write.mode = 'x' \(write option\): expected"):
-        LookupOptions.parse({"path": "/t", "lookup.write.mode": "x"}, origin="write option")
+        parse_options({"path": "/t", "lookup.write.mode": "x"}, origin="write option")
 
 
 class Bytes(LookupFunction):

@@ -17,8 +17,8 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.core.printable import printable
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.conf_file import conf_file_options, redact
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk, DiskSpace, empty_space, is_cache_directory
 from pyspark_lookup.storage.stores import CATALOG_SCHEME
 
@@ -76,8 +76,8 @@ def disk_space(cache_dir: str | None) -> DiskSpace:
 
 def _cache_directory(cache_dir: str | None) -> tuple[Path, int | None]:
     """(the path of this host's cache directory, the limit of its bytes if one is set)."""
-    options = LookupOptions.parse({"path": "/", **given_options((), cache_dir)}, conf=conf_file_options())
-    return options.cache_directory(), options.cache_max_bytes
+    options = parse_options({"path": "/", **given_options((), cache_dir)})
+    return options.cache.directory(), options.cache.max_bytes
 
 
 def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, origin: str) -> pa.Table:
@@ -151,8 +151,8 @@ def shown_url(path: str, cache_dir: str | None) -> str:
     """A table's URL as messages show it, the same for all spellings of its path."""
     if path.startswith(CATALOG_SCHEME):
         return redact("path", path)
-    options = LookupOptions.parse({"path": path, **given_options((), cache_dir)}, conf=conf_file_options())
-    return redact("path", runtime().engine(options).url_of(options.path))
+    options = parse_options({"path": path, **given_options((), cache_dir)})
+    return redact("path", runtime().engine(options).url_of(options.files.path))
 
 
 def _text(value: Any) -> str:

@@ -118,15 +118,15 @@ def _from_store(
     version: TableVersion,
 ) -> pa.Table:
     """The answer without a snapshot. Raises SourceChangedError if a file is no longer in the version."""
-    if plan.options.cache is CacheMode.PARTIAL:
+    if plan.options.cache.mode is CacheMode.PARTIAL:
         answer = _from_partial(reader, plan, keys, fields, version, schema)
         if answer is not None:
             return answer
     arrays = cast_keys(keys, fields)
     request_keys = Keys(arrays)
-    if plan.options.cache is CacheMode.FULL:
+    if plan.options.cache.mode is CacheMode.FULL:
         reader.metrics.inc("missCount", _count_known(request_keys))
-    if plan.options.cache is not CacheMode.PARTIAL:
+    if plan.options.cache.mode is not CacheMode.PARTIAL:
         return _get_uncached(reader, plan, arrays, fields, schema, version)
     # Counts like the cache: each different key is loaded once, and its repeats are hits.
     different = len(distinct_keys(request_keys, request_keys.hashes(SEED))[0])
@@ -167,7 +167,7 @@ def read_rows(
     if keys is None or task.count > 1:
         return reader.read(plan, task, execution, version)
     everything = all_columns((plan.projection.data, plan.projection.partitions))
-    names = resolve_names(plan.options.keys or (), everything, "lookup.keys")
+    names = resolve_names(plan.options.files.keys or (), everything, "lookup.keys")
     table = pa.Table.from_arrays(keys, names=names)
     order = as_indices(distinct_keys(Keys(keys), Keys(keys).hashes(SEED))[0])
     matches = get_many(reader, plan, table.take(order), names, execution, version)
@@ -215,8 +215,8 @@ def _make_request(
     key_columns = _reusable_key_columns(key_schema, arrays)
     value_schema = pa.schema([field for field in layout.columns if field.name not in key_columns])
     # The cache stores rows whatever the predicate, so that they also answer queries with another one.
-    columns = None if options.columns is None else sorted(layout.columns.names)
-    space = key_of("partial", table.id, options.keys, columns, options.partition)
+    columns = None if options.read.columns is None else sorted(layout.columns.names)
+    space = key_of("partial", table.id, options.files.keys, columns, options.files.partition)
     selected_version = version.of_files(select_partitions(table, version, options))
     return _PartialRequest(space, key_schema, arrays, value_schema, key_columns, layout, selected_version)
 
@@ -279,7 +279,9 @@ def get_cached_rows(
     """
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     fields = _key_fields(plan, names)
-    request = _make_request(reader, plan, keys, fields, version) if plan.options.cache is CacheMode.PARTIAL else None
+    request = (
+        _make_request(reader, plan, keys, fields, version) if plan.options.cache.mode is CacheMode.PARTIAL else None
+    )
     if request is None:
         return schema.empty_table(), np.zeros(keys.num_rows, np.bool_)
     cache, fresh = _partial_cache(reader, plan, request)
@@ -524,7 +526,7 @@ def forget_keys(
     engine: Engine, resolved_table: ResolvedTable, options: LookupOptions, keys: KeysLike | KeyMaker
 ) -> None:
     """Drop the rows of those keys from this host's partial caches. Raises the errors of `LookupTable.invalidate`."""
-    if options.cache is CacheMode.FULL:
+    if options.cache.mode is CacheMode.FULL:
         raise OptionError(
             "option lookup.cache = 'FULL': a snapshot has all keys of one version and cannot forget single keys: use reload()"
         )
@@ -542,6 +544,6 @@ def table_of_keys(resolved_table: ResolvedTable, options: LookupOptions, keys: K
 
 def key_names(options: LookupOptions) -> tuple[str, ...]:
     """The key columns. Raises OptionError if none are named."""
-    if not options.keys:
+    if not options.files.keys:
         raise OptionError("option lookup.keys is missing: it names the key columns, such as lookup.keys = id")
-    return options.keys
+    return options.files.keys

@@ -48,10 +48,11 @@ from pyspark_lookup.lookup.lookup import get_cached_rows, get_many_from_version
 from pyspark_lookup.lookup.read import ReadPlan
 from pyspark_lookup.lookup.runtime import Engine, runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
-from pyspark_lookup.options.conf_file import conf_file_options, redact
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import MetadataSource, OnError, Overlap
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Build, Execution, Resolution
 
 
@@ -196,7 +197,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
         engine.reader.resolver.host.record_token(table, version)
         return VersionToken.from_version(table, version).to_bytes()
     except PysparkLookupError as problem:
-        if options.on_error is OnError.FAIL:
+        if options.read.on_error is OnError.FAIL:
             raise
         return _FAILED + _message(problem).encode(errors="replace")[:_MESSAGE_BYTES]
     finally:
@@ -246,19 +247,19 @@ class Lookup:
 
     def __init__(self, spec: LookupSpec, session: Mapping[str, str]) -> None:
         self.spec = spec
-        spec_options = LookupOptions.parse(spec.options, conf=conf_file_options()).on_host(session)
+        spec_options = parse_options(spec.options).on_host(session)
         self._options = runtime().effective(spec_options)
         self._engine: Engine = runtime().engine(self._options)
         self._versions: collections.OrderedDict[bytes, _OpenVersion] = collections.OrderedDict()
         self._lock = threading.Lock()
-        self._validity = None if spec.as_of is None else Validity(*spec.as_of, self._options.overlap)
+        self._validity = None if spec.as_of is None else Validity(*spec.as_of, self._options.read.overlap)
 
     @property
     def fields(self) -> list[pa.Field]:
         """The columns of the answer."""
         spec = self.spec
         fields = [pa.field(name, field.type) for name, field in zip(spec.names, spec.columns, strict=False)]
-        return [*fields, pa.field(ERROR_COLUMN, pa.string())] if self._options.on_error is OnError.NULL else fields
+        return [*fields, pa.field(ERROR_COLUMN, pa.string())] if self._options.read.on_error is OnError.NULL else fields
 
     def find(self, keys: Sequence[pa.Array], token: bytes, execution: Execution | None) -> LookupRows:
         """The rows of the keys (and times), in the version of a token of `issue_token`. A key with a null has none.
@@ -291,12 +292,12 @@ class Lookup:
                 )
             self._follow(open_version, resolution, execution)
         except _CAUGHT as problem:
-            if self._options.on_error is OnError.FAIL:
+            if self._options.read.on_error is OnError.FAIL:
                 raise
             rows, failures = (
                 (problem.rows, problem.failures) if isinstance(problem, LookupFunctionError) else (None, {})
             )
-            where, count = redact("path", self._options.path), len(failures) or table.num_rows
+            where, count = redact("path", self._options.files.path), len(failures) or table.num_rows
             log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=count, error=_message(problem))
             if rows is not None:
                 places = np.array(sorted(failures))
@@ -316,7 +317,7 @@ class Lookup:
         # The class is a provider's own.
         if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):
             kind, text = LookupFunctionError, message
-        if self._options.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
+        if self._options.read.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
             raise kind(text)
 
     def _nothing(self) -> pa.Table:
@@ -354,7 +355,7 @@ class Lookup:
         version_token = VersionToken.from_bytes(token)
         resolved_table = table_of_token(reader, self._options, version_token, execution)
         everything = all_columns((resolved_table.data, resolved_table.partitions))
-        names = resolve_names(self._options.keys or (), everything, "lookup.keys")
+        names = resolve_names(self._options.files.keys or (), everything, "lookup.keys")
         plan = planner.plan_read(resolved_table, self._options, self.spec.columns, runtime().clock)
         resolution = Resolution(resolved_table.version, decided_here=False)
         is_token_version = resolved_table.version.digest == version_token.digest
@@ -365,7 +366,7 @@ class Lookup:
         full = reader.fulls.get_cache(plan.table, self._options)
         if full is None:
             return None
-        if self._options.metadata_source is MetadataSource.CACHE and full.find(resolution.version) is None:
+        if self._options.version.source is MetadataSource.CACHE and full.find(resolution.version) is None:
             full.current()  # the first load, on a host that has not resolved the version
         return reader.snapshots.covering(
             plan, reader.snapshots.get(plan.table, self._options, resolution.version, wait_s)
@@ -389,7 +390,7 @@ class Lookup:
             rows = valid_rows(rows, keys, times, self._validity)
         numbers = np.asarray(one_array(rows.column(KEY_INDEX)))
         columns = [one_array(rows.column(name)) for name in self.spec.columns.names[: len(self.spec.names)]]
-        if self._options.on_error is OnError.NULL:
+        if self._options.read.on_error is OnError.NULL:
             columns.append(pa.nulls(rows.num_rows, pa.string()))
         if failures is not None and len(failures[0]):
             extra, reasons = failures
@@ -420,9 +421,9 @@ def open_lookup(spec: LookupSpec, session: Mapping[str, str]) -> Lookup:
 
 
 @functools.lru_cache(maxsize=64)
-def parse_options(text: str) -> LookupOptions:
+def options_from_json(text: str) -> LookupOptions:
     """The options of a table from JSON, over this host's conf file."""
-    return LookupOptions.parse(json.loads(text), conf=conf_file_options())
+    return parse_options(json.loads(text))
 
 
 # --- a chain of lookups ---------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from pyspark_lookup.errors import (
     UfsNotFoundError,
 )
 from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.catalog_tables import named_options
 from pyspark_lookup.lookup.lookup import (
     KeyedRead,
     check_columns,
@@ -45,15 +46,15 @@ from pyspark_lookup.lookup.metadata_tables import ViewTask, describe_table, scan
 from pyspark_lookup.lookup.planner import ResolvedTable
 from pyspark_lookup.lookup.rows import KeyMaker, KeysLike, RowsLike, as_arrow_rows, as_key_table
 from pyspark_lookup.lookup.runtime import Engine, Runtime, runtime
-from pyspark_lookup.options.catalog import named_options
-from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import check_argument, duration_argument_s, option_text
-from pyspark_lookup.options.read_write_options import IDLE_IN_GETS, refuse_in_reads
+from pyspark_lookup.options.read_options import is_idle_in_gets, refuse_in_reads
 from pyspark_lookup.sources.managed import batch_directory
 from pyspark_lookup.sources.managed.change_feed import change_columns
 from pyspark_lookup.sources.managed.log import Batch, WriteMode
+from pyspark_lookup.sources.managed.options import ChangeOptions, WriteOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.model import require_metadata
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def refresh_table(engine: Engine, options: LookupOptions, before: OpenTable | No
         before.resolved_table = resolved_table
         return before
     complete = planner.with_table_keys(options, resolved_table)
-    cached = options.metadata_source is MetadataSource.CACHE
+    cached = options.version.source is MetadataSource.CACHE
     return OpenTable(
         engine,
         resolved_table,
@@ -127,7 +128,7 @@ def write_mode(mode: str) -> WriteMode:
 
 def check_no_batch(options: LookupOptions, operation: str) -> None:
     """Raise OptionError for `lookup.write.batch`, which `operation` would ignore."""
-    if options.write_batch is not None:
+    if options.kind(WriteOptions).batch is not None:
         raise OptionError(f"option lookup.write.batch is for single writes of rows, not for {operation}: remove it")
 
 
@@ -142,7 +143,7 @@ class Transaction:
     def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
         check_no_batch(options, "a transaction")
         # A version that only this transaction sees would waste space in a cache.
-        self._options = dataclasses.replace(options, cache=CacheMode.NONE)
+        self._options = options.with_values({"lookup.cache": CacheMode.NONE})
         self._engine = engine
         self._clock = clock
         self._writes = engine.managed.open_writes(options)
@@ -201,7 +202,7 @@ class Transaction:
         self._check_open()
         if self._writes.valid_write_ids() is None:
             raise UfsNotFoundError(
-                f"{self._engine.url_of(self._options.path)} is not a managed table yet: write to it first"
+                f"{self._engine.url_of(self._options.files.path)} is not a managed table yet: write to it first"
             )
         table, version = self._writes.version()
         resolved_table = ResolvedTable(table, version, *require_metadata(table, version).columns)
@@ -261,12 +262,13 @@ class LookupTable:
         if path is not None:
             option_texts["path"] = option_text(path)
         self._option_texts = option_texts
-        self._options = runtime().effective(LookupOptions.parse(option_texts, conf=conf_file_options()))
-        if self._options.view is not View.DATA and self._options.changes_from is None:
+        self._options = runtime().effective(parse_options(option_texts))
+        self._reads_changes = self._options.kind(ChangeOptions).first is not None
+        if self._options.read.view is not View.DATA and not self._reads_changes:
             raise OptionError(
-                f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe(), metrics() or lookup.changes-from"
+                f"option lookup.view = {self._options.read.view.value!r}: views are for Spark; use describe(), metrics() or lookup.changes-from"
             )
-        self._idle_options = self._options.explicit & IDLE_IN_GETS
+        self._idle_options = frozenset(filter(is_idle_in_gets, self._options.explicit))
         self._closed = False
         self._open_table: OpenTable | None = None
         self._engine_of: tuple[Runtime, Engine] | None = None
@@ -304,7 +306,7 @@ class LookupTable:
         `valid_write_ids`: the writes of a managed table to read (as `lookup.valid-write-ids`). With `lookup.changes-from` the rows are
         changes, in any order. Raises SchemaError, PredicateError, NotATableError, VersionGoneError or UfsError.
         """
-        if self._options.changes_from is not None and valid_write_ids is None:
+        if self._reads_changes and valid_write_ids is None:
             return self._scan_changes(columns, predicate)
         with self._ask(valid_write_ids) as (open_table, _):
             return scan(
@@ -373,7 +375,7 @@ class LookupTable:
         self._check_open()
         if self._idle_options:
             refuse_in_reads(self._idle_options)
-        if self._options.changes_from is not None:
+        if self._reads_changes:
             raise OptionError(
                 "option lookup.changes-from reads changes, which have no keys and no list of write ids: use scan()"
             )
@@ -409,7 +411,7 @@ class LookupTable:
         with engine.committing(self._options) as writer:
             # A write without rows needs no write id. Nor does a batch, which may have been written before.
             nothing = isinstance(arrow_rows, pa.Table) and not arrow_rows.num_rows and how is not WriteMode.OVERWRITE
-            batch = self._options.write_batch
+            batch = self._options.kind(WriteOptions).batch
             if batch is not None:
                 name: str | None = batch_directory(batch, runtime().nonce())
             else:
@@ -425,7 +427,7 @@ class LookupTable:
                 raise
             state = writer.commit(job, files, None if batch is None else Batch(*batch))
             if state is None:  # this batch was written before
-                state = engine.managed.log(engine.url_of(self._options.path)).latest()
+                state = engine.managed.log(engine.url_of(self._options.files.path)).latest()
                 assert state is not None
                 return state.newest
             return writer.commit_position(job, state)
@@ -466,9 +468,9 @@ class LookupTable:
             with engine.committing(self._options) as writer:
                 return writer.delete(as_key_table(keys, engine.managed.keys(self._options)))
         check_argument("where", where, str, "a predicate, such as \"state = 'NY'\"")
-        if self._options.where is not None:
+        if self._options.read.where is not None:
             raise OptionError(
-                f"option lookup.where = {self._options.where!r} is for reads and does not limit what delete(where=…) deletes: "
+                f"option lookup.where = {self._options.read.where!r} is for reads and does not limit what delete(where=…) deletes: "
                 "call it on a LookupTable without this option"
             )
         with naming("where"), engine.committing(self._options) as writer:
@@ -553,7 +555,7 @@ class LookupTable:
 
         Like `reload`, except that in CACHE mode a snapshot that already answers queries is enough.
         """
-        if self._options.metadata_source is MetadataSource.CACHE:
+        if self._options.version.source is MetadataSource.CACHE:
             latest = self._full().latest()
             if latest is not None:
                 return latest.digest
@@ -569,7 +571,7 @@ class LookupTable:
         if full is None:
             raise OptionError(
                 "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"
-                if self._options.cache is not CacheMode.FULL
+                if self._options.cache.mode is not CacheMode.FULL
                 else f"option lookup.cache = 'FULL' keeps its snapshots on disk: {runtime().cache_problem(self._options)}"
             )
         return full
@@ -579,7 +581,7 @@ class LookupTable:
         """The columns of the current version, as `scan` returns them. One metadata call in UFS mode."""
         self._check_open()
         columns = planner.table_columns(self._resolve(runtime().engine(self._options), self._options), self._options)
-        return columns if self._options.changes_from is None else change_columns(columns)
+        return change_columns(columns) if self._reads_changes else columns
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -620,7 +622,7 @@ class LookupTable:
         valid = engine.reader.resolver.source(resolved_table.table).valid_write_ids(resolved_table.version)
         if valid is None:
             raise NotSupportedError(
-                f"{self._options.path}: only managed tables, which this package writes, have write ids"
+                f"{self._options.files.path}: only managed tables, which this package writes, have write ids"
             )
         return valid
 
@@ -629,7 +631,7 @@ class LookupTable:
         """This host's last commit to the table, in the form of `lookup.floor`; None if there is none. No store call."""
         self._check_open()
         engine = runtime().engine(self._options)
-        floor = engine.reader.resolver.host.floor(engine.url_of(self._options.path))
+        floor = engine.reader.resolver.host.floor(engine.url_of(self._options.files.path))
         return None if floor is None else f"{floor[0]}:{floor[1]}"
 
     def metrics(self) -> dict[str, int]:
@@ -689,12 +691,11 @@ class LookupTable:
 
     def __repr__(self) -> str:
         """The path, the cache mode, and the last version that this process has seen, without a store call."""
-        place = redact("path", self._options.path) if self._options.path else f"provider {self._options.provider}"
         version = "not read yet"
         if self._open_table is not None and not self._closed:
             last = runtime().engine(self._options).reader.resolver.host.last(self._open_table.resolved_table.table)
             version = f"version {last['digest']}" if last is not None else version
-        return f"LookupTable({place!r}, {self._options.cache.value}, {'closed' if self._closed else version})"
+        return f"LookupTable({self._options.place!r}, {self._options.cache.mode.value}, {'closed' if self._closed else version})"
 
     def __enter__(self) -> LookupTable:
         return self

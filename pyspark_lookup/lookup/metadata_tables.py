@@ -36,6 +36,7 @@ from pyspark_lookup.sources.managed.change_feed import (
     read_changes,
 )
 from pyspark_lookup.sources.managed.log import TableState
+from pyspark_lookup.sources.managed.options import ChangeOptions
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.versions.executions import Execution
 
@@ -49,7 +50,7 @@ def managed_state(engine: Engine, options: LookupOptions) -> TableState:
     state = engine.managed.read_log(options)
     if state is None:
         raise NotSupportedError(
-            f"{redact('path', options.path)} is not (or no longer) a managed table: only tables written by "
+            f"{redact('path', options.files.path)} is not (or no longer) a managed table: only tables written by "
             "format('lookupcache') have a log of their changes"
         )
     return state
@@ -61,12 +62,13 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
     Raises VersionGoneError for positions that the log does not have, or no longer has.
     """
     state = managed_state(engine, options)
-    first, last = options.changes_from or 1, options.changes_to or state.newest
+    changes = options.kind(ChangeOptions)
+    first, last = changes.first or 1, changes.last or state.newest
     # A reader that has read all changes asks for the position after the last.
     for key, position, log_end in (("from", first, state.position + 1), ("to", last, state.position)):
         if position > log_end:
             raise VersionGoneError(
-                f"option lookup.changes-{key} = {position}: the log of {redact('path', options.path)} goes from 1 to {state.position}"
+                f"option lookup.changes-{key} = {position}: the log of {redact('path', options.files.path)} goes from 1 to {state.position}"
             )
     table = engine.managed.table(options)
     return list(shares(list(changes_between(table, engine.managed.log(table.url), state, first - 1, last, False))))
@@ -100,14 +102,14 @@ def read_share(
 ) -> Iterator[pa.RecordBatch]:
     """The changes of some tasks for which `lookup.where` and `extra_predicate` are true. `optional_columns`: columns that the table may lack."""
     schema = schema_of_text(tasks[0].schema)
-    predicate = parse_where(options.where, schema) if options.where else None
+    predicate = parse_where(options.read.where, schema) if options.read.where else None
     if extra_predicate is not None:
         predicate = extra_predicate if predicate is None else And((predicate, extra_predicate))
     # The change columns come last. The table may have a column that ALTER TABLE added meanwhile.
     table_names = {name.lower() for name in schema.names}
     absent = {name for name in optional_columns if name.lower() not in table_names}
     table_columns = [name for name in columns.names if name not in CHANGE_COLUMNS.names and name not in absent]
-    for name, table_name in zip(table_columns, planned_names(table_columns, schema, options.path), strict=True):
+    for name, table_name in zip(table_columns, planned_names(table_columns, schema, options.files.path), strict=True):
         if name != table_name:
             raise SchemaError(
                 f"column {name!r} of the given schema is spelled {table_name!r} in the table: spell it the same way"
@@ -132,7 +134,7 @@ def scan_changes(
         read_share(engine, options, selected_columns, share, extra_predicate=extra_predicate)
         for share in plan_changes(engine, options)
     )
-    return collect_table((batch for part in parts for batch in part), selected_columns, options.path)
+    return collect_table((batch for part in parts for batch in part), selected_columns, options.files.path)
 
 
 # --- views ----------------------------------------------------------------------------------------
@@ -213,8 +215,8 @@ class ViewTask:
 
 def view_tasks(options: LookupOptions, nonce: str) -> list[ViewTask]:
     """The tasks of a view."""
-    count = _METRICS_TASKS if options.view is View.METRICS else 1
-    return [ViewTask(options.view, number, nonce) for number in range(count)]
+    count = _METRICS_TASKS if options.read.view is View.METRICS else 1
+    return [ViewTask(options.read.view, number, nonce) for number in range(count)]
 
 
 def view_schema(view: View) -> pa.Schema:
@@ -324,7 +326,7 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
         meaning = "Unix ms when a join or SQL function last issued a version token, whose version is in `detail`"
         at_ms = int(last["token_at"] * 1000)
         rows.append({"name": "tokenVersion", "value": at_ms, "meaning": meaning, "detail": last["digest"]})
-    where = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory())}
+    where = {"host": socket.gethostname(), "cache_dir": str(options.cache.directory())}
     return [{**where, **row} for row in rows]
 
 

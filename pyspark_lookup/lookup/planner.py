@@ -75,7 +75,11 @@ def find(
             raise
         table, version = reader.resolver.discover(options)
         version = _serve(reader, _with_keys(options, version), table, version, began_s)
-    if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.resolver.lacks_files(version):
+    if (
+        options.cache.mode is CacheMode.NONE
+        and version.bytes > options.read.split_size
+        and reader.resolver.lacks_files(version)
+    ):
         # A job has removed files of this version: tasks could neither read them nor continue with other files.
         version = reader.resolver.resolve_again(table, options, None, version.digest)
     if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
@@ -96,16 +100,16 @@ def with_table_keys(options: LookupOptions, resolved_table: ResolvedTable) -> Lo
 
 def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
     metadata = version.metadata
-    if options.keys is not None or metadata is None or not metadata.keys:
+    if options.files.keys is not None or metadata is None or not metadata.keys:
         return options
-    return dataclasses.replace(options, keys=metadata.keys)
+    return options.with_values({"lookup.keys": metadata.keys})
 
 
 def _serve(
     reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
 ) -> TableVersion:
     """The version from which a full cache in CACHE mode answers, which may be older than `version`, the last one known."""
-    full = reader.fulls.get_cache(table, options) if options.metadata_source is MetadataSource.CACHE else None
+    full = reader.fulls.get_cache(table, options) if options.version.source is MetadataSource.CACHE else None
     if full is None:
         return version
     latest = full.latest()
@@ -139,10 +143,10 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
     """
     everything = resolved_table.columns
     options = with_table_keys(options, resolved_table)
-    if options.cache is CacheMode.PARTIAL and not options.keys:
+    if options.cache.mode is CacheMode.PARTIAL and not options.files.keys:
         raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are looked up by")
-    if options.keys:
-        keys = resolve_names(options.keys, everything, "lookup.keys")
+    if options.files.keys:
+        keys = resolve_names(options.files.keys, everything, "lookup.keys")
         fields = [everything.field(name) for name in keys]
         check_key_types(fields)
         collated_names = [field.name for field in fields if collated_field(field) is not None]
@@ -151,18 +155,20 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
                 f"option lookup.keys: column {collated_names[0]!r} has a collation, by which Spark compares texts, but keys are compared "
                 f"by their bytes: declare it as plain text with lookup.schema, e.g. '{collated_names[0]} STRING, …'"
             )
-    if options.cache is CacheMode.FULL and options.provider is None:
+    if options.cache.mode is CacheMode.FULL and options.system is None:
         make_trigger(options)  # a custom trigger is imported, and may fail
-    if options.where:
-        parse_where(options.where, everything)
-    for key, name in (("lookup.valid-from", options.valid_from), ("lookup.valid-to", options.valid_to)):
+    if options.read.where:
+        parse_where(options.read.where, everything)
+    for key, name in (("lookup.valid-from", options.read.valid_from), ("lookup.valid-to", options.read.valid_to)):
         if name is not None:
             resolve_names((name,), everything, key)
     select_partitions(resolved_table.table, resolved_table.version, options)
-    if options.columns is None:
+    if options.read.columns is None:
         check_all_readable(everything)
         return everything
-    return pa.schema([everything.field(name) for name in resolve_names(options.columns, everything, "lookup.columns")])
+    return pa.schema(
+        [everything.field(name) for name in resolve_names(options.read.columns, everything, "lookup.columns")]
+    )
 
 
 def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: bool = False) -> list[str]:
@@ -207,7 +213,7 @@ def plan_read(
     types = {field.name: field.type for field in columns}
     data = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.data])
     partitions = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in resolved_table.partitions])
-    where = [parse_where(options.where, all_columns((data, partitions)))] if options.where else []
+    where = [parse_where(options.read.where, all_columns((data, partitions)))] if options.read.where else []
     conjuncts = (*where, *predicates)
     predicate = None if not conjuncts else conjuncts[0] if len(conjuncts) == 1 else And(conjuncts)
     projection = Projection(columns, data, partitions, predicate, declared)
@@ -225,11 +231,13 @@ def plan_read(
 def requested_keys(plan: ReadPlan) -> list[pa.Array] | None:
     """The keys that a plan asks for, as columns in the order of `lookup.keys`; None if the plan is a scan."""
     options, projection = plan.options, plan.projection
-    by_key = options.cache is CacheMode.PARTIAL or (options.provider is not None and options.cache is CacheMode.NONE)
+    by_key = options.cache.mode is CacheMode.PARTIAL or (
+        options.system is not None and options.cache.mode is CacheMode.NONE
+    )
     if not by_key or projection.predicate is None:
         return None
     everything = all_columns((projection.data, projection.partitions))
-    names = resolve_names(options.keys or (), everything, "lookup.keys")
+    names = resolve_names(options.files.keys or (), everything, "lookup.keys")
     return key_values(projection.predicate, pa.schema([everything.field(name) for name in names]))
 
 
@@ -243,16 +251,16 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
         return [ReadTask(0, 1)]
     if not reader.versions.reads_all_rows:
         raise OptionError(
-            f"option lookup.provider = {plan.options.provider!r}: this provider returns rows by key only; name the keys in "
+            f"{plan.options.place} returns rows by key only: name the keys in "
             'lookup.where (e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
         )
     files = select_partitions(resolved_table.table, resolved_table.version, plan.options)
-    count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)
+    count = max(-(-sum(file.size for file in files) // plan.options.read.split_size), 1)
     count = min(count, _TASKS_AT_MOST)
     splittable = reader.versions.splittable(resolved_table.table)
     if not splittable:
         count = min(count, max(len(files), 1))
-    version_at = plan.options.version_at
+    version_at = plan.options.version.at
     if version_at is VersionAt.READ or (version_at is VersionAt.AUTO and count == 1):
         return [ReadTask(number, count) for number in range(count)]
     shares = [cut_share(files, number, count, splittable) for number in range(count)]

@@ -131,12 +131,12 @@ class VersionReader:
         """The columns that a cache stores of a version's rows, in a snapshot or by key."""
         data, partitions = self.schema(table, version)
         everything = all_columns((data, partitions))
-        keys = resolve_names(options.keys or (), everything, "lookup.keys")
+        keys = resolve_names(options.files.keys or (), everything, "lookup.keys")
         check_key_types([everything.field(name) for name in keys])
         names = {field.name for field in everything if unreadable(field.type) is None}
-        if options.columns is not None:
-            names = {*keys, *resolve_names(options.columns, everything, "lookup.columns")}
-            names |= referenced_columns(parse_where(options.where, everything)) if options.where else set()
+        if options.read.columns is not None:
+            names = {*keys, *resolve_names(options.read.columns, everything, "lookup.columns")}
+            names |= referenced_columns(parse_where(options.read.where, everything)) if options.read.where else set()
         columns = pa.schema([field for field in everything if field.name in names])
         return Layout(columns, tuple(keys), data, partitions, table.declared is not None)
 
@@ -165,7 +165,7 @@ class VersionReader:
 
         Raises SourceChangedError if a file is no longer in its version.
         """
-        place = key_of(version.digest, options.columns, options.where, options.partition)
+        place = key_of(version.digest, options.read.columns, options.read.where, options.files.partition)
         if place in self._secured:
             return
         layout = self.layout(table, options, version)
@@ -222,7 +222,7 @@ class SnapshotReader:
     ) -> tuple[Resolution, Snapshot | None]:
         table, options = plan.table, plan.options
         full = self._fulls.get_cache(table, options)
-        if full is not None and options.metadata_source is MetadataSource.CACHE:
+        if full is not None and options.version.source is MetadataSource.CACHE:
             latest = self.current(table, options)
             if latest is not None:
                 served_version, snapshot = latest
@@ -246,7 +246,7 @@ class SnapshotReader:
         None without a full cache, and while the snapshot lacks a commit of this host: the store then answers, and a reload starts.
         """
         full = self._fulls.get_cache(table, options)
-        latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
+        latest = full.current() if full is not None and options.version.source is MetadataSource.CACHE else None
         if full is None or latest is None or self._resolver.host.includes_own_writes(table, options, latest[0]):
             return latest
         full.ask_reload()
@@ -277,9 +277,9 @@ class SnapshotReader:
         full = self._fulls.get_cache(table, options)
         if full is None:
             return None
-        if options.metadata_source is MetadataSource.CACHE:
+        if options.version.source is MetadataSource.CACHE:
             return full.find(version)
-        return full.build(version, options.build_wait_s if wait_s is None else wait_s, exact)
+        return full.build(version, options.full_cache.build_wait_s if wait_s is None else wait_s, exact)
 
     def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version, if it has all columns that the plan needs."""
@@ -289,7 +289,7 @@ class SnapshotReader:
 
     def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
         """The snapshot if it has all columns that the plan needs; else None."""
-        selects_columns = plan.options.columns is not None
+        selects_columns = plan.options.read.columns is not None
         if selects_columns and snapshot is not None and not set(plan.needed_columns) <= set(snapshot.schema.names):
             snapshot = None
         if snapshot is None:

@@ -191,7 +191,13 @@ class Runtime:
         """The engine for a table reference. If the cache directory cannot be used, that is logged, and the engine works without one."""
         opening = self._open(options)
         with self._lock:
-            key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, "" if opening is None else opening.key, options.cache)  # fmt: skip
+            key = key_of(
+                options.files.path,
+                *(kind.identity for kind in options.kinds),
+                options.storage,
+                options.cache,
+                "" if opening is None else opening.key,
+            )
             engine = self._engines.get(key)
             if engine is None:
                 engine = self._engines[key] = self._build(options, opening)
@@ -245,14 +251,14 @@ class Runtime:
 
     def _build(self, options: LookupOptions, opening: Opening | None) -> Engine:
         store = self._open_store(options) if opening is None else opening.store(self.clock.wall_s)
-        url = store.url_of(options.path)
-        check_apart(url, options.cache_directory())
+        url = store.url_of(options.files.path)
+        check_apart(url, options.cache.directory())
         label = key_of(store.scope, url)
         # All references to one table share their counters, which are published once.
-        place = key_of(label, options.cache_directory())
+        place = key_of(label, options.cache.directory())
         publisher = self._publishers.get(place)
         metrics = publisher.metrics if publisher else CacheMetricGroup()
-        ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
+        ufs = Ufs(store, metrics, options.storage.max_retries, self.clock.sleep)
         context = HostContext(self._disk(options, metrics), metrics, self.clock, self._rng, self._start, self._timer)
         if publisher is None:
             publisher = self._publishers[place] = Publisher(
@@ -275,25 +281,25 @@ class Runtime:
             return self._store(url, options, with_storage)
 
         stores = (source.open_store(options, open_url) for source in SOURCES)
-        return next((store for store in stores if store is not None), None) or self._store(options.path, options)
+        return next((store for store in stores if store is not None), None) or self._store(options.files.path, options)
 
     def _store(self, path: str, options: LookupOptions, with_storage: bool = True) -> Store:
         protocol = path.split("://", 1)[0] if "://" in path else "file"
         # URLs of other protocols may name a host, so there is one store per host, not per protocol.
         place = path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a", "s3n") else ""
         secrets = conf_file_secrets() if protocol != "file" else {}
-        storage = {**secrets, **options.storage_options()} if with_storage else {}
+        storage = {**secrets, **dict(options.storage.parameters)} if with_storage else {}
         key = key_of(protocol, place, sorted(storage.items()))
         if key not in self._stores:
             self._stores[key] = open_store(path, storage, self.clock.wall_s)
         return self._stores[key]
 
     def _disk(self, options: LookupOptions, metrics: CacheMetricGroup) -> Disk | None:
-        directory = options.cache_directory()
-        key = key_of(directory, options.cache_max_bytes)
+        directory = options.cache.directory()
+        key = key_of(directory, options.cache.max_bytes)
         if key not in self._disks:
             try:
-                disk = Disk(directory, options.cache_max_bytes, metrics, self.clock.wall_s, self._rng)
+                disk = Disk(directory, options.cache.max_bytes, metrics, self.clock.wall_s, self._rng)
                 disk.sweep()
                 self._disks[key] = disk
                 if memory_backed(directory):
@@ -306,7 +312,7 @@ class Runtime:
                     _log,
                     logging.WARNING,
                     "fallback",
-                    table=redact("path", options.path),
+                    table=redact("path", options.files.path),
                     reason=str(problem),
                     instead=instead,
                 )
@@ -320,8 +326,8 @@ class Runtime:
 
     def cache_problem(self, options: LookupOptions) -> str:
         """The reason why this process works without the options' cache directory."""
-        reason = self._disks.get(key_of(options.cache_directory(), options.cache_max_bytes))
-        return reason if isinstance(reason, str) else f"cache directory {options.cache_directory()} cannot be used"
+        reason = self._disks.get(key_of(options.cache.directory(), options.cache.max_bytes))
+        return reason if isinstance(reason, str) else f"cache directory {options.cache.directory()} cannot be used"
 
 
 _current: Runtime | None = None

@@ -87,7 +87,7 @@ def _resolve(
         if last_table is None:
             table, discovered_version = reader.resolver.discover(options)
         else:
-            form = options.format or last_table.format
+            form = options.files.format or last_table.format
             table = dataclasses.replace(reader.resolver.to_table(options, last_table.kind), format=form)
         served_version = _serve(reader, table, options)
         current = functools.partial(_current, reader, table, options, served_version or discovered_version)
@@ -116,11 +116,11 @@ def _current(reader: TableReader, table: Table, options: LookupOptions, version:
 
 def _is_built_by_queries(options: LookupOptions) -> bool:
     """Whether queries build the snapshot of a version. This needs files whose identity shows each change."""
-    return options.cache is CacheMode.FULL and options.metadata_source is MetadataSource.UFS
+    return options.cache.mode is CacheMode.FULL and options.version.source is MetadataSource.UFS
 
 
 def _secure(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion) -> None:
-    if reader.snapshots.get(table, options, version) is None and version.bytes <= options.split_size:
+    if reader.snapshots.get(table, options, version) is None and version.bytes <= options.read.split_size:
         reader.versions.secure(table, options, version)
 
 

@@ -1,16 +1,20 @@
-"""Options of the partial and of the full cache (FLIP-221)."""
+"""Options of a host: its caches (FLIP-221), and how it speaks with stores."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-from typing import TYPE_CHECKING, Any
+import os
+import tempfile
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any
 
-from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import OptionError
-from pyspark_lookup.options.enums import CacheMode, MetadataSource, OnReloadFailure, ReloadStrategy
+from pyspark_lookup.options.enums import CacheMode, OnReloadFailure, ReloadStrategy
 from pyspark_lookup.options.parsing import (
     BOOLEAN,
+    COUNT,
     DURATION,
     LONG,
     MIB,
@@ -20,13 +24,11 @@ from pyspark_lookup.options.parsing import (
     choice,
     option,
     parse_reload_strategy,
+    parse_text,
     size,
     whole_number,
 )
 from pyspark_lookup.options.reload_trigger import Blackout, ScheduleMode, parse_blackout, parse_iso_time
-
-if TYPE_CHECKING:
-    from pyspark_lookup.options.lookup_options import LookupOptions
 
 PARTIAL = "lookup.partial-cache."
 FULL = "lookup.full-cache."
@@ -34,26 +36,72 @@ _DAYS = Kind("integer", whole_number(1, 99_999, "a whole number of days, at leas
 
 
 @dataclasses.dataclass(frozen=True)
-class PartialCacheOptions:
+class CacheOptions:
+    """What a host keeps of the table, and where."""
+
     # fmt: off
-    partial_expire_after_access_s: float | None = option(
+    mode: CacheMode = option(
+        "lookup.cache", choice(CacheMode), CacheMode.NONE,
+        doc="What a host keeps (FLIP-221). NONE: blocks of the files. PARTIAL: also the rows of the keys that were"
+            " looked up. FULL: all rows, decoded and indexed, on local disk.",
+    )
+    path: str | None = option(
+        "lookup.cache.dir", Kind("path", parse_text), None, default_text="`lookupcache-<uid>` in the system's temporary directory",
+        doc="Directory of this host's cache, mode 0700, on a local disk.",
+    )
+    max_bytes: int | None = option(
+        "lookup.cache.max-bytes", size(MIB, MOST), None, default_text="a quarter of its disk, or half of what is free there if that is less",
+        doc="Budget for everything in the cache directory: blocks, snapshots, rows by key, records.",
+    )
+    # fmt: on
+
+    def directory(self) -> Path:
+        """Where this host keeps its cache. Nothing is created here."""
+        if self.path is not None:
+            return Path(self.path).expanduser().absolute()
+        return Path(tempfile.gettempdir()) / f"lookupcache-{os.getuid()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageOptions:
+    """How a host speaks with the store. `parameters`: keyword arguments of the fsspec filesystem."""
+
+    # fmt: off
+    max_retries: int = option(
+        "lookup.max-retries", COUNT, 3,
+        doc="Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).",
+    )
+    parameters: tuple[tuple[str, Any], ...] = option(
+        "lookup.storage.*", Kind("any", str), (), hashed=False,
+        doc="Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never "
+            "credentials.",
+    )
+    # fmt: on
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialCacheOptions:
+    """What bounds the partial cache."""
+
+    # fmt: off
+    expire_after_access_s: float | None = option(
         "lookup.partial-cache.expire-after-access", DURATION, None,
         doc="With PARTIAL: forget a key that was not looked up for this long. At least one of the four bounds is needed.",
     )
-    partial_expire_after_write_s: float | None = option(
+    expire_after_write_s: float | None = option(
         "lookup.partial-cache.expire-after-write", DURATION, None,
         doc="With PARTIAL: forget a key this long after it was loaded. Needed for a provider without versions.",
     )
-    partial_max_rows: int | None = option(
+    max_rows: int | None = option(
         "lookup.partial-cache.max-rows", LONG, None,
         doc="With PARTIAL: the maximum number of rows, in each process and in the cache that a host's processes share; a key "
             "without rows counts as one.",
     )
-    partial_max_bytes: int | None = option(
+    max_bytes: int | None = option(
         "lookup.partial-cache.max-bytes", size(0, MOST), None,
         doc="With PARTIAL: the maximum number of bytes, in each process and in the cache that a host's processes share.",
     )
-    partial_cache_missing_key: bool = option(
+    cache_missing_key: bool = option(
         "lookup.partial-cache.cache-missing-key", BOOLEAN, True,
         doc="With PARTIAL: remember that a key has no rows.",
     )
@@ -62,53 +110,54 @@ class PartialCacheOptions:
     @property
     def bounded(self) -> bool:
         """Whether anything bounds the partial cache."""
-        return any(value is not None for name, value in self.partial_cache.items() if name != "cache_missing_key")
+        bounds = (self.expire_after_access_s, self.expire_after_write_s, self.max_rows, self.max_bytes)
+        return any(bound is not None for bound in bounds)
 
     @property
-    def partial_cache(self) -> dict[str, Any]:
-        """What bounds the partial cache, by the parameters of `DefaultLookupCache`."""
-        names = (field.name for field in dataclasses.fields(PartialCacheOptions))
-        return {name.removeprefix("partial_"): getattr(self, name) for name in names}
+    def parameters(self) -> dict[str, Any]:
+        """These options as parameters of `DefaultLookupCache`."""
+        return dataclasses.asdict(self)
 
-
-def check_partial_cache(options: LookupOptions) -> None:
-    """Raise OptionError for options of the partial cache that would be ignored, or without any bound."""
-    explicit_keys = sorted(key for key in options.explicit if key.startswith(PARTIAL))
-    if options.cache is not CacheMode.PARTIAL:
-        if explicit_keys:
+    def check(self, explicit: AbstractSet[str], mode: CacheMode, needs_bound: bool) -> None:
+        """Raise OptionError for explicit options that would be ignored with this kind of cache, or for a cache without any bound."""
+        explicit_keys = sorted(key for key in explicit if key.startswith(PARTIAL))
+        if mode is not CacheMode.PARTIAL:
+            if explicit_keys:
+                raise OptionError(
+                    f"option {explicit_keys[0]}: lookup.cache is {mode.value!r} and should be 'PARTIAL', else it has no effect"
+                )
+            return
+        bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
+        if not self.bounded and needs_bound:
             raise OptionError(
-                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'PARTIAL', else it has no effect"
+                "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set one of "
+                + ", ".join(PARTIAL + bound_name for bound_name in bounds)
             )
-        return
-    bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
-    if not options.bounded and options.provider is None:
-        raise OptionError(
-            "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set one of "
-            + ", ".join(PARTIAL + bound_name for bound_name in bounds)
-        )
 
 
 @dataclasses.dataclass(frozen=True)
 class FullCacheOptions:
+    """When the full cache is loaded again, and what it may take."""
+
     # fmt: off
-    reload_strategy: ReloadStrategy | str = option(
+    strategy: ReloadStrategy | str = option(
         "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
         doc="With FULL: what triggers reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions`"
             " and returns a `CacheReloadTrigger`.",
     )
-    reload_interval_s: float | None = option(
+    interval_s: float | None = option(
         "lookup.full-cache.periodic-reload.interval", POSITIVE_DURATION, None,
         doc="PERIODIC: time between reloads.",
     )
-    reload_schedule_mode: ScheduleMode = option(
+    schedule_mode: ScheduleMode = option(
         "lookup.full-cache.periodic-reload.schedule-mode", choice(ScheduleMode), ScheduleMode.FIXED_DELAY,
         doc="PERIODIC: the interval starts when the last reload ends (FIXED_DELAY), or on a fixed grid (FIXED_RATE).",
     )
-    reload_iso_time: datetime.time | None = option(
+    iso_time: datetime.time | None = option(
         "lookup.full-cache.timed-reload.iso-time", Kind("ISO time", parse_iso_time), None,
         doc="TIMED: time of day, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.",
     )
-    reload_interval_days: int = option(
+    interval_days: int = option(
         "lookup.full-cache.timed-reload.interval-in-days", _DAYS, 1,
         doc="TIMED: days between reloads.",
     )
@@ -146,74 +195,70 @@ class FullCacheOptions:
     @property
     def reloads(self) -> bool:
         """Whether a trigger reloads the full cache."""
-        return self.reload_strategy is not ReloadStrategy.PERIODIC or self.reload_interval_s is not None
-
-    @cached_property
-    def full_cache(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(FullCacheOptions))
+        return self.strategy is not ReloadStrategy.PERIODIC or self.interval_s is not None
 
     @property
     def schedule(self) -> tuple[Any, ...]:
         """What says when the full cache is reloaded."""
-        periodic = self.reload_interval_s, self.reload_schedule_mode
-        return self.reload_strategy, *periodic, self.reload_iso_time, self.reload_interval_days, self.blackout
+        periodic = self.interval_s, self.schedule_mode
+        return self.strategy, *periodic, self.iso_time, self.interval_days, self.blackout
 
     @property
     def retained_s(self) -> float:
         """How long a superseded snapshot stays."""
         if self.retain_s is not None:
             return self.retain_s
-        interval_s = self.reload_interval_s or 0.0
-        if self.reload_strategy is ReloadStrategy.TIMED:
-            interval_s = 86400.0 * self.reload_interval_days
+        interval_s = self.interval_s or 0.0
+        if self.strategy is ReloadStrategy.TIMED:
+            interval_s = 86400.0 * self.interval_days
         return max(600.0, 2 * interval_s)
 
+    def check(self, explicit: AbstractSet[str], mode: CacheMode, cached: bool, needs_trigger: bool) -> None:
+        """Raise OptionError for explicit options that would be ignored with this kind of cache, or lack another.
 
-def check_full_cache(options: LookupOptions) -> None:
-    """Raise OptionError for options of the full cache that would be ignored, or lack another."""
-    explicit_keys = sorted(key for key in options.explicit if key.startswith(FULL))
-    if options.cache is not CacheMode.FULL:
-        if explicit_keys:
-            raise OptionError(
-                f"option {explicit_keys[0]}: lookup.cache is {options.cache.value!r} and should be 'FULL', else it has no effect"
+        `cached`: the cache says which version is current. `needs_trigger`: only options bring a trigger.
+        """
+        explicit_keys = sorted(key for key in explicit if key.startswith(FULL))
+        if mode is not CacheMode.FULL:
+            if explicit_keys:
+                raise OptionError(
+                    f"option {explicit_keys[0]}: lookup.cache is {mode.value!r} and should be 'FULL', else it has no effect"
+                )
+            return
+        strategy = self.strategy
+        strategy_name = strategy if isinstance(strategy, str) else strategy.value
+        for prefix, required in ((FULL + "periodic-reload.", "PERIODIC"), (FULL + "timed-reload.", "TIMED")):
+            misplaced = [key for key in explicit_keys if key.startswith(prefix)] if strategy_name != required else []
+            if misplaced:
+                raise OptionError(
+                    f"option {misplaced[0]}: {FULL}reload-strategy is {strategy_name!r} and should be {required!r}"
+                )
+        if strategy_name == "TIMED" and self.iso_time is None:
+            raise OptionError(f"Missing '{FULL}timed-reload.iso-time': a time such as '10:15' or '10:15Z'")
+        wants = cached and needs_trigger
+        wants |= any("reload-strategy" in key or "periodic-reload" in key for key in explicit_keys)
+        if strategy_name == "PERIODIC" and self.interval_s is None and wants:
+            why = (
+                "lookup.cache = 'FULL' reloads on a schedule with lookup.metadata.source = 'CACHE'; set a"
+                if cached
+                else "set a"
             )
-        return
-    strategy = options.reload_strategy
-    strategy_name = strategy if isinstance(strategy, str) else strategy.value
-    for prefix, required in ((FULL + "periodic-reload.", "PERIODIC"), (FULL + "timed-reload.", "TIMED")):
-        misplaced = [key for key in explicit_keys if key.startswith(prefix)] if strategy_name != required else []
-        if misplaced:
+            raise OptionError(f"Missing '{FULL}periodic-reload.interval': {why} duration such as '5 min'")
+        if self.blackout is not None and not self.reloads and FULL + "blackout" in explicit_keys:
+            raise OptionError(f"option {FULL}blackout is for scheduled reloads: set {FULL}periodic-reload.interval too")
+        if cached and "lookup.metadata.sync-interval" in explicit:
             raise OptionError(
-                f"option {misplaced[0]}: {FULL}reload-strategy is {strategy_name!r} and should be {required!r}"
+                "option lookup.metadata.sync-interval: with lookup.cache = 'FULL' the reload strategy says when to ask the "
+                f"store; set {FULL}periodic-reload.interval instead"
             )
-    cached = options.metadata_source is MetadataSource.CACHE
-    if strategy_name == "TIMED" and options.reload_iso_time is None:
-        raise OptionError(f"Missing '{FULL}timed-reload.iso-time': a time such as '10:15' or '10:15Z'")
-    # A provider may bring a trigger of its own.
-    wants = cached and options.provider is None
-    wants |= any("reload-strategy" in key or "periodic-reload" in key for key in explicit_keys)
-    if strategy_name == "PERIODIC" and options.reload_interval_s is None and wants:
-        why = (
-            "lookup.cache = 'FULL' reloads on a schedule with lookup.metadata.source = 'CACHE'; set a"
-            if cached
-            else "set a"
-        )
-        raise OptionError(f"Missing '{FULL}periodic-reload.interval': {why} duration such as '5 min'")
-    if options.blackout is not None and not options.reloads and FULL + "blackout" in explicit_keys:
-        raise OptionError(f"option {FULL}blackout is for scheduled reloads: set {FULL}periodic-reload.interval too")
-    if cached and "lookup.metadata.sync-interval" in options.explicit:
-        raise OptionError(
-            "option lookup.metadata.sync-interval: with lookup.cache = 'FULL' the reload strategy says when to ask the "
-            f"store; set {FULL}periodic-reload.interval instead"
-        )
-    for key in () if cached else ("on-reload-failure", "max-staleness"):
-        if FULL + key in explicit_keys:
+        for key in () if cached else ("on-reload-failure", "max-staleness"):
+            if FULL + key in explicit_keys:
+                raise OptionError(
+                    f"option {FULL}{key} has no meaning with lookup.metadata.source = 'UFS': "
+                    "every query checks the version at the store"
+                )
+        if self.max_staleness_s is not None and self.max_staleness_s < (self.interval_s or 0):
             raise OptionError(
-                f"option {FULL}{key} has no meaning with lookup.metadata.source = {options.metadata_source.value!r}: "
-                "every query checks the version at the store"
+                f"option {FULL}max-staleness = {self.max_staleness_s:g} s is less than {FULL}periodic-reload.interval = "
+                f"{self.interval_s:g} s: queries would fail between reloads"
             )
-    if options.max_staleness_s is not None and options.max_staleness_s < (options.reload_interval_s or 0):
-        raise OptionError(
-            f"option {FULL}max-staleness = {options.max_staleness_s:g} s is less than {FULL}periodic-reload.interval = "
-            f"{options.reload_interval_s:g} s: queries would fail between reloads"
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 
 
@@ -87,16 +86,3 @@ class FileFormatName(enum.Enum):
     CSV = "csv"
     JSON = "json"
     ORC = "orc"
-
-
-@dataclasses.dataclass(frozen=True)
-class CsvOptions:
-    """`lookup.csv.*`: how CSV files are written. `escape` None: a quote inside of quoted text is doubled, as far as anybody can tell."""
-
-    header: bool = True
-    sep: str = ","
-    quote: str = '"'
-    escape: str | None = None
-    null_value: str = ""
-    encoding: str = "utf-8"
-    infer_schema: bool = True

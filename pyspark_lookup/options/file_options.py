@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from pyspark_lookup.columnar.ddl import parse_columns
-from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnBusy
+from pyspark_lookup.options.enums import FileFormatName, OnBusy
 from pyspark_lookup.options.parsing import (
     BOOLEAN,
     DURATION,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class FileOptions:
+    """Where the table is, how its files are read, and who writes them."""
+
     # fmt: off
     path: str = option(
         "path", Kind("string", parse_path), "",
@@ -45,35 +47,6 @@ class FileOptions:
         "lookup.schema", Kind("DDL", parse_columns), None, default_text="from the files",
         doc="The columns and their types, as in CREATE TABLE: `id INT, name STRING`. Text (CSV, JSON) is parsed to "
             "them; other files are cast where no value changes; a column that no file has is null.",
-    )
-    csv_header: bool = option(
-        "lookup.csv.header", BOOLEAN, True,
-        doc="Of CSV files: the first line names the columns; else they are `_c0`, `_c1`, …, or those of lookup.schema"
-            " in their order.",
-    )
-    csv_sep: str = option(
-        "lookup.csv.sep", Kind("character", parse_character), ",",
-        doc="Of CSV files: the separator between values; `\\t` is a tab.",
-    )
-    csv_quote: str = option(
-        "lookup.csv.quote", Kind("character or nothing", parse_quote), '"',
-        doc="Of CSV files: the quote character; quoted text may contain anything. Nothing: no text is quoted.",
-    )
-    csv_escape: str | None = option(
-        "lookup.csv.escape", Kind("character", parse_character), None, default_text="the quote itself",
-        doc="Of CSV files: the character that escapes a quote inside quoted text: `\\` in files that Spark wrote.",
-    )
-    csv_null_value: str = option(
-        "lookup.csv.null-value", Kind("text", str), "",
-        doc="Of CSV files: text that is read as null, as an unquoted empty value always is.",
-    )
-    csv_encoding: str = option(
-        "lookup.csv.encoding", Kind("name", parse_encoding), "utf-8",
-        doc="Of CSV files: their encoding.",
-    )
-    csv_infer_schema: bool = option(
-        "lookup.csv.infer-schema", BOOLEAN, True,
-        doc="Of CSV files: infer column types from all values; false: every column is text.",
     )
     partition: str | None = option(
         "lookup.partition", Kind("`max_pt()` or `k=v,…`", parse_text), None, default_text="all",
@@ -104,7 +77,43 @@ class FileOptions:
     # fmt: on
 
     @property
-    def csv(self) -> CsvOptions:
-        return CsvOptions(
-            *(getattr(self, field.name) for field in dataclasses.fields(FileOptions) if field.name.startswith("csv_"))
-        )
+    def names_directory(self) -> bool:
+        """Whether the path itself says that it is a directory; a web URL's last slash says nothing."""
+        return self.path.endswith("/") and not self.path.startswith(("http://", "https://"))
+
+
+@dataclasses.dataclass(frozen=True)
+class CsvOptions:
+    """How CSV files are written. `escape` None: a quote inside of quoted text is doubled, as far as anybody can tell."""
+
+    # fmt: off
+    header: bool = option(
+        "lookup.csv.header", BOOLEAN, True,
+        doc="Of CSV files: the first line names the columns; else they are `_c0`, `_c1`, …, or those of lookup.schema"
+            " in their order.",
+    )
+    sep: str = option(
+        "lookup.csv.sep", Kind("character", parse_character), ",",
+        doc="Of CSV files: the separator between values; `\\t` is a tab.",
+    )
+    quote: str = option(
+        "lookup.csv.quote", Kind("character or nothing", parse_quote), '"',
+        doc="Of CSV files: the quote character; quoted text may contain anything. Nothing: no text is quoted.",
+    )
+    escape: str | None = option(
+        "lookup.csv.escape", Kind("character", parse_character), None, default_text="the quote itself",
+        doc="Of CSV files: the character that escapes a quote inside quoted text: `\\` in files that Spark wrote.",
+    )
+    null_value: str = option(
+        "lookup.csv.null-value", Kind("text", str), "",
+        doc="Of CSV files: text that is read as null, as an unquoted empty value always is.",
+    )
+    encoding: str = option(
+        "lookup.csv.encoding", Kind("name", parse_encoding), "utf-8",
+        doc="Of CSV files: their encoding.",
+    )
+    infer_schema: bool = option(
+        "lookup.csv.infer-schema", BOOLEAN, True,
+        doc="Of CSV files: infer column types from all values; false: every column is text.",
+    )
+    # fmt: on

@@ -8,12 +8,14 @@ A key no layer may hold, a value that does not parse and a combination that cont
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
+import functools
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pyspark_lookup.core.credentials import names_bucket_with_credentials
 from pyspark_lookup.core.forks import cached_property
@@ -21,40 +23,81 @@ from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.cache_options import (
     FULL,
     PARTIAL,
+    CacheOptions,
     FullCacheOptions,
     PartialCacheOptions,
-    check_full_cache,
-    check_partial_cache,
+    StorageOptions,
 )
 from pyspark_lookup.options.conf_file import STORAGE, redact, storage_value, tells_secret
-from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
-from pyspark_lookup.options.file_options import FileOptions
-from pyspark_lookup.options.host_options import HostOptions
-from pyspark_lookup.options.iceberg_options import CATALOG, IcebergOptions, check_catalog
+from pyspark_lookup.options.enums import CacheMode, MetadataSource
+from pyspark_lookup.options.file_options import CsvOptions, FileOptions
 from pyspark_lookup.options.parsing import check_argument
-from pyspark_lookup.options.provider_options import PROVIDER, ProviderOptions, check_provider
-from pyspark_lookup.options.read_write_options import Pin, ReadOptions, WriteOptions
+from pyspark_lookup.options.read_options import Pin, ReadOptions, VersionOptions
 
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
 # Options of a host, not of what a query means: a session may override these (spark.lookupcache.*) after the plan was made.
 HOST_KEYS = frozenset({"lookup.cache.dir", "lookup.cache.max-bytes", "lookup.max-retries"})
 
+K = TypeVar("K", bound="KindOptions")
+
+
+class KindOptions:
+    """The options of one kind of table, which its room declares: a subclass is a frozen dataclass of `option` fields.
+
+    `system_keys`: options that name a table of another system, in place of a path. `catalog_keys`: options with which the path is a name
+    that a catalog knows. `suggestions`: options of other projects, without punctuation, and the option that means the same here.
+    """
+
+    system_keys: ClassVar[frozenset[str]] = frozenset()
+    catalog_keys: ClassVar[frozenset[str]] = frozenset()
+    suggestions: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def system(self) -> str | None:
+        """The option that names another system as the place of the table; None if the table consists of files."""
+        return None
+
+    @property
+    def place(self) -> str:
+        """Where the table is in that system, as errors say it."""
+        return ""
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tells the table from others of the same path."""
+        return ()
+
+    @property
+    def pins(self) -> Mapping[str, Pin]:
+        """The options that name a version to read, by key."""
+        return {}
+
+    @property
+    def implied(self) -> Mapping[str, Any]:
+        """Values of other options that follow from these where nobody has set them, by key."""
+        return {}
+
+    def check(self, options: LookupOptions) -> None:
+        """Raise OptionError if these options contradict each other or the rest of a reference's options."""
+
 
 @dataclasses.dataclass(frozen=True)
-class LookupOptions(
-    # The last one's fields come first.
-    WriteOptions,
-    ProviderOptions,
-    FullCacheOptions,
-    PartialCacheOptions,
-    HostOptions,
-    ReadOptions,
-    IcebergOptions,
-    FileOptions,
-):
-    """The options of one table reference, typed and checked. Durations in seconds, sizes in bytes."""
+class LookupOptions:
+    """The options of one table reference, typed and checked, a group for each concern. Durations in seconds, sizes in bytes.
 
+    `kinds`: the groups of the kinds of tables, see `kind`. `explicit`: the keys that the read or the table has set.
+    """
+
+    files: FileOptions = FileOptions()
+    csv: CsvOptions = CsvOptions()
+    read: ReadOptions = ReadOptions()
+    version: VersionOptions = VersionOptions()
+    cache: CacheOptions = CacheOptions()
+    storage: StorageOptions = StorageOptions()
+    partial_cache: PartialCacheOptions = PartialCacheOptions()
+    full_cache: FullCacheOptions = FullCacheOptions()
+    kinds: tuple[KindOptions, ...] = ()
     explicit: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
 
     @classmethod
@@ -64,6 +107,7 @@ class LookupOptions(
         table: Mapping[str, str] | None = None,
         conf: Mapping[str, str] | None = None,
         origin: str = "read option",
+        kinds: Sequence[type[KindOptions]] = (),
     ) -> LookupOptions:
         """The options of a read of `table` (its stored options) under `conf` (a conf file's). `origin`: what errors call `read`.
 
@@ -75,112 +119,82 @@ class LookupOptions(
             check_argument("options", key, str, "names of options, such as 'lookup.keys'")
         read = {key: os.fspath(text) if isinstance(text, os.PathLike) else text for key, text in read.items()}
         layers = [(conf or {}, "conf file"), (table or {}, "table option"), (read, origin)]
+        kinds = tuple(kinds)
+        fields = _fields(kinds)
+        wildcards = _wildcards(kinds)
         values: dict[str, Any] = {}
-        storage: dict[str, Any] = {}
-        named: dict[str, dict[str, str]] = {PROVIDER: {}, CATALOG: {}}
+        entries: dict[str, dict[str, Any]] = {prefix: {} for prefix in wildcards}
         explicit: set[str] = set()
         everything = {key.lower(): text for layer, _ in layers for key, text in layer.items()}
-        local = "lookup.catalog" not in everything and is_local(everything.get("path", ""))
+        in_catalog = any(kind.catalog_keys & everything.keys() for kind in kinds)
+        local = not in_catalog and is_local(everything.get("path", ""))
         for layer, layer_name in layers:
             for key in _retract(layer):
-                values.pop(_FIELDS[key].name, None)
+                values.pop(key, None)
                 explicit.discard(key)
             for raw_key, text in layer.items():
                 key = raw_key.lower()
-                _refuse_secret(key, text, allowed=layer is conf)
-                if key.startswith(STORAGE) and key.removeprefix(STORAGE).isidentifier():
+                prefix = next((prefix for prefix in wildcards if key.startswith(prefix) and key != prefix), None)
+                _refuse_secret(key, text, "" if prefix is None else fields[f"{prefix}*"].secrets, layer is conf)
+                if prefix == STORAGE and key.removeprefix(STORAGE).isidentifier():
                     # A conf file's credentials stay on their host: see `conf_file_secrets`. Its other
                     # storage options are for remote tables; local ones take none.
                     if not tells_secret(key, text) and not (layer is conf and local):
-                        storage[key.removeprefix(STORAGE)] = storage_value(text)
+                        entries[prefix][key.removeprefix(prefix)] = storage_value(text)
                     continue
-                prefix = next((prefix for prefix in named if key.startswith(prefix) and key != prefix), None)
-                if prefix is not None:
-                    named[prefix][key.removeprefix(prefix)] = str(text)
+                if prefix is not None and prefix != STORAGE:
+                    entries[prefix][key.removeprefix(prefix)] = str(text)
                     continue
                 # A conf file may hold credentials, also under a key that is misspelled.
-                field = _get_field(key, "…" if layer is conf else text)
-                values[field.name] = _parse(field, text, f"option {key}", f" ({layer_name})")
+                field = _get_field(fields, kinds, key, "…" if layer is conf else text)
+                values[key] = field.parse(text, f"option {key}", f" ({layer_name})")
                 if layer is not conf:
                     explicit.add(key)
-        if values.get("changes_from") is not None:
-            values.setdefault("view", View.CHANGES)
-        values["storage"] = tuple(sorted(storage.items()))
-        values["provider_options"] = tuple(sorted(named[PROVIDER].items()))
-        values["catalog_properties"] = tuple(sorted(named[CATALOG].items()))
-        options = cls(**values, explicit=frozenset(explicit))
+        values |= {f"{prefix}*": tuple(sorted(named.items())) for prefix, named in entries.items() if named}
+        options = cls(kinds=_defaults(kinds), explicit=frozenset(explicit)).with_values(values)
+        for kind in options.kinds:
+            options = options.with_values({key: value for key, value in kind.implied.items() if key not in values})
         options._check()
         return options
 
     def _check(self) -> None:
         """Raise OptionError for a combination that contradicts itself."""
-        check_provider(self)
-        check_catalog(self)
-        if not self.path and self.provider is None:
+        for kind in self.kinds:
+            kind.check(self)
+        if not self.files.path and self.system is None:
             raise OptionError(
                 "option path is missing: give the table's file, directory or glob, e.g. load('s3://bucket/dim')"
             )
-        if self.create_if_not_exists:
-            raise OptionError("option lookup.create-if-not-exists is for CREATE TABLE … USING lookupcache: remove it")
-        check_partial_cache(self)
-        check_full_cache(self)
+        mode, is_of_files = self.cache.mode, self.system is None
+        self.partial_cache.check(self.explicit, mode, needs_bound=is_of_files)
+        cached = self.version.source is MetadataSource.CACHE
+        # Another system may bring a trigger of its own.
+        self.full_cache.check(self.explicit, mode, cached, needs_trigger=is_of_files)
         if len(self.pins) > 1:
             raise OptionError(f"options {' and '.join(self.pins)} each name a version to read: give one of them")
-        self._check_changes()
-        cached = self.metadata_source is MetadataSource.CACHE
-        if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL and self.provider is None:
-            raise OptionError(
-                "option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval: a duration such as '5 min', "
-                "0 (ask the store at every query) or -1 (never ask again)"
-            )
-        if not cached and self.sync_interval_s is not None:
-            raise OptionError(
-                "option lookup.metadata.sync-interval contradicts lookup.metadata.source = 'UFS', which asks the store at "
-                "every query: remove it, or set lookup.metadata.source = 'CACHE'"
-            )
-        validity_options = {"lookup.valid-to", "lookup.overlap"} & self.explicit
-        if validity_options and (
-            self.valid_from is None or (self.valid_to is None and "lookup.overlap" in validity_options)
-        ):
-            raise OptionError(
-                f"option {min(validity_options)} has no meaning without lookup.valid-from and lookup.valid-to"
-            )
-        if sum(limit is not None for limit in self.stream_limits) > 1:
-            raise OptionError(
-                "options lookup.stream.max-rows-per-trigger, lookup.stream.max-files-per-trigger and "
-                "lookup.stream.max-bytes-per-trigger all limit a micro-batch: give one"
-            )
-        if self.view not in (View.DATA, View.TOKEN, View.CHANGES) and (self.where or self.columns):
-            raise OptionError(
-                f"option lookup.view = {self.view.value!r} has columns of its own: "
-                "filter it in Spark instead of by lookup.where or lookup.columns"
-            )
+        self.version.check(caches_version=mode is not CacheMode.FULL and is_of_files)
+        self.read.check(self.explicit)
 
-    def _check_changes(self) -> None:
-        if self.changes_from is None:
-            if self.changes_to is not None:
-                raise OptionError(
-                    f"option lookup.changes-to = {self.changes_to} needs lookup.changes-from, where changes begin"
-                )
-            return
-        if self.view is not View.CHANGES:
-            raise OptionError(
-                f"option lookup.changes-from = {self.changes_from} reads changes, and lookup.view = {self.view.value!r} something "
-                "else: leave one of them out"
-            )
-        if self.pins:
-            raise OptionError(
-                f"options {next(iter(self.pins))} and lookup.changes-from contradict each other: give one"
-            )
-        if self.changes_to is not None and self.changes_to < self.changes_from:
-            raise OptionError(
-                f"option lookup.changes-to = {self.changes_to} is before lookup.changes-from = {self.changes_from}: both are included"
-            )
+    def kind(self, group: type[K]) -> K:
+        """The options of one kind of table; the defaults if these were parsed without them."""
+        return next((kind for kind in self.kinds if isinstance(kind, group)), None) or group()
+
+    @property
+    def system(self) -> str | None:
+        """The option that names another system as the place of the table; None if the table consists of files."""
+        return next((kind.system for kind in self.kinds if kind.system is not None), None)
+
+    @property
+    def place(self) -> str:
+        """Where the table is, without secrets, for errors and plans."""
+        if self.files.path:
+            return redact("path", self.files.path)
+        return next((kind.place for kind in self.kinds if kind.system is not None), "")
 
     @cached_property
     def pins(self) -> dict[str, Pin]:
         """The options that say which version is read, by name; one at most, once they are checked."""
-        return {**self.version_pins, **self.ref}
+        return self.version.pins | {key: pin for kind in self.kinds for key, pin in kind.pins.items()}
 
     @cached_property
     def pinned(self) -> Pin | None:
@@ -190,21 +204,32 @@ class LookupOptions(
     @property
     def unpinned(self) -> LookupOptions:
         """The options of the table as it is now."""
-        pins = dict.fromkeys(("version", "timestamp", "valid_write_ids", "branch", "tag"))
-        return dataclasses.replace(self, **pins) if self.pins else self  # type: ignore[arg-type]
+        return self.with_values(dict.fromkeys(self.pins))
 
-    @property
-    def names_directory(self) -> bool:
-        """Whether the path itself says that it is a directory; a web URL's last slash says nothing."""
-        return self.path.endswith("/") and not self.path.startswith(("http://", "https://"))
+    def with_values(self, values: Mapping[str, Any]) -> LookupOptions:
+        """These options with other values, which are typed, by key."""
+        if not values:
+            return self
+        fields = _fields(tuple(map(type, self.kinds)))
+        changes: dict[type, dict[str, Any]] = collections.defaultdict(dict)
+        for key, value in values.items():
+            changes[fields[key].group][fields[key].name] = value
+        groups: dict[str, Any] = {
+            name: dataclasses.replace(getattr(self, name), **changes[group])
+            for name, group in _GROUPS.items()
+            if group in changes
+        }
+        kinds = tuple(
+            dataclasses.replace(kind, **changes[type(kind)]) if type(kind) in changes else kind  # type: ignore[type-var]
+            for kind in self.kinds
+        )
+        return dataclasses.replace(self, **groups, kinds=kinds)
 
     def override(self, overrides: Mapping[str, str]) -> LookupOptions:
         """These options with `overrides` (key -> text) in place of their own values. Raises OptionError."""
-        values = {}
-        for key, text in overrides.items():
-            field = _get_field(key, text)
-            values[field.name] = _parse(field, text, f"option {key}")
-        return dataclasses.replace(self, **values)
+        return self.with_values(
+            {key: self._get_field(key, text).parse(text, f"option {key}") for key, text in overrides.items()}
+        )
 
     def on_host(self, overrides: Mapping[str, str]) -> LookupOptions:
         """These options with `overrides` (key -> text) applied to host options nobody set explicitly.
@@ -213,75 +238,110 @@ class LookupOptions(
         """
         values: dict[str, Any] = {}
         for key, text in overrides.items():
-            field = _get_field(key, text)
+            field = self._get_field(key, text)
             name = f"conf {SPARK_CONF_PREFIX}{key.removeprefix('lookup.')}"
             if key not in HOST_KEYS:
                 raise OptionError(
                     f"{name}: only {', '.join(sorted(HOST_KEYS))} can be set for a session; give {key} as an option of the read or table"
                 )
             if key not in self.explicit:
-                values[field.name] = _parse(field, text, name)
-        return dataclasses.replace(self, **values)
+                values[key] = field.parse(text, name)
+        return self.with_values(values)
+
+    def _get_field(self, key: str, text: object) -> _Field:
+        kinds = tuple(map(type, self.kinds))
+        return _get_field(_fields(kinds), kinds, key, text)
 
     def __repr__(self) -> str:
-        set_here = {
-            field.metadata["key"]: getattr(self, field.name)
-            for field in _FIELDS.values()
-            if field.name not in ("storage", "provider_options", "catalog_properties")
-            and getattr(self, field.name) != field.default
-        }
-        redacted = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
-        redacted |= {STORAGE + key: redact(key, value) for key, value in self.storage}
-        redacted |= {PROVIDER + key: redact(key, value) for key, value in self.provider_options}
-        redacted |= {CATALOG + key: redact(key, value) for key, value in self.catalog_properties}
-        return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in redacted.items())})"
+        groups = {type(group): group for group in (*(getattr(self, name) for name in _GROUPS), *self.kinds)}
+        shown: dict[str, str] = {}
+        for key, field in _fields(tuple(map(type, self.kinds))).items():
+            value = getattr(groups[field.group], field.name)
+            if key.endswith("*"):
+                prefix = key.removesuffix("*")
+                shown |= {prefix + name: redact(prefix + name, text) for name, text in value}
+            elif value != field.default:
+                shown[key] = redact(key, value) if isinstance(value, str) else value
+        return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
-_FIELDS: dict[str, dataclasses.Field[Any]] = {
-    field.metadata["key"]: field for field in dataclasses.fields(LookupOptions) if field.metadata
+_GROUPS: dict[str, type] = {
+    field.name: type(field.default)
+    for field in dataclasses.fields(LookupOptions)
+    if dataclasses.is_dataclass(field.default)
 }
 
 
-def _parse(field: dataclasses.Field[Any], text: object, name: str, origin: str = "") -> Any:
-    try:
-        return field.metadata["parse"](str(text))
-    except ValueError as problem:
-        redacted = redact(field.metadata["key"], text)
-        raise OptionError(f"{name} = {redacted!r}{origin}: expected {problem}") from None
+class _Field(NamedTuple):
+    """An option: the group that declares it, and what `option` says of it."""
+
+    group: type
+    name: str
+    default: Any
+    metadata: Mapping[str, Any]
+
+    @property
+    def secrets(self) -> str:
+        return str(self.metadata["secrets"])
+
+    def parse(self, text: object, name: str, origin: str = "") -> Any:
+        """The value of an option's text. Raises OptionError, which calls the option `name` and says where it comes from."""
+        try:
+            return self.metadata["parse"](str(text))
+        except ValueError as problem:
+            redacted = redact(self.metadata["key"], text)
+            raise OptionError(f"{name} = {redacted!r}{origin}: expected {problem}") from None
 
 
-def _refuse_secret(key: str, text: object, allowed: bool) -> None:
+@functools.cache
+def _fields(kinds: tuple[type[KindOptions], ...]) -> dict[str, _Field]:
+    """The options of all groups, by key."""
+    groups: tuple[Any, ...] = (*_GROUPS.values(), *kinds)
+    return {
+        field.metadata["key"]: _Field(group, field.name, field.default, field.metadata)
+        for group in groups
+        for field in dataclasses.fields(group)
+    }
+
+
+@functools.cache
+def _wildcards(kinds: tuple[type[KindOptions], ...]) -> tuple[str, ...]:
+    """What the options begin with whose names end as the user likes."""
+    return tuple(key.removesuffix("*") for key in _fields(kinds) if key.endswith("*"))
+
+
+@functools.cache
+def _defaults(kinds: tuple[type[KindOptions], ...]) -> tuple[KindOptions, ...]:
+    return tuple(kind() for kind in kinds)
+
+
+def _refuse_secret(key: str, text: object, advice: str, in_conf_file: bool) -> None:
+    """Raise OptionError for a credential that an option must not hold. `advice`: where one belongs that the option never takes."""
     if key == "path" and names_bucket_with_credentials(str(text)):
         raise OptionError(
             f"option path = {redact(key, text)!r} holds a credential before the bucket's name, which no store takes there: take it "
             "from the environment, from the store's own chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
         )
-    if key.startswith(PROVIDER) and tells_secret(key, text):
-        raise OptionError(
-            f"option {key} looks like a credential and would be stored in plans and catalogs: let the provider take it from "
-            "the environment or from a file of its own"
-        )
-    if key.startswith(CATALOG) and tells_secret(key, text):
-        raise OptionError(
-            f"option {key} looks like a credential and would be stored in plans and catalogs: give it to PyIceberg, in "
-            ".pyiceberg.yaml or in the environment of each machine that reads"
-        )
-    if not allowed and key.startswith(STORAGE) and tells_secret(key, text):
+    if not (advice or key.startswith(STORAGE)) or not tells_secret(key, text):
+        return
+    if advice:
+        raise OptionError(f"option {key} looks like a credential and would be stored in plans and catalogs: {advice}")
+    if key.startswith(STORAGE) and not in_conf_file:
         raise OptionError(
             f"option {key} looks like a credential and would be stored in plans and catalogs: take it from the "
             "environment, from the store's own chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
         )
 
 
-def _get_field(key: str, text: object) -> dataclasses.Field[Any]:
-    field = _FIELDS.get(key)
+def _get_field(fields: Mapping[str, _Field], kinds: Sequence[type[KindOptions]], key: str, text: object) -> _Field:
+    field = fields.get(key)
     if key.startswith(STORAGE):
         raise OptionError(
             f"unknown option {key} = {redact(key, text)!r}: {STORAGE}… takes the name of one parameter of the fsspec "
             f"filesystem, and JSON for a nested one, e.g. {STORAGE}client_kwargs = '{{\"verify\": false}}'"
         )
     if field is None:
-        candidates = _suggest_options(key)
+        candidates = _suggest_options(fields, kinds, key)
         hint = f"did you mean {' or '.join(candidates)}?" if candidates else "docs/options.md lists the options"
         raise OptionError(f"unknown option {key} = {redact(key, text)!r}: {hint}")
     return field
@@ -305,27 +365,28 @@ _OF_PEERS = {
     # FLIP-221, and what Flink's connectors called it before
     "cachemaxrows": "lookup.partial-cache.max-rows", "cachettl": "lookup.partial-cache.expire-after-write",
     "lookupcachemaxrows": "lookup.partial-cache.max-rows", "lookupcachettl": "lookup.partial-cache.expire-after-write",
-    "lookupcachecachingmissingkey": "lookup.partial-cache.cache-missing-key", "lookupasync": "lookup.provider",
+    "lookupcachecachingmissingkey": "lookup.partial-cache.cache-missing-key",
     "ttl": "lookup.partial-cache.expire-after-write", "maxretries": "lookup.max-retries",
 }  # fmt: skip
 
 
-def _suggest_options(key: str) -> list[str]:
+def _suggest_options(fields: Mapping[str, _Field], kinds: Sequence[type[KindOptions]], key: str) -> list[str]:
     """The options that an unknown key may mean: those that end with it, its counterpart from other projects, or those spelled similarly."""
     plain = re.sub(r"[^a-z0-9]", "", key)
-    names_by_plain = {re.sub(r"[^a-z0-9]", "", name): name for name in _FIELDS if not name.endswith("*")}
+    names_by_plain = {re.sub(r"[^a-z0-9]", "", name): name for name in fields if not name.endswith("*")}
     if (match := names_by_plain.get(plain) or names_by_plain.get("lookup" + plain)) is not None:
         return [match]
-    if (peer := _OF_PEERS.get(plain) or _OF_PEERS.get(plain.removeprefix("lookup"))) is not None:
+    peers = collections.ChainMap(_OF_PEERS, *(dict(kind.suggestions) for kind in kinds))
+    if (peer := peers.get(plain) or peers.get(plain.removeprefix("lookup"))) is not None:
         return [peer]
     ends = re.sub(r"[^a-z0-9]", "", key.removeprefix("lookup."))
     ending_alike = [name for folded, name in names_by_plain.items() if len(ends) > 2 and folded.endswith(ends)]
     if 0 < len(ending_alike) <= 3:
         return ending_alike
-    close_names = difflib.get_close_matches(key, _FIELDS, 1, 0.6) or difflib.get_close_matches(
-        f"lookup.{key}", _FIELDS, 1, 0.75
-    )
-    return close_names or ending_alike[:3]
+    # Without what all names begin with, which would make any two of them similar.
+    names_by_rest = {name.removeprefix("lookup."): name for name in fields}
+    close_names = difflib.get_close_matches(key.removeprefix("lookup."), names_by_rest, 1, 0.66)
+    return [names_by_rest[name] for name in close_names] or ending_alike[:3]
 
 
 def is_local(path: str) -> bool:
@@ -338,10 +399,11 @@ def _retract(layer: Mapping[str, str]) -> set[str]:
     values = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
     cache, source = values.get("lookup.cache"), values.get("lookup.metadata.source")
     meaningless: set[str] = set()
+    fields = _fields(())
     if cache in ("NONE", "PARTIAL"):
-        meaningless |= {key for key in _FIELDS if key.startswith(FULL)}
+        meaningless |= {key for key in fields if key.startswith(FULL)}
     if cache in ("NONE", "FULL"):
-        meaningless |= {key for key in _FIELDS if key.startswith(PARTIAL)}
+        meaningless |= {key for key in fields if key.startswith(PARTIAL)}
     if cache == "FULL":
         meaningless.add("lookup.metadata.sync-interval")
     if source == "UFS":
@@ -356,10 +418,10 @@ def merge_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str
     return {**table_options, **{key.lower(): text for key, text in read.items()}}
 
 
-def options_table() -> str:
+def options_table(kinds: Sequence[type[KindOptions]]) -> str:
     """The options as a Markdown table, for docs/options.md."""
     rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
-    for key, field in _FIELDS.items():
+    for key, field in _fields(tuple(kinds)).items():
         meta = field.metadata
         rows.append(f"| `{key}` | {meta['kind']} | {meta['default_text'] or '–'} | {meta['doc']} |")
     return "\n".join(rows)

@@ -329,11 +329,23 @@ def size(low: int, high: int) -> Kind:
     return Kind("size", parse)
 
 
-def option(key: str, kind: Kind, default: Any, *, doc: str, default_text: str = "", hashed: bool = True) -> Any:
-    """A field of `LookupOptions`. `default_text`: the default as users see it, where its text is not that."""
+def option(
+    key: str, kind: Kind, default: Any, *, doc: str, default_text: str = "", hashed: bool = True, secrets: str = ""
+) -> Any:
+    """A field of a group of options. `default_text`: the default as users see it, where its text is not that.
+
+    A key that ends with `.*` takes every option that begins so; `secrets` says where a credential among them belongs.
+    """
     if not default_text and default is not None:
         default_text = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
-    metadata = {"key": key, "kind": kind.label, "parse": kind.parse, "doc": doc, "default_text": default_text}
+    metadata = {
+        "key": key,
+        "kind": kind.label,
+        "parse": kind.parse,
+        "doc": doc,
+        "default_text": default_text,
+        "secrets": secrets,
+    }
     return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)
 
 

@@ -1,12 +1,19 @@
-"""The kinds of tables: each has its package and its line here."""
+"""The kinds of tables: each has its package and its lines here."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from pyspark_lookup.options.conf_file import conf_file_options
+from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.sources.delta.source import DeltaSource
 from pyspark_lookup.sources.files.source import FilesSource
+from pyspark_lookup.sources.iceberg.options import IcebergOptions
 from pyspark_lookup.sources.iceberg.source import IcebergSource
+from pyspark_lookup.sources.managed.options import ChangeOptions, WriteOptions
 from pyspark_lookup.sources.managed.source import LogSource
 from pyspark_lookup.sources.opening import Opener
+from pyspark_lookup.sources.providers.options import ProviderOptions
 from pyspark_lookup.sources.providers.provided_tables import ProvidedTables
 from pyspark_lookup.versions.version_source import VersionSource
 
@@ -14,3 +21,25 @@ SOURCES: list[type[VersionSource]] = [LogSource, DeltaSource, IcebergSource, Fil
 """The sources of all kinds, in the order in which they are asked for the kind of a path."""
 OPENERS: list[type[Opener]] = [ProvidedTables]
 """Openers of references that name no files. They are asked before the sources."""
+OPTIONS: list[type[KindOptions]] = [ProviderOptions, IcebergOptions, ChangeOptions, WriteOptions]
+"""The options of all kinds, in the order in which they are checked and shown."""
+
+
+def parse_options(
+    read: Mapping[str, str],
+    table: Mapping[str, str] | None = None,
+    conf: Mapping[str, str] | None = None,
+    origin: str = "read option",
+) -> LookupOptions:
+    """The options of a read of `table` (its stored options) under `conf`, by default this host's conf file: see `LookupOptions.parse`."""
+    return LookupOptions.parse(read, table, conf_file_options() if conf is None else conf, origin, OPTIONS)
+
+
+def names_system(options: Mapping[str, str]) -> bool:
+    """Whether options name a table of another system, in place of a path."""
+    return any(kind.system_keys & {key.lower() for key in options} for kind in OPTIONS)
+
+
+def names_catalog(options: Mapping[str, str]) -> bool:
+    """Whether options name a catalog, so that their path is the name of a table in it."""
+    return any(kind.catalog_keys & {key.lower() for key in options} for kind in OPTIONS)

@@ -14,14 +14,15 @@ from pyspark.sql.types import StructType
 
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, show
 from pyspark_lookup.errors import DamagedFileError, OptionError, SourceChangedError, VersionGoneError, raise_ours
+from pyspark_lookup.lookup.catalog_tables import added_columns
 from pyspark_lookup.lookup.metadata_tables import managed_state, read_share, shares
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.catalog import added_columns
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import StreamStart, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.change_feed import ChangeTask, changes_between, cost, plan_snapshot
 from pyspark_lookup.sources.managed.log import NotificationLog, TableState
+from pyspark_lookup.sources.managed.options import ChangeOptions
 from pyspark_lookup.sources.managed.source import read_version
 from pyspark_lookup.spark.planning import stream_options
 from pyspark_lookup.spark.reading import session_options
@@ -46,11 +47,11 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
     parsed = stream_options(options, schema)
     if parsed.pinned is not None:
         raise OptionError(f"option {next(iter(parsed.pins))} is for batch reads: use lookup.stream.start")
-    if parsed.changes_from is not None:
+    if parsed.kind(ChangeOptions).first is not None:
         raise OptionError("option lookup.changes-from is for batch reads: use lookup.stream.start")
-    if parsed.view not in (View.DATA, View.CHANGES):
-        raise OptionError(f"option lookup.view = {parsed.view.value!r} is for batch reads: use data or changes")
-    for limit, name in zip(parsed.stream_limits, ("rows", "files", "bytes"), strict=True):
+    if parsed.read.view not in (View.DATA, View.CHANGES):
+        raise OptionError(f"option lookup.view = {parsed.read.view.value!r} is for batch reads: use data or changes")
+    for limit, name in zip(parsed.kind(ChangeOptions).limits, ("rows", "files", "bytes"), strict=True):
         if limit is not None:
             instead = "without it a micro-batch takes all commits"
             require((4, 2), f"option lookup.stream.max-{name}-per-trigger", instead)
@@ -73,7 +74,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """The position before the first commit to consume; 0 means that the table's present rows come first."""
-        state, start = self._state(), self._options.stream_start
+        state, start = self._state(), self._options.kind(ChangeOptions).start
         position = 0 if start is StreamStart.SNAPSHOT else state.position if start is StreamStart.LATEST else start
         assert isinstance(position, int)
         if position > state.position:
@@ -114,7 +115,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The limit of a micro-batch that lookup.stream.max-…-per-trigger sets."""
-        limits = zip(_LIMITS, self._options.stream_limits, strict=True)
+        limits = zip(_LIMITS, self._options.kind(ChangeOptions).limits, strict=True)
         return next((limit(most) for limit, most in limits if most is not None), ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -141,12 +142,12 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for table_id, position in map(_parse_offset, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(
-                    f"{redact('path', self._options.path)} was dropped and created anew since this stream began: start again with "
+                    f"{redact('path', self._options.files.path)} was dropped and created anew since this stream began: start again with "
                     "a new checkpoint"
                 )
             if position > state.position:
                 raise VersionGoneError(
-                    f"{redact('path', self._options.path)}: the log ends at {state.position}, before what this stream has "
+                    f"{redact('path', self._options.files.path)}: the log ends at {state.position}, before what this stream has "
                     f"consumed ({position}). Was the table restored? Start again with a new checkpoint"
                 )
         return state
@@ -163,7 +164,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Spark also requests an empty range: an aggregation then completes its results in a micro-batch without rows.
             tasks = plan_snapshot(self._table, self._log(), state, until) if until else []
         else:
-            rows_only = self._options.view is View.DATA
+            rows_only = self._options.read.view is View.DATA
             tasks = list(changes_between(self._table, self._log(), state, after, until, rows_only))
         return [InputPartition((self._options, self._columns, self._added, share)) for share in shares(tasks)]
 

@@ -231,9 +231,9 @@ def _build_explanation(lookup: ChainedLookup) -> _Explanation:
     if lookup.validity is not None:
         text += f"  as of: {lookup.keys[-1].column}, by {' and '.join(filter(None, lookup.validity))}\n"
     default = "" if is_cache_set(table.options) else ", by default"
-    text += f"  strategy: {_strategy_name(lookup)} ({lookup.why})\n  cache: lookup.cache = {table.parsed.cache.value}{default}; "
-    text += f"lookup.metadata.source = {table.parsed.metadata_source.value}"
-    full = table.parsed.cache is CacheMode.FULL and table.parsed.provider is None
+    text += f"  strategy: {_strategy_name(lookup)} ({lookup.why})\n  cache: lookup.cache = {table.parsed.cache.mode.value}{default}; "
+    text += f"lookup.metadata.source = {table.parsed.version.source.value}"
+    full = table.parsed.cache.mode is CacheMode.FULL and table.parsed.system is None
     return _Explanation(text, table.options if full else None)
 
 
@@ -382,7 +382,7 @@ def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str
 
 def _validity(table: DimensionTable) -> tuple[str, str | None]:
     """The table's columns that say when a row is valid."""
-    start, end = table.parsed.valid_from, table.parsed.valid_to
+    start, end = table.parsed.read.valid_from, table.parsed.read.valid_to
     if start is None:
         raise OptionError(
             "argument as_of needs the table's columns that say when a row is valid: "
@@ -439,7 +439,7 @@ def _check_key(df_column: str, df_type: DataType, table_column: str, table_type:
 
 def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> None:
     """Raise OptionError if two columns of the result would have the same name."""
-    added = [*names, *([ERROR_COLUMN] if table.parsed.on_error is OnError.NULL else [])]
+    added = [*names, *([ERROR_COLUMN] if table.parsed.read.on_error is OnError.NULL else [])]
     used_names = {field.name.lower() for field in _known_fields(df)}
     for name in added:
         if name.lower() in used_names:
@@ -457,7 +457,7 @@ def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> 
 
 def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) -> _Choice:
     """The strategy with which a table is joined to a DataFrame, and the reason for it."""
-    by_null = table.parsed.on_error is OnError.NULL
+    by_null = table.parsed.read.on_error is OnError.NULL
     if strategy == "broadcast":
         if as_of:
             raise OptionError("argument as_of needs strategy='cache': a broadcast would return every valid row")
@@ -473,7 +473,7 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) ->
     has_cache_option = is_cache_set(table.options)
     cached = table
     unknown = in_flow_function(df.sparkSession)
-    if table.parsed.provider is None and not (has_cache_option and (strategy == "cache" or unknown or df.isStreaming)):
+    if table.parsed.system is None and not (has_cache_option and (strategy == "cache" or unknown or df.isStreaming)):
         # A snapshot that exists knows more.
         viewed = with_cache(table, CacheMode.FULL) if defaults_to_full(table) else table
         facts = viewed.facts()
@@ -490,9 +490,9 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) ->
         return _Choice(False, cached, "a provider's table")
     if by_null:
         return _Choice(False, cached, "lookup.on-error = NULL")
-    if table.parsed.cache is CacheMode.PARTIAL:
+    if table.parsed.cache.mode is CacheMode.PARTIAL:
         return _Choice(False, cached, "lookup.cache = PARTIAL: the table should not be read as a whole")
-    if facts.bytes > table.parsed.split_size:
+    if facts.bytes > table.parsed.read.split_size:
         return _Choice(False, cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size")
     if facts.rows is None:
         return _Choice(False, cached, "its number of rows is not known before they are read")

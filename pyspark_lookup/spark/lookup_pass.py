@@ -125,7 +125,7 @@ class ChainedLookup:
             StructField(name, field.dataType)
             for name, field in zip(self.names, self.table.returned_fields, strict=True)
         ]
-        by_null = self.table.parsed.on_error is OnError.NULL
+        by_null = self.table.parsed.read.on_error is OnError.NULL
         return [*fields, StructField(ERROR_COLUMN, StringType())] if by_null else fields
 
     @property

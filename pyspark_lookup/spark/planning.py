@@ -7,7 +7,6 @@ recognises its table by them, and a read notices ALTER TABLE.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -20,11 +19,7 @@ from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.core.decoding import UNREADABLE, as_texts
 from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.metadata_tables import ViewTask, plan_changes, view_schema, view_tasks
-from pyspark_lookup.lookup.planner import ResolvedTable
-from pyspark_lookup.lookup.read import ReadPlan, ReadTask
-from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.catalog import (
+from pyspark_lookup.lookup.catalog_tables import (
     MARK_METADATA,
     OPTIONS_METADATA,
     absolute_path,
@@ -34,12 +29,18 @@ from pyspark_lookup.options.catalog import (
     resolve_path,
     table_options,
 )
-from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
+from pyspark_lookup.lookup.metadata_tables import ViewTask, plan_changes, view_schema, view_tasks
+from pyspark_lookup.lookup.planner import ResolvedTable
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask
+from pyspark_lookup.lookup.runtime import runtime
+from pyspark_lookup.options.conf_file import redact, tells_secret
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
-from pyspark_lookup.options.read_write_options import BUILT, EXPLICIT, refuse_in_reads
+from pyspark_lookup.options.read_options import BUILT, EXPLICIT, refuse_in_reads
 from pyspark_lookup.sources.managed.change_feed import change_columns
+from pyspark_lookup.sources.managed.options import ChangeOptions
+from pyspark_lookup.sources.registry import names_system, parse_options
 from pyspark_lookup.spark.types import arrow_schema, struct_type
 from pyspark_lookup.versions.executions import Build
 
@@ -57,15 +58,15 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable |
     creating = "provider" in options
     # Options that are stored with a table apply to all uses of it.
     source_options, explicit = (_table_to_create(options), ()) if creating else _split_explicit(options)
-    parsed = runtime().effective(LookupOptions.parse(source_options, conf=conf_file_options()))
-    refuse_in_reads(explicit, parsed.view, stream=parsed.view in (View.DATA, View.CHANGES))
-    if parsed.view not in (View.DATA, View.CHANGES):
-        return _with_options(view_schema(parsed.view), source_options if creating else None), None
+    parsed = runtime().effective(parse_options(source_options))
+    refuse_in_reads(explicit, parsed.read.view, stream=parsed.read.view in (View.DATA, View.CHANGES))
+    if parsed.read.view not in (View.DATA, View.CHANGES):
+        return _with_options(view_schema(parsed.read.view), source_options if creating else None), None
     engine = runtime().engine(parsed)
     with engine.publish():
         resolved_table = planner.find(engine.reader, parsed)
         columns = planner.table_columns(resolved_table, parsed)
-        columns = change_columns(columns) if parsed.view is View.CHANGES else columns
+        columns = change_columns(columns) if parsed.read.view is View.CHANGES else columns
     return _with_options(columns, source_options if creating else None), resolved_table
 
 
@@ -78,13 +79,13 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
             return catalog_options
     except ValueError as problem:
         raise OptionError(f"option {_CREATE} = {create!r}: expected {problem}") from None
-    columns = LookupOptions.parse(catalog_options, conf=conf_file_options()).schema
+    columns = parse_options(catalog_options).files.schema
     if columns is None:
         raise OptionError(
             f"option {_CREATE} = 'true' needs lookup.schema, the columns of the new table, e.g. 'id INT, name STRING'"
         )
     del catalog_options["lookup.schema"]  # from now on the table's log has the columns
-    parsed = LookupOptions.parse(catalog_options, conf=conf_file_options())
+    parsed = parse_options(catalog_options)
     engine = runtime().engine(parsed)
     with engine.publish():
         engine.managed.writer(parsed).create(columns)
@@ -99,7 +100,7 @@ def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
             raise OptionError(
                 f"option {key} is among the table's properties, which Spark does not pass to reads: put it into OPTIONS (…)"
             )
-    if "lookup.provider" in catalog_options:
+    if names_system(catalog_options):
         return catalog_options
     if tells_secret("path", catalog_options.get("path", "")):
         raise OptionError(
@@ -210,17 +211,15 @@ def _differ(stored_path: str, path: str) -> bool:
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
     """The options of a streaming read. Raises OptionError for a catalog table that has lost its options."""
     load_options, explicit = _split_explicit(read)
-    options = runtime().effective(
-        LookupOptions.parse(load_options, _stored_options(load_options, schema), conf_file_options())
-    )
-    refuse_in_reads(explicit, options.view, stream=True)
+    options = runtime().effective(parse_options(load_options, _stored_options(load_options, schema)))
+    refuse_in_reads(explicit, options.read.view, stream=True)
     return options
 
 
 def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict[str, str]:
     """The options that a catalog table was created with; {} for a read that names its own path or provider."""
     # The schema of a read that names its path may have come from a catalog table, but the read is not of that table.
-    if "path" in load_options or "lookup.provider" in load_options:
+    if "path" in load_options or names_system(load_options):
         return {}
     stored = table_options(schema)
     if not stored:
@@ -259,9 +258,9 @@ class Planning:
         """The planning of a read with these options whose schema Spark already knows."""
         load_options, explicit = _split_explicit(read)
         stored = _stored_options(load_options, schema)
-        options = runtime().effective(LookupOptions.parse(load_options, stored, conf_file_options()))
-        refuse_in_reads(explicit, options.view)
-        if options.view is View.CHANGES and options.changes_from is None:
+        options = runtime().effective(parse_options(load_options, stored))
+        refuse_in_reads(explicit, options.read.view)
+        if options.read.view is View.CHANGES and options.kind(ChangeOptions).first is None:
             raise NotSupportedError(
                 "option lookup.view = 'changes': changes are read by spark.readStream, and by a batch that says where they begin "
                 "(lookup.changes-from)"
@@ -279,14 +278,14 @@ class Planning:
                 )
         columns = arrow_schema(schema)
         if (
-            options.columns is not None
-            and list(options.columns) != columns.names
+            options.read.columns is not None
+            and list(options.read.columns) != columns.names
             and resolved_table is None
             and not stored
         ):
             raise OptionError("option lookup.columns contradicts the given schema: give one of them")
-        declared = resolved_table is None and not stored and options.view is View.DATA
-        if declared and options.provider is None:
+        declared = resolved_table is None and not stored and options.read.view is View.DATA
+        if declared and options.system is None:
             options = _with_declared_columns(options, columns)
         built = read.get(BUILT)
         build = None if built is None else Build(*json.loads(built))
@@ -295,12 +294,12 @@ class Planning:
 
     def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
         """The tasks of the read, each with its plan."""
-        if self.options.view is View.CHANGES:
+        if self.options.read.view is View.CHANGES:
             engine = runtime().engine(self.options)
             with engine.publish():
                 planned = plan_changes(engine, self.options)
             return [(self.options, ViewTask(View.CHANGES, changes=part, columns=self.columns)) for part in planned]
-        if self.options.view is not View.DATA:
+        if self.options.read.view is not View.DATA:
             return [(self.options, task) for task in view_tasks(self.options, runtime().nonce())]
         engine = runtime().engine(self.options)
         with engine.publish():
@@ -320,8 +319,8 @@ class Planning:
 def _with_declared_columns(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
     """The options with the columns of `.schema(…)`, as if `lookup.schema` had declared them."""
     columns = pa.schema([(field.name, spark_type(field.type)) for field in columns])
-    if options.schema is not None and options.schema != columns:
+    if options.files.schema is not None and options.files.schema != columns:
         raise OptionError(
-            f"option lookup.schema = {columns_ddl(options.schema)!r} contradicts .schema({columns_ddl(columns)!r}): give one of them"
+            f"option lookup.schema = {columns_ddl(options.files.schema)!r} contradicts .schema({columns_ddl(columns)!r}): give one of them"
         )
-    return dataclasses.replace(options, schema=columns)
+    return options.with_values({"lookup.schema": columns})

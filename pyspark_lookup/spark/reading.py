@@ -15,7 +15,7 @@ from pyspark import TaskContext
 
 from pyspark_lookup.core.parallel import run_in_order
 from pyspark_lookup.lookup.lookup import read_rows
-from pyspark_lookup.lookup.lookup_join import issue_token, join_tokens, open_pass, parse_options
+from pyspark_lookup.lookup.lookup_join import issue_token, join_tokens, open_pass, options_from_json
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.lookup.runtime import runtime
@@ -145,7 +145,7 @@ class Resolve:
         requests = [(text, current_execution(build)) for text, build in self._tables.values()]
 
         def resolve(request: tuple[str, Execution | None]) -> bytes:
-            return issue_token(runtime().effective(parse_options(request[0]).on_host(session)), request[1])
+            return issue_token(runtime().effective(options_from_json(request[0]).on_host(session)), request[1])
 
         threads = len(self._tables) if len(self._tables) > 1 else 0
         tokens = list(run_in_order(resolve, requests, threads))

@@ -16,15 +16,16 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType, Var
 from pyspark_lookup.columnar.key_rows import KEY_INDEX
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
+from pyspark_lookup.lookup.catalog_tables import named_options, resolve_path
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.metadata_tables import describe_version
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.catalog import named_options, resolve_path
-from pyspark_lookup.options.conf_file import conf_file_options, redact
+from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions, merge_options
 from pyspark_lookup.options.parsing import option_text, parse_names
-from pyspark_lookup.options.read_write_options import BUILT, EXPLICIT, refuse_in_reads
+from pyspark_lookup.options.read_options import BUILT, EXPLICIT, refuse_in_reads
+from pyspark_lookup.sources.registry import names_catalog, names_system, parse_options
 from pyspark_lookup.spark import planning
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_flow_function
@@ -52,7 +53,7 @@ class DimensionTable:
     def place(self) -> str:
         """The last part of the table's path or name, in a form that names in plans may have."""
         # The part of a URL after `?` may be a signature.
-        place = (self.parsed.path or self.parsed.provider or "").partition("?")[0].rpartition("@")[2]
+        place = (self.parsed.files.path or self.parsed.place).partition("?")[0].rpartition("@")[2]
         last = re.sub(r"[^A-Za-z0-9]+", "_", place.rstrip("/").rsplit("/", 1)[-1])
         return last.strip("_")[:40] or "table"
 
@@ -64,7 +65,7 @@ class DimensionTable:
     @property
     def url(self) -> str:
         """The table's path or name, without secrets."""
-        return redact("path", self.parsed.path) if self.parsed.path else f"provider {self.parsed.provider}"
+        return self.parsed.place
 
     def read(self, columns: Sequence[str]) -> DataFrame:
         """These columns of the table as a DataFrame, through the host's cache."""
@@ -87,7 +88,7 @@ def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
         return load_view(spark, options, View.SUMMARY).collect()[0]
     keys = {key: SPARK_CONF_PREFIX + key.removeprefix("lookup.") for key in HOST_KEYS}
     session = {key: text for key, name in keys.items() if (text := spark.conf.get(name, None))}
-    parsed = runtime().effective(LookupOptions.parse(options, conf=conf_file_options()).on_host(session))
+    parsed = runtime().effective(parse_options(options).on_host(session))
     engine = runtime().engine(parsed)
     with engine.publish():
         return Row(**describe_version(engine, parsed))
@@ -154,14 +155,16 @@ def look_up(
         )
     merged_options["lookup.keys"] = ",".join(map(quote, keys))
     columns_option = merged_options.get("lookup.columns")
-    parsed = LookupOptions.parse(merged_options, conf=conf_file_options())
+    parsed = parse_options(merged_options)
     if schema is None:
         schema = _columns(spark, _without_cache(merged_options))
     key_names = tuple(_resolve(keys, schema, key_argument))
     merged_options["lookup.keys"] = ",".join(map(quote, _order(key_names, {**stored, **argument_options})))
     if columns is None:
         shown_names = (
-            schema.names if columns_option is None else resolve_names(parsed.columns or (), schema, "lookup.columns")
+            schema.names
+            if columns_option is None
+            else resolve_names(parsed.read.columns or (), schema, "lookup.columns")
         )
         columns = [name for name in shown_names if name not in key_names]
     names = _resolve(columns, schema, "columns")
@@ -176,7 +179,7 @@ def look_up(
                 f"out with columns=[…], or declare it with options={{'lookup.schema': '{name} STRING, …'}}"
             )
     returned_fields = tuple(StructField(name, schema[name].dataType) for name in names)
-    final_options = LookupOptions.parse(merged_options, conf=conf_file_options())
+    final_options = parse_options(merged_options)
     floor = _known_floor(final_options)
     if floor is not None:
         merged_options.setdefault("lookup.floor", floor)
@@ -188,7 +191,7 @@ def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[st
     text = {key.lower(): value for key, value in options.items()}.get("lookup.keys")
     if text is not None:
         return parse_names(text)
-    keys = None if "lookup.provider" in options else _facts(spark, _without_cache(options)).keys_of_table
+    keys = None if names_system(options) else _facts(spark, _without_cache(options)).keys_of_table
     if not keys:
         raise OptionError(
             "argument on is missing, and the table does not say by which columns it is looked up (lookup.keys): give "
@@ -199,17 +202,17 @@ def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[st
 
 def _known_floor(options: LookupOptions) -> str | None:
     """The last commit that this host made to the table: hosts that answer from cached metadata must include it."""
-    if options.provider is not None or options.metadata_source is MetadataSource.UFS:
+    if options.system is not None or options.version.source is MetadataSource.UFS:
         return None
     engine = runtime().engine(options)
-    floor = engine.reader.resolver.host.floor(engine.url_of(options.path))
+    floor = engine.reader.resolver.host.floor(engine.url_of(options.files.path))
     return None if floor is None else f"{floor[0]}:{floor[1]}"
 
 
 def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
     """The options that decide a table's columns, without those of its cache, which is not needed for that."""
     schema_options = {key: text for key, text in options.items() if key not in _OF_READS}
-    if "lookup.provider" in schema_options:
+    if names_system(schema_options):
         return schema_options
     schema_options.pop("lookup.keys", None)
     without = merge_options(schema_options, {"lookup.cache": CacheMode.NONE.value})
@@ -242,7 +245,7 @@ def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
     text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
     if text is None:
         return keys
-    table_keys = LookupOptions.parse({"path": "x", "lookup.keys": text}).keys or ()
+    table_keys = LookupOptions.parse({"path": "x", "lookup.keys": text}).files.keys or ()
     folded = {key.lower(): key for key in keys}
     if {name.lower() for name in table_keys} != set(folded):
         return keys
@@ -256,14 +259,14 @@ def _table(
     if isinstance(table, LookupTable):
         return table.given, None
     if table is None:
-        if "lookup.provider" in {key.lower() for key in argument_options}:
+        if names_system(argument_options):
             return {}, None
         raise OptionError("argument table is None: give a path, a catalog table's name or a LookupTable")
     if isinstance(table, os.PathLike):
         return {"path": os.fspath(table)}, None
     if not isinstance(table, str):
         raise OptionError(f"argument table = {table!r}: give a path, a catalog table's name or a LookupTable")
-    if "/" in table or "\\" in table or "lookup.catalog" in {key.lower() for key in argument_options}:
+    if "/" in table or "\\" in table or names_catalog(argument_options):
         return {"path": table}, None
     if in_flow_function(spark):
         raise NotSupportedError(
@@ -296,16 +299,16 @@ def is_cache_set(options: Mapping[str, str]) -> bool:
 
 def defaults_to_full(table: DimensionTable) -> bool:
     """Whether a lookup gives the table a full cache if it is small: no cache is set, and a full one needs no trigger."""
-    by_query = table.parsed.metadata_source is MetadataSource.UFS and table.parsed.provider is None
+    by_query = table.parsed.version.source is MetadataSource.UFS and table.parsed.system is None
     return by_query and not is_cache_set(table.options)
 
 
 def with_default_cache(table: DimensionTable, size: int) -> DimensionTable:
     """The table with the cache that a lookup gives it. `size`: of its files, in bytes."""
-    small = size <= table.parsed.split_size
+    small = size <= table.parsed.read.split_size
     return with_cache(table, CacheMode.FULL) if small and defaults_to_full(table) else table
 
 
 def with_cache(table: DimensionTable, mode: CacheMode) -> DimensionTable:
     options = merge_options(table.options, {"lookup.cache": mode.value})
-    return dataclasses.replace(table, options=options, parsed=LookupOptions.parse(options, conf=conf_file_options()))
+    return dataclasses.replace(table, options=options, parsed=parse_options(options))

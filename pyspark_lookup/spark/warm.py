@@ -16,9 +16,8 @@ from pyspark_lookup.errors import PysparkLookupError
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.metadata_tables import answers_for_host
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import CacheMode
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.spark.reading import count_for_application, session_options
 from pyspark_lookup.spark.table_argument import TableArgument, resolve_table_options
 
@@ -49,10 +48,10 @@ class _Warm:
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         count_for_application()
         table_options = {**json.loads(self._options), **session_options()}
-        options = runtime().effective(LookupOptions.parse(table_options, conf=conf_file_options()))
+        options = runtime().effective(parse_options(table_options))
         if answers_for_host(runtime().engine(options), self._nonce, numbers[0]):
             with LookupTable.of_stored(table_options) as table:
-                row = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory()), **_warm(table)}
+                row = {"host": socket.gethostname(), "cache_dir": str(options.cache.directory()), **_warm(table)}
             yield pa.RecordBatch.from_pylist([row], schema=parse_columns(_COLUMNS))
 
 
@@ -85,7 +84,7 @@ def warm(
     if tasks < 1:
         raise ValueError(f"tasks = {tasks}: give 1 or more")
     table_options = {**resolve_table_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
-    LookupOptions.parse(table_options, conf=conf_file_options())  # report wrong options here, and not in tasks
+    parse_options(table_options)  # report wrong options here, and not in tasks
     numbers = spark.range(0, tasks, 1, tasks)
     rows = numbers.mapInArrow(_Warm(json.dumps(table_options), runtime().nonce()), _COLUMNS).collect()
     return sorted((Warmed(**row.asDict()) for row in rows), key=lambda row: (row.host, row.cache_dir))

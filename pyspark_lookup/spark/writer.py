@@ -16,11 +16,12 @@ from pyspark.sql.types import StructType
 
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import KeyedWrite, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import Job, batch_directory
 from pyspark_lookup.sources.managed.log import Batch, DataFile, WriteMode
+from pyspark_lookup.sources.managed.options import WriteOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.spark.planning import resolve_write_options
 from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.types import arrow_schema
@@ -39,7 +40,7 @@ class Written(WriterCommitMessage):
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
     """The writer of a batch write, which has begun and has its write id. Raises the errors of its beginning."""
     parsed = _parse(options, schema)
-    batch = parsed.write_batch
+    batch = parsed.kind(WriteOptions).batch
     name = None if batch is None else batch_directory(batch, runtime().nonce())
     return BatchWriter(parsed, _begin(parsed, schema, overwrite, name))
 
@@ -53,7 +54,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
         )
     # Spark does not pass on some options of a stream.
     parsed = _parse({key: text for key, text in options.items() if key.lower() != "checkpointlocation"}, schema)
-    if parsed.write_batch is not None:
+    if parsed.kind(WriteOptions).batch is not None:
         raise OptionError(
             "option lookup.write.batch is for batch writes: a stream numbers its batches itself, remove it"
         )
@@ -61,14 +62,11 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
-    parsed = LookupOptions.parse(
-        resolve_write_options(options, schema), conf=conf_file_options(), origin="write option"
-    )
-    read_options = [
-        key for key, value in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if value
-    ]
-    read_options += ["lookup.columns"] if parsed.columns else []
-    read_options += ["lookup.view"] if parsed.view is not View.DATA else []
+    parsed = parse_options(resolve_write_options(options, schema), origin="write option")
+    read_options = [] if parsed.system is None else [parsed.system]
+    read_options += ["lookup.where"] if parsed.read.where else []
+    read_options += ["lookup.columns"] if parsed.read.columns else []
+    read_options += ["lookup.view"] if parsed.read.view is not View.DATA else []
     read_options += parsed.pins
     if read_options:
         raise OptionError(f"option {read_options[0]} is for reads: remove it from the write")
@@ -76,13 +74,13 @@ def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
 
 
 def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: str | None) -> Job:
-    if overwrite and options.write_mode is not None:
+    if overwrite and options.kind(WriteOptions).mode is not None:
         raise OptionError(
             "option lookup.write.mode = 'upsert' is for Spark's append mode: an overwrite replaces all rows"
         )
     engine = runtime().engine(options)
     with engine.publish():
-        by_key = WriteMode.UPSERT if options.write_mode is KeyedWrite.UPSERT else WriteMode.APPEND
+        by_key = WriteMode.UPSERT if options.kind(WriteOptions).mode is KeyedWrite.UPSERT else WriteMode.APPEND
         mode = WriteMode.OVERWRITE if overwrite else by_key
         return engine.managed.writer(options).begin(arrow_schema(schema), mode, name)
 
@@ -121,7 +119,7 @@ class BatchWriter(DataSourceArrowWriter):
         return Written(_write_files(self._options, self._job, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        batch = self._options.write_batch
+        batch = self._options.kind(WriteOptions).batch
         with runtime().engine(self._options).committing(self._options) as writer:
             writer.commit(self._job, _files(messages), None if batch is None else Batch(*batch))
 

@@ -231,8 +231,8 @@ class HostVersions:
 
     def with_floor(self, table: Table, options: LookupOptions) -> LookupOptions:
         """The options of a read that is planned here, with this host's newest commit, for executors on other hosts."""
-        floor = self.floor(table.url) if options.metadata_source is MetadataSource.CACHE else None
-        return options if floor is None else dataclasses.replace(options, floor=f"{floor[0]}:{floor[1]}")
+        floor = self.floor(table.url) if options.version.source is MetadataSource.CACHE else None
+        return options if floor is None else options.with_values({"lookup.floor": f"{floor[0]}:{floor[1]}"})
 
     def _floor_key(self, url: str) -> str:
         return key_of(self._ufs.scope, url)
@@ -241,8 +241,8 @@ class HostVersions:
         """(table id, log position) of the commits that a read must include: this host's, and the planning host's."""
         own_floor = self.floor(url)
         floors = [own_floor] if own_floor is not None else []
-        if options.floor is not None:
-            table_id, _, position = options.floor.rpartition(":")
+        if options.version.floor is not None:
+            table_id, _, position = options.version.floor.rpartition(":")
             floors.append((table_id, int(position)))
         return floors
 
@@ -273,7 +273,7 @@ class HostVersions:
         """
         if self._context.disk is None:
             return []
-        prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
+        prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.files.path))}-"
         token_times = dict(self._context.disk.records("token", prefix, lambda row: as_number(row["token_at"])))
         records = self._context.disk.records("version", prefix, _parse_version_row)
         rows = [{**row, "token_at": token_times.get(key)} for key, row in records]

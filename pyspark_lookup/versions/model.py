@@ -14,9 +14,10 @@ from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.core.decoding import as_count, as_name, as_text, as_texts
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnVersionGone
+from pyspark_lookup.options.enums import FileFormatName, OnVersionGone
+from pyspark_lookup.options.file_options import CsvOptions
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.options.read_write_options import Pin
+from pyspark_lookup.options.read_options import Pin
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.glob import glob_root
 from pyspark_lookup.storage.stores import Deletes, FileStatistics, FileVersion, PartitionValues, StoredColumn
@@ -171,7 +172,7 @@ class Table:
 
     def fails_when_gone(self, options: LookupOptions) -> bool:
         """Whether a version that can no longer be read is an error; otherwise the current one replaces it."""
-        policy = options.on_version_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
+        policy = options.version.on_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
         return policy is OnVersionGone.FAIL
 
     @property

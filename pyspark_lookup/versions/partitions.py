@@ -141,13 +141,13 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
     is the smallest. Raises OptionError for a table or column without partitions.
     """
     files = version.files
-    if options.partition is None:
+    if options.files.partition is None:
         return files
     fields = partition_fields(table, files) if version.metadata is None else version.metadata.columns[1]
     if not fields.names:
-        raise OptionError(f"option lookup.partition = {options.partition!r}: {table.url} has no k=v directories")
+        raise OptionError(f"option lookup.partition = {options.files.partition!r}: {table.url} has no k=v directories")
     typed_values = {file: typed_partition_values(table, file, fields) for file in files}
-    if options.partition.replace(" ", "").lower() == "max_pt()":
+    if options.files.partition.replace(" ", "").lower() == "max_pt()":
         selected_files = list(files)
         for name in fields.names:
             ordered_values = [
@@ -158,19 +158,19 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
         return tuple(selected_files)
     selected_values: dict[str, object] = {}
     name_by_lowercase = {name.lower(): name for name in fields.names}
-    for pair in options.partition.split(","):
+    for pair in options.files.partition.split(","):
         column, separator, value = (part.strip() for part in pair.partition("="))
         name = name_by_lowercase.get(column.lower(), "")
         if not separator or not name:
             raise OptionError(
-                f"option lookup.partition = {options.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
+                f"option lookup.partition = {options.files.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
             )
         try:
             raw = None if value == _NULL_PARTITION else _unescape(value)
             selected_values[name] = partition_value(raw, fields.field(name).type)
         except ValueError:
             raise OptionError(
-                f"option lookup.partition = {options.partition!r}: {value!r} is not a valid {fields.field(name).type} for column {name}"
+                f"option lookup.partition = {options.files.partition!r}: {value!r} is not a valid {fields.field(name).type} for column {name}"
             ) from None
     return tuple(
         file

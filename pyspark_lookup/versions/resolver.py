@@ -26,7 +26,8 @@ from pyspark_lookup.errors import (
     UfsPermissionError,
 )
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.enums import CacheMode, CsvOptions, FileFormatName, MetadataSource, OnBusy
+from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSource, OnBusy
+from pyspark_lookup.options.file_options import CsvOptions
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
@@ -88,13 +89,13 @@ class Resolver:
         In CACHE mode there is none for a table that this host knows and whose version is young enough. A path that ends with a slash names
         a directory, even if an object has its name.
         """
-        url = self._ufs.url_of(options.path)
+        url = self._ufs.url_of(options.files.path)
         status: FileVersion | Listing | None = None
         url_kind = self.kind_of_url(url)
         kind = url_kind or self._known_kind(url, options)
         started_s = self._context.clock.steady_s()
         # In CACHE mode a version's age counts from when the store was last asked.
-        renew = options.metadata_source is MetadataSource.CACHE
+        renew = options.version.source is MetadataSource.CACHE
         if kind is not None and url_kind is None:
             # The path may be of another kind by now, or gone, so an option that does not fit is not an error before the store was asked.
             with contextlib.suppress(*CHANGED_KIND, OptionError):
@@ -104,7 +105,7 @@ class Resolver:
             kind = None
         if kind is None:
             try:
-                status = self._ufs.list_status(url) if options.names_directory else self._ufs.get_status(url)
+                status = self._ufs.list_status(url) if options.files.names_directory else self._ufs.get_status(url)
                 kind = self.detect_kind(status)
             except UfsNotFoundError:
                 # The file with that literal name is gone, so the path is now a pattern.
@@ -141,25 +142,25 @@ class Resolver:
         """
         if kind not in self._by_kind:
             raise OptionError(
-                f"{redact('path', options.path)}: this process has no version source for tables of kind {kind!r}"
+                f"{redact('path', options.files.path)}: this process has no version source for tables of kind {kind!r}"
             )
         self._by_kind[kind].check_options(options, kind)
         return self._table(options, kind, version)
 
     def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:
         source = self._by_kind[kind]
-        form = None if source.described else options.format
+        form = None if source.described else options.files.format
         if form is None and (source.described or version is not None):
             form = source.detect_format(version.files if version is not None else ())
         csv_options = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
         if csv_options and form not in (None, FileFormatName.CSV) and not source.described:
             raise OptionError(
-                f"option {csv_options[0]} is for CSV files: {redact('path', options.path)} holds {form.value} files: remove it"
+                f"option {csv_options[0]} is for CSV files: {redact('path', options.files.path)} holds {form.value} files: remove it"
             )
-        url = self._ufs.url_of(options.path)
-        busy = Busy(options.on_busy is OnBusy.KEEP, options.busy_wait_s, options.busy_timeout_s)
-        csv, declared = (CsvOptions(), None) if source.described else (options.csv, options.schema)
-        parts = (url, self._ufs.scope, kind, form, options.success_file, options.settle_s, options.pinned)
+        url = self._ufs.url_of(options.files.path)
+        busy = Busy(options.files.on_busy is OnBusy.KEEP, options.files.busy_wait_s, options.files.busy_timeout_s)
+        csv, declared = (CsvOptions(), None) if source.described else (options.csv, options.files.schema)
+        parts = (url, self._ufs.scope, kind, form, options.files.success_file, options.files.settle_s, options.pinned)
         return Table(*parts, busy=busy, csv=csv, declared=declared, retained=source.retained)
 
     def _vanished_kind(self, url: str, options: LookupOptions) -> str | None:
@@ -173,12 +174,12 @@ class Resolver:
         """The kind that the path had when this host last resolved it, in CACHE mode or for a table that keeps versions; else None."""
         last = self._last_kind(url, options)
         retained = last is not None and self._by_kind[last].retained
-        return last if options.metadata_source is MetadataSource.CACHE or retained else None
+        return last if options.version.source is MetadataSource.CACHE or retained else None
 
     def _last_kind(self, url: str, options: LookupOptions) -> str | None:
         kind_by_time: dict[tuple[bool, float], str] = {}
         for kind, source in self._by_kind.items():
-            if kind == Kind.GLOB or (kind == Kind.FILE and options.names_directory):
+            if kind == Kind.GLOB or (kind == Kind.FILE and options.files.names_directory):
                 continue
             probe = self._table(options if source.retained else options.unpinned, kind, None)
             record = self.host.last(probe) or self.host.last(self._table(options.unpinned, kind, None))
@@ -312,7 +313,7 @@ class Resolver:
     ) -> TableVersion:
         if current is not None:
             return current()
-        if options.metadata_source is MetadataSource.UFS:
+        if options.version.source is MetadataSource.UFS:
             return self._ask(table, self._context.clock.steady_s(), renew=False)
         return self._read_cached(table, options) or self._ask(table, self._context.clock.steady_s())
 
@@ -324,9 +325,9 @@ class Resolver:
 
     def _read_cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
         """The version with which CACHE mode answers, from the store if the host's is too old; None in UFS mode or without a disk."""
-        if options.metadata_source is MetadataSource.UFS or self._context.disk is None:
+        if options.version.source is MetadataSource.UFS or self._context.disk is None:
             return None
-        if options.sync_interval_s == 0:
+        if options.version.sync_interval_s == 0:
             return self.refresh(table)
         fresh = self._find_fresh(table, options)
         if fresh is None:
@@ -341,7 +342,7 @@ class Resolver:
         """The host's last version, if it is within the sync interval; else None. Its age counts from when its resolution began."""
         record = self.host.last(table)
         # With a full cache its reload trigger asks the store; in between the host's last version counts, whatever its age.
-        interval_s = -1.0 if options.cache is CacheMode.FULL else options.sync_interval_s
+        interval_s = -1.0 if options.cache.mode is CacheMode.FULL else options.version.sync_interval_s
         if record is None or interval_s is None or interval_s == 0:
             return None
         age_s = self._context.clock.steady_s() - record["started_s"]
@@ -350,7 +351,7 @@ class Resolver:
         # Times of another boot's clock show no age.
         if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):
             return None
-        if options.cache is not CacheMode.FULL:  # a full cache has its own interval
+        if options.cache.mode is not CacheMode.FULL:  # a full cache has its own interval
             self._context.metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
         return self.host.files(table, record["digest"])
 
@@ -441,7 +442,7 @@ class Resolver:
 
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
         """The versions that the table at `options.path` lists itself (see `VersionSource.history`); None if it has no list."""
-        url = self._ufs.url_of(options.path)
+        url = self._ufs.url_of(options.files.path)
         kind = self.kind_of_url(url) or self._last_kind(url, options)
         with contextlib.suppress(UfsNotFoundError):
             kind = kind or self.detect_kind(self._ufs.get_status(url))

@@ -200,9 +200,9 @@ class VersionSource(abc.ABC):
         """Raise OptionError for an option that has no meaning for such a table."""
         self._refuse_pin(options, kind)
         is_set = {
-            "lookup.format": options.format is not None,
-            "lookup.success-file": options.success_file,
-            "lookup.settle": options.settle_s is not None,
+            "lookup.format": options.files.format is not None,
+            "lookup.success-file": options.files.success_file,
+            "lookup.settle": options.files.settle_s is not None,
             **{
                 key: True for key in sorted(options.explicit) if key == "lookup.schema" or key.startswith("lookup.csv.")
             },
@@ -214,12 +214,12 @@ class VersionSource(abc.ABC):
             if key not in self.pins:
                 takes = f"takes {' or '.join(self.pins)}" if self.pins else "has no log"
                 raise OptionError(
-                    f"option {key} = {str(pin)!r} is for other tables: {redact('path', options.path)} is a {kind.lower()} table and {takes}"
+                    f"option {key} = {str(pin)!r} is for other tables: {redact('path', options.files.path)} is a {kind.lower()} table and {takes}"
                 )
 
     def _refuse(self, options: LookupOptions, keys: Sequence[str], kind: str) -> None:
         if keys:
-            redacted_path = redact("path", options.path)
+            redacted_path = redact("path", options.files.path)
             raise OptionError(f"option {keys[0]} has no meaning for {redacted_path}, a {kind.lower()} table: remove it")
 
     def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_lookup.errors import ReloadFailedError, UfsUnavailableError
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.model import Kind
 from tests.support.fakes import FakeClock, make_host
 from tests.support.full_cache import CACHE, FULL, TIMED, Table, publish
@@ -175,7 +175,7 @@ def test_what_a_path_was_last(tmp_path: Path, cache_dir: Path, step_s: float) ->
     path = publish(tmp_path / "dim", 0, 1)
     clock = FakeClock()
     cached = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "10 s", "lookup.format": "parquet"}
-    options = LookupOptions.parse({"path": str(path), **cached})
+    options = parse_options({"path": str(path), **cached})
     make_host(str(path), cache_dir, clock).resolver.discover(options)
     os.replace(path.rename(tmp_path / "moved") / "0.parquet", path)
     clock.wall_s += step_s

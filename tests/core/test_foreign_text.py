@@ -28,10 +28,10 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.rows import as_arrow_rows
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import make
 from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupFunctionProvider
 from pyspark_lookup.sources.providers.made_provider import get_attribute
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.stores.error_mapping import our_error
 
 SECRET = "SESAME42"
@@ -233,7 +233,7 @@ def test_a_container_is_no_credential() -> None:
     """What stands before the @ of an Azure URL is part of the place."""
     path = "abfss://container@account.dfs.core.windows.net/x"
     assert without_url_credentials(path) == path
-    assert path in repr(LookupOptions.parse({"path": path}))
+    assert path in repr(parse_options({"path": path}))
 
 
 TRICKS = "a\x1b[2J\r\nb\x9b1mc\u202ed\x00\x7f\u2028"

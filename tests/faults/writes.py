@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import PysparkLookupError
 from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.log import Batch, WriteMode
+from pyspark_lookup.sources.registry import parse_options
 from tests.history.checker import Rows
 
 SCHEMA = pa.schema([("id", pa.int64()), ("tag", pa.string()), ("n", pa.int64())])
@@ -161,7 +161,7 @@ def vacuum(caller: Caller) -> int | None:
 
 def stream(caller: Caller) -> int | None:
     """A micro-batch as a stream commits it; its retry is the same batch of the same query."""
-    options = LookupOptions.parse(dict(caller.options))
+    options = parse_options(dict(caller.options))
     engine = caller.runtime.engine(options)
     writer = engine.managed.writer(options)
     job = writer.begin(SCHEMA, WriteMode.APPEND, caller.runtime.nonce())

@@ -22,10 +22,10 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError, VersionGoneError
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import WriteSizes
 from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE
 from pyspark_lookup.sources.managed.log import properties
+from pyspark_lookup.sources.registry import parse_options
 from tests.history.checker import Rows, own_rows
 from tests.support.change_feed import Feed
 from tests.support.workers import Notes, fail_at_random
@@ -154,7 +154,7 @@ def read(table: LookupTable, notes: Notes, rng: random.Random, stop: Path) -> No
 def follow(notes: Notes, options: Mapping[str, str], stop: Path) -> None:
     """The change stream, played: all rows once, then what has changed since; all rows again where that is gone."""
     rows, position = Rows(), 0
-    parsed = LookupOptions.parse(options)
+    parsed = parse_options(options)
     while not stop.exists():
         began = time.monotonic()
         try:

@@ -35,7 +35,7 @@ from pyspark_lookup.lookup.lookup_join import (
     Stage,
     issue_token,
     open_pass,
-    parse_options,
+    options_from_json,
 )
 from pyspark_lookup.lookup.read import TableReader
 from pyspark_lookup.lookup.runtime import Runtime, runtime
@@ -142,7 +142,7 @@ class Host:
 
     def options(self, spec: PassSpec) -> LookupOptions:
         given = json.dumps(dict(spec.stages[0].lookup.options))
-        return runtime().effective(parse_options(given).on_host(self.session))
+        return runtime().effective(options_from_json(given).on_host(self.session))
 
     def reader(self, spec: PassSpec) -> TableReader:
         return runtime().engine(self.options(spec)).reader

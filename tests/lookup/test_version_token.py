@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
 from pyspark_lookup.lookup.lookup_join import _FAILED
 from pyspark_lookup.lookup.version_token import VersionToken
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.source import MANAGED
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Execution
 from pyspark_lookup.versions.model import Kind
 from tests.support.fakes import FakeClock, Later
@@ -100,7 +100,7 @@ def test_a_path_may_become_something_else(tmp_path: Path, cache_dir: Path) -> No
     path.unlink()
     (put(path, 2, 0, 1) / "_SUCCESS").touch()
     of_a_file = process.options
-    process.options = LookupOptions.parse({"path": str(path), "lookup.success-file": "true"})
+    process.options = parse_options({"path": str(path), "lookup.success-file": "true"})
     told = process.announce(Execution("app", "2"))
     assert (told.kind, process.states(told)) == (Kind.DIRECTORY, {2})
     shutil.rmtree(path)
@@ -122,7 +122,7 @@ def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_d
     assert large.calls() == ["status"]
     process = Process(path, cache_dir, {"lookup.columns": "version,a"})
     process.announce(ONE)
-    process.options = LookupOptions.parse({"path": str(path), "lookup.columns": "version,b"})
+    process.options = parse_options({"path": str(path), "lookup.columns": "version,b"})
     told = process.announce(TWO)
     publish(path, 0, 2, rows=1000, columns=noise)
     process.calls()

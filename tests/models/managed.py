@@ -15,10 +15,10 @@ import pytest
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import WriteConflictError
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import Job, TableWriter, WriteSizes
 from pyspark_lookup.sources.managed.log import DataFile, WriteMode
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
+from pyspark_lookup.sources.registry import parse_options
 from tests.models.histories import Step
 from tests.models.modelled import Modelled, Row
 
@@ -145,7 +145,7 @@ class Managed(Modelled):
     # --- writes that overlap ----------------------------------------------------------------------
 
     def _writer(self, options: dict[str, str]) -> TableWriter:
-        given = LookupOptions.parse({**options, "path": str(self._path)})
+        given = parse_options({**options, "path": str(self._path)})
         return runtime().engine(given).managed.writer(given)
 
     def _begin(self, options: dict[str, str], op: str, count: int, rng: random.Random) -> None:

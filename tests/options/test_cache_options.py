@@ -6,7 +6,7 @@ import pytest
 
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.enums import OnReloadFailure
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 
 FULL = "lookup.full-cache."
 PATH = {"path": "/t", "lookup.cache": "FULL"}
@@ -47,33 +47,33 @@ TIMED = {**CACHE, FULL + "reload-strategy": "TIMED", FULL + "timed-reload.iso-ti
 def test_refusals(options: dict[str, str], words: list[str]) -> None:
     """A bad value or combination is refused by key and value, and the message says what to do."""
     with pytest.raises(OptionError) as caught:
-        LookupOptions.parse(options)
+        parse_options(options)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_ufs_needs_no_trigger_and_may_have_one() -> None:
     """In UFS mode every query checks the version, so a trigger is optional; it keeps the snapshot ready."""
-    assert not LookupOptions.parse(PATH).reloads
-    assert LookupOptions.parse({**PATH, FULL + "periodic-reload.interval": "1 h"}).reloads
+    assert not parse_options(PATH).full_cache.reloads
+    assert parse_options({**PATH, FULL + "periodic-reload.interval": "1 h"}).full_cache.reloads
 
 
 def test_one_read_may_go_without_the_full_cache() -> None:
     """A read that says NONE, or UFS, of a table that is created as FULL in CACHE mode takes the rest with it."""
     table = PERIODIC | {FULL + "max-staleness": "1 h"}
-    plain = LookupOptions.parse({"lookup.cache": "NONE", "lookup.metadata.source": "UFS"}, table)
-    assert not plain.reloads
-    fresh = LookupOptions.parse({"lookup.metadata.source": "UFS"}, table)
-    assert fresh.max_staleness_s is None
-    cached = LookupOptions.parse({"lookup.cache": "NONE", "lookup.metadata.sync-interval": "5 s"}, table)
-    assert cached.sync_interval_s == 5
+    plain = parse_options({"lookup.cache": "NONE", "lookup.metadata.source": "UFS"}, table)
+    assert not plain.full_cache.reloads
+    fresh = parse_options({"lookup.metadata.source": "UFS"}, table)
+    assert fresh.full_cache.max_staleness_s is None
+    cached = parse_options({"lookup.cache": "NONE", "lookup.metadata.sync-interval": "5 s"}, table)
+    assert cached.version.sync_interval_s == 5
 
 
 def test_conf_file_defaults_that_do_not_apply_are_left_alone() -> None:
     """A cluster's defaults for full caches do not make every other table an error."""
     conf = {FULL + "retain": "1 h", FULL + "on-reload-failure": "FAIL", FULL + "build-wait": "5 s"}
-    assert LookupOptions.parse({"path": "/t"}, conf=conf).retain_s == 3600
-    assert LookupOptions.parse(PERIODIC, conf=conf).on_reload_failure is OnReloadFailure.FAIL
-    assert LookupOptions.parse(PATH, conf=conf).build_wait_s == 5
+    assert parse_options({"path": "/t"}, conf=conf).full_cache.retain_s == 3600
+    assert parse_options(PERIODIC, conf=conf).full_cache.on_reload_failure is OnReloadFailure.FAIL
+    assert parse_options(PATH, conf=conf).full_cache.build_wait_s == 5
 
 
 def test_superseded_snapshots_stay_for_two_intervals() -> None:
@@ -85,4 +85,4 @@ def test_superseded_snapshots_stay_for_two_intervals() -> None:
         ({**TIMED, FULL + "timed-reload.interval-in-days": "2"}, 4 * 86400),
         ({**PATH, FULL + "retain": "5 s"}, 5),
     ):
-        assert LookupOptions.parse(options).retained_s == seconds
+        assert parse_options(options).full_cache.retained_s == seconds

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import functools
 import itertools
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,20 @@ from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secret
 from pyspark_lookup.options.lookup_options import HOST_KEYS, LookupOptions, options_table
 from pyspark_lookup.options.parsing import parse_bytes, parse_duration_s
 from pyspark_lookup.options.reload_trigger import ScheduleMode, parse_blackout
+from pyspark_lookup.sources.registry import OPTIONS
 
 MIB = 2**20
 AT = datetime.datetime(2026, 3, 1, 11, tzinfo=datetime.timezone.utc)
 SECRET = "s3cr3t-Value"
 
 
+parse = functools.partial(LookupOptions.parse, kinds=OPTIONS)
+
+
 def refusal(*layers: Mapping[str, str], conf: Mapping[str, str] | None = None) -> str:
     """What the error says when these options are refused."""
     with pytest.raises(OptionError) as caught:
-        LookupOptions.parse(*layers, conf=conf)
+        parse(*layers, conf=conf)
     return str(caught.value)
 
 
@@ -154,18 +160,23 @@ VALID_FORMS = [
 @pytest.mark.parametrize(("key", "text", "value", "others"), VALID_FORMS)
 def test_each_valid_form_parses(key: str, text: str, value: object, others: dict[str, str]) -> None:
     """Each documented spelling of an option becomes its value, in any letter case and with spaces around."""
-    field = next(f for f in dataclasses.fields(LookupOptions) if f.metadata and f.metadata["key"] == key)
-    assert getattr(LookupOptions.parse({"path": "/t", **others, key: text}), field.name) == value
+    options = parse({"path": "/t", **others, key: text})
+    groups = (getattr(options, field.name) for field in dataclasses.fields(options))
+    fields = {
+        field.metadata["key"]: (group, field)
+        for group in (*groups, *options.kinds)
+        if dataclasses.is_dataclass(group)
+        for field in dataclasses.fields(group)
+    }
+    group, field = fields[key]
+    assert getattr(group, field.name) == value
 
 
 def test_every_option_has_a_valid_form_here() -> None:
-    """No option is without a test of its valid forms, and the README's table has a row for each."""
-    keys = {f.metadata["key"] for f in dataclasses.fields(LookupOptions) if f.metadata}
+    """No option is without a test of its valid forms, and the table of options has a row for each."""
+    keys = set(re.findall(r"^\| `([^`]+)`", options_table(OPTIONS), re.MULTILINE))
     named = {"lookup.storage.*", "lookup.provider.*", "lookup.catalog.*"}
     assert keys == {case[0] for case in VALID_FORMS} | named
-    rows = options_table().splitlines()
-    assert len(rows) == len(keys) + 2
-    assert all(f"| `{key}` |" in "\n".join(rows) for key in keys)
 
 
 DURATIONS = {
@@ -233,7 +244,7 @@ BAD_VALUES = [
 def test_an_unknown_key_is_refused_with_the_nearest(layer: str, key: str, near: str) -> None:
     """A key nobody knows is refused with its value (of a conf file without it) and the nearest known one, whatever layer it is in."""
     with pytest.raises(OptionError) as caught:
-        LookupOptions.parse(**{"read": {}, layer: {key: "5"}})
+        parse(**{"read": {}, layer: {key: "5"}})
     shown = "'…'" if layer == "conf" else "'5'"
     assert f"unknown option {key.lower()} = {shown}" in str(caught.value)
     assert near in str(caught.value)
@@ -296,33 +307,33 @@ def test_precedence() -> None:
     storage = {"LOOKUP.STORAGE.client_kwargs": '{"verify": false}', "lookup.storage.anon": "true"}
     table = {"path": "s3://b/x", "lookup.max-retries": "2", "lookup.scan.split-size": "2m", **storage}
     read = {"lookup.max-retries": "4", "lookup.storage.max_concurrency": "5"}
-    options = LookupOptions.parse(read, table, conf)
-    assert (options.path, options.max_retries, options.split_size) == ("s3://b/x", 4, 2 * MIB)
-    assert (options.settle_s, options.busy_wait_s) == (1.0, 30.0)
+    options = parse(read, table, conf)
+    assert (options.files.path, options.storage.max_retries, options.read.split_size) == ("s3://b/x", 4, 2 * MIB)
+    assert (options.files.settle_s, options.files.busy_wait_s) == (1.0, 30.0)
     nested = {"max_concurrency": 5, "client_kwargs": {"verify": False}}
-    assert options.storage_options() == {**nested, "anon": True, "endpoint_url": "http://h:9", "nothing": None}
+    assert dict(options.storage.parameters) == {**nested, "anon": True, "endpoint_url": "http://h:9", "nothing": None}
     assert (
         len(
             {
                 options,
-                LookupOptions.parse(read, dict(reversed(table.items())), conf),
+                parse(read, dict(reversed(table.items())), conf),
                 pickle.loads(pickle.dumps(options)),
             }
         )
         == 1
     )
-    assert LookupOptions.parse({"path": "/read"}, table).path == "/read"
+    assert parse({"path": "/read"}, table).files.path == "/read"
     # A conf file's are for remote tables; those of a read are the reader's word.
-    assert [LookupOptions.parse({"path": path}, conf=conf).storage for path in ("/x", "file:/x")] == [(), ()]
-    assert LookupOptions.parse({"path": "/x", "lookup.storage.anon": "true"}).storage != ()
+    assert [parse({"path": path}, conf=conf).storage.parameters for path in ("/x", "file:/x")] == [(), ()]
+    assert parse({"path": "/x", "lookup.storage.anon": "true"}).storage.parameters != ()
     # A bad value is refused where a nearer layer overrides it, too, and the message names its layer.
     assert "(table option)" in refusal({"path": "/t", "lookup.max-retries": "1"}, {"lookup.max-retries": "x"})
     assert "(conf file)" in refusal({"path": "/t"}, conf={"lookup.max-retries": "x"})
     # A read's UFS drops the interval of the table's or the conf file's CACHE; its own interval contradicts it.
     lower = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "5 min"}
     back = {"path": "x", "lookup.metadata.source": "UFS"}
-    assert LookupOptions.parse(back, conf=lower).sync_interval_s is None
-    assert LookupOptions.parse(back, table=lower).metadata_source is enums.MetadataSource.UFS
+    assert parse(back, conf=lower).version.sync_interval_s is None
+    assert parse(back, table=lower).version.source is enums.MetadataSource.UFS
     assert "contradicts" in refusal({**back, "lookup.metadata.sync-interval": "5 min"}, conf=lower)
 
 
@@ -330,13 +341,13 @@ def test_options_that_replace_others() -> None:
     """`override` replaces some options and refuses what parse refuses. A session moves host options off their default or the conf file's
     value, never off an explicit one, and no others."""
     columns = {"path": "/t", "lookup.columns": "a"}
-    assert LookupOptions.parse(columns).override({"lookup.columns": "b"}) == LookupOptions.parse({**columns, "lookup.columns": "b"})  # fmt: skip
+    assert parse(columns).override({"lookup.columns": "b"}) == parse({**columns, "lookup.columns": "b"})  # fmt: skip
     conf = {"lookup.cache.dir": "/conf", "lookup.max-retries": "1"}
-    options = LookupOptions.parse({"path": "/t", "lookup.max-retries": "2"}, None, conf)
+    options = parse({"path": "/t", "lookup.max-retries": "2"}, None, conf)
     moved = options.on_host({"lookup.cache.dir": "/host", "lookup.max-retries": "9", "lookup.cache.max-bytes": "2m"})
-    assert (moved.cache_dir, moved.max_retries, moved.cache_max_bytes) == ("/host", 2, 2 * MIB)
+    assert (moved.cache.path, moved.storage.max_retries, moved.cache.max_bytes) == ("/host", 2, 2 * MIB)
     assert options.on_host({}) == options
-    unset, host_keys = LookupOptions.parse({"path": "/t"}), ", ".join(sorted(HOST_KEYS))
+    unset, host_keys = parse({"path": "/t"}), ", ".join(sorted(HOST_KEYS))
     for replaces, given, says in (
         (unset.override, {"lookup.columns": ","}, r"lookup\.columns = ','"),
         (unset.override, {"lookup.column": "a"}, r"did you mean lookup\.columns"),
@@ -351,12 +362,12 @@ def test_options_that_replace_others() -> None:
 def test_cache_directory_default_is_per_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without `lookup.cache.dir` the directory is one per user below the temporary directory; nothing is created."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    default = LookupOptions.parse({"path": "/t"}).cache_directory()
+    default = parse({"path": "/t"}).cache.directory()
     assert default.parent == tmp_path
     assert default.name.startswith("lookupcache-")
     assert not default.exists()
     monkeypatch.setenv("HOME", "/home/x")
-    assert LookupOptions.parse({"path": "/t", "lookup.cache.dir": "~/c"}).cache_directory() == Path("/home/x/c")
+    assert parse({"path": "/t", "lookup.cache.dir": "~/c"}).cache.directory() == Path("/home/x/c")
 
 
 # --- the conf file -----------------------------------------------------------------------------------
@@ -447,8 +458,8 @@ def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str, name: str) -
             assert SECRET not in message
     for plain in PLAIN_KEYS if prefix == "lookup.storage." else []:
         more = {prefix + plain: "x", prefix + "client_kwargs": f'{{"{plain}": "x"}}'}
-        options = LookupOptions.parse({**given, **more})
-        assert options.storage_options() == {plain: "x", "client_kwargs": {plain: "x"}}
+        options = parse({**given, **more})
+        assert dict(options.storage.parameters) == {plain: "x", "client_kwargs": {plain: "x"}}
 
 
 def test_the_conf_files_secrets_stay_on_the_host(tmp_path: Path) -> None:
@@ -462,8 +473,8 @@ def test_the_conf_files_secrets_stay_on_the_host(tmp_path: Path) -> None:
         f"lookup.storage.proxy = http://me:{SECRET}@h:8\n"
         "lookup.storage.endpoint_url = http://h:9\n",
     )
-    options = LookupOptions.parse({"path": "s3://b/t"}, conf=conf_file_options(environ))
-    assert options.storage_options() == {"endpoint_url": "http://h:9"}
+    options = parse({"path": "s3://b/t"}, conf=conf_file_options(environ))
+    assert dict(options.storage.parameters) == {"endpoint_url": "http://h:9"}
     assert SECRET.encode() not in pickle.dumps(options)
     assert SECRET not in repr(options)
     assert conf_file_secrets(environ) == {
@@ -490,7 +501,7 @@ def test_messages_are_redacted() -> None:
     assert {given: redact(*given) for given in shown} == shown
     assert redact("lookup.storage.client_kwargs", {"a": {"token": SECRET}}) == "[redacted]"
     given = {"path": f"https://me:{SECRET}@h/t.csv?x=1&sig={SECRET}", "lookup.keys": "id"}
-    assert repr(LookupOptions.parse({**given, "lookup.storage.endpoint_url": "http://h:9"})) == (
+    assert repr(parse({**given, "lookup.storage.endpoint_url": "http://h:9"})) == (
         "LookupOptions(path='https://[redacted]@h/t.csv?x=1&sig=[redacted]', lookup.keys=('id',), "
         "lookup.storage.endpoint_url='http://h:9')"
     )

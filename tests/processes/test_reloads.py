@@ -18,7 +18,7 @@ import pytest
 
 from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from tests.support.fakes import FakeClock, make_host
 from tests.support.workers import BOUND_S, in_fresh_process, must_end
 
@@ -150,7 +150,7 @@ def test_reloads_under_reading_with_kills(tmp_path: Path) -> None:
             assert (fds <= 20, maps <= 16) == (True, True)  # two snapshots of four layers with deletes each, some locks
     for options in (CACHE, UFS):
         host = make_host(str(path), tmp_path / "FULL", clock)
-        opts = LookupOptions.parse({"path": str(path), **options})
+        opts = parse_options({"path": str(path), **options})
         full = host.reader.fulls.get_cache(host.resolver.discover(opts)[0], opts)
         assert full is not None
         assert host.disk is not None

@@ -22,7 +22,7 @@ from typing import Any
 
 from pyspark_lookup.errors import PysparkLookupError, VersionGoneError
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from tests.history.checker import check, states
 from tests.history.run import S3Place, start_worker
 from tests.soak import tables
@@ -165,7 +165,7 @@ class Soak:
     def _note_versions(self) -> None:
         """Note which digest readers are told of each version of the managed table that is new, before a vacuum may remove it."""
         given = {"lookup.cache.dir": str(self._work / "cache-writers"), "lookup.max-retries": "8"}
-        options = LookupOptions.parse({"path": tables.MANAGED, **given, **self._place.storage})
+        options = parse_options({"path": tables.MANAGED, **given, **self._place.storage})
         state = runtime().engine(options).managed.log(tables.MANAGED).latest()
         assert state is not None
         for change in state.changes:

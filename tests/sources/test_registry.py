@@ -40,9 +40,11 @@ def test_a_package_without_a_kind(tmp_path: Path, kind: str) -> None:
     shutil.rmtree(package / "sources" / kind)
     registry = package / "sources" / "registry.py"
     lines = registry.read_text().splitlines(keepends=True)
-    (gone,) = [line for line in lines if f"sources.{kind}." in line]
-    name = gone.split()[-1]
-    registry.write_text(re.sub(rf"\b{name}(, )?", "", "".join(line for line in lines if line != gone)))
+    of_kind = [line for line in lines if f"sources.{kind}." in line]
+    text = "".join(line for line in lines if line not in of_kind)
+    for line in of_kind:
+        text = re.sub(rf"\b{line.split()[-1]}(, )?", "", text)
+    registry.write_text(text)
     ran = subprocess.run(
         [sys.executable, "-c", READ, str(tmp_path)],
         cwd=tmp_path,

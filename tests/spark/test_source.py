@@ -20,8 +20,7 @@ from pyspark.errors import AnalysisException
 from pyspark_lookup import LookupTable, configure, lookup_join, warm
 from pyspark_lookup.core.metrics import COUNTERS
 from pyspark_lookup.errors import OptionError, SchemaError
-from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.sources.registry import SOURCES
+from pyspark_lookup.sources.registry import SOURCES, parse_options
 from pyspark_lookup.spark.session import RECOMMENDED
 from tests.support.fakes import FakeClock, make_host
 from tests.support.spark_tables import MODES, Calls, catalog_options, conf, load, put, saved
@@ -471,7 +470,7 @@ def test_an_interval_is_a_promise(spark: SparkSession, tmp_path: Path, strategy:
         "TIMED": {"lookup.full-cache.timed-reload.iso-time": time.strftime("%H:%M:%SZ", time.gmtime(due_s))},
     }[strategy]
     options |= {**host, "lookup.keys": "id", "lookup.cache": "FULL", "lookup.metadata.source": "CACHE"}
-    parsed = LookupOptions.parse({**options, "lookup.full-cache.reload-strategy": strategy, "path": str(path)})
+    parsed = parse_options({**options, "lookup.full-cache.reload-strategy": strategy, "path": str(path)})
     before = make_host(str(path), tmp_path / "host", FakeClock(due_s - 2 * 86400))
     full = before.reader.fulls.get_cache(before.resolver.discover(parsed)[0], parsed)
     assert full is not None

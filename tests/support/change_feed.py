@@ -17,6 +17,7 @@ from pyspark_lookup.sources.managed.change_feed import (
 )
 from pyspark_lookup.sources.managed.log import Change, TableState
 from pyspark_lookup.sources.managed.source import MANAGED
+from pyspark_lookup.sources.registry import parse_options
 
 if TYPE_CHECKING:
     from tests.support.managed_tables import Site
@@ -52,7 +53,7 @@ class Feed:
 
 
 def feed_of(site: Site) -> Feed:
-    options = LookupOptions.parse(site.options("stream", {}))
+    options = parse_options(site.options("stream", {}))
     return Feed(site.runtime.engine(options), options)
 
 

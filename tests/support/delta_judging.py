@@ -19,7 +19,7 @@ from pyspark_lookup.errors import PysparkLookupError
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup import get_many
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from tests.support.delta_evaluation import Rows, State, commits_of, evaluated, shown
 from tests.support.delta_worlds import SHAPES, copy_world, write_world
 from tests.support.fakes import FakeClock, make_host
@@ -78,7 +78,7 @@ class Reader:
         self.host = make_host(str(path), cache, FakeClock(5_000_000_000.0), start=at_once)
 
     def plan(self, **more: str) -> tuple[ReadPlan, pa.Schema]:
-        options = LookupOptions.parse({**self.given, **more})
+        options = parse_options({**self.given, **more})
         found = planner.find(self.host.reader, options)
         columns = planner.table_columns(found, options)
         plan = planner.plan_read(found, planner.with_table_keys(options, found), columns, self.host.clock.host())
@@ -97,7 +97,7 @@ class Reader:
         return shown(get_many(self.host.reader, plan, keys, ["id"], None).select(columns.names).to_pylist())
 
     def history(self) -> Any:
-        return self.host.resolver.history(LookupOptions.parse(self.given))
+        return self.host.resolver.history(parse_options(self.given))
 
 
 def judge(

@@ -14,7 +14,7 @@ from pyspark_lookup.errors import UfsUnavailableError
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup import get_many
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Execution
 from tests.support.fakes import FakeClock, Host, Later, make_host
 
@@ -58,7 +58,7 @@ class Table:
     ) -> None:
         self.later = Later()
         self.host: Host = make_host(str(path), cache_dir, clock, start=self.later, **more)  # type: ignore[arg-type]
-        self.options = LookupOptions.parse({"path": str(path), **options})
+        self.options = parse_options({"path": str(path), **options})
         self.table, _ = self.host.resolver.discover(self.options)
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 from tests.support.fakes import Host, make_host
 
@@ -30,6 +30,6 @@ class Dim:
     def known(self) -> tuple[Host, Table, TableVersion, VersionMetadata]:
         """A host that has read the table's log, and what it knows."""
         host = make_host(str(self.path), self._cache / "host")
-        table, version = host.resolver.discover(LookupOptions.parse({"path": str(self.path)}))
+        table, version = host.resolver.discover(parse_options({"path": str(self.path)}))
         assert version.metadata is not None
         return host, table, version, version.metadata

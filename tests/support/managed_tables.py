@@ -17,10 +17,10 @@ from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import Job, TableWriter
 from pyspark_lookup.sources.managed.log import DataFile, TableState
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.stores import open_store
 from tests.support.fakes import FakeClock, FaultyStore
 
@@ -93,7 +93,7 @@ class Site:
         self.runtime = Runtime(self.clock.host(), random.Random())
 
     def writer(self, more: dict[str, str] | None = None, host: str = "a", boot: str = "boot-1") -> TableWriter:
-        options = LookupOptions.parse(self.options(host, more or {}))
+        options = parse_options(self.options(host, more or {}))
         runtime = self.runtime if boot == "boot-1" else Runtime(self.clock.host(boot), random.Random())
         return runtime.engine(options).managed.writer(options)
 
@@ -112,7 +112,7 @@ class Site:
         return found
 
     def state(self) -> TableState:
-        engine = self.runtime.engine(LookupOptions.parse(self.options("look", {})))
+        engine = self.runtime.engine(parse_options(self.options("look", {})))
         state = engine.managed.log(str(self.path)).latest()
         assert state is not None
         return state

@@ -30,7 +30,7 @@ from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup import get_many, read_rows
 from pyspark_lookup.lookup.read import ReadTask
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk
 from tests.support.column_values import nested_values
@@ -273,9 +273,9 @@ class Dim(Table):
         """The rows of these keys, without the cache on request."""
         options = self.options
         if not cache:
-            off = {"lookup.partition": options.partition} if options.partition else {}
-            known = {"path": options.path, "lookup.keys": ",".join(options.keys or ())}
-            options = LookupOptions.parse({**known, **off})
+            off = {"lookup.partition": options.files.partition} if options.files.partition else {}
+            known = {"path": options.files.path, "lookup.keys": ",".join(options.files.keys or ())}
+            options = parse_options({**known, **off})
         found = planner.find(self.host.reader, options, self.table)
         shown = planner.table_columns(found, options)
         names = list(columns)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Execution
 from pyspark_lookup.versions.model import Table, TableVersion
 from tests.support.fakes import FakeClock, make_host
@@ -34,7 +34,7 @@ class Process:
         **more: object,
     ) -> None:
         self.host = make_host(str(path), cache_dir, clock, **more)  # type: ignore[arg-type]
-        self.options = LookupOptions.parse({"path": str(path), **options})
+        self.options = parse_options({"path": str(path), **options})
         self.known: Table | None = None
 
     def announce(self, execution: Execution | None = ONE) -> VersionToken:

@@ -16,6 +16,7 @@ import pytest
 
 from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundError, UfsUnavailableError
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Execution
 from pyspark_lookup.versions.model import Table, TableVersion
 from tests.support.fakes import FakeClock, Host, make_host
@@ -31,12 +32,12 @@ def write(path: Path, text: str = "") -> Path:
 
 
 def options(path: Path) -> LookupOptions:
-    return LookupOptions.parse({"path": str(path)})
+    return parse_options({"path": str(path)})
 
 
 def cached(path: Path, interval: str) -> LookupOptions:
     source = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": interval}
-    return LookupOptions.parse({"path": str(path), **source})
+    return parse_options({"path": str(path), **source})
 
 
 class Dim:
@@ -229,7 +230,7 @@ def test_settle_waits_for_quiet_without_sleeping_too_long(dim: Dim) -> None:
     """`lookup.settle`: a version whose newest file is younger waits until it is not; busy for long is an error."""
     newest = max(file.stat().st_mtime for file in dim.path.iterdir())
     dim.clock.wall_s = newest + 4
-    opts = LookupOptions.parse({"path": str(dim.path), "lookup.settle": "10 s", "lookup.on-busy": "FAIL"})
+    opts = parse_options({"path": str(dim.path), "lookup.settle": "10 s", "lookup.on-busy": "FAIL"})
     dim.discover(opts)
     assert dim.clock.slept == pytest.approx([6.0], abs=0.01)
     dim.clock.wall_s = newest + 100

@@ -243,26 +243,26 @@ class FullCache:
     trigger: CacheReloadTrigger | None = None
 
     def __post_init__(self) -> None:
-        self._reloads = self.options.reloads or self.trigger is not None
+        self._reloads = self.options.full_cache.reloads or self.trigger is not None
         find_version = functools.partial(self.resolver.find_recorded, self.table)
         self._stored = StoredSnapshots(
-            self.key, self.table, self.disk, self.context, self.options.retained_s, find_version
+            self.key, self.table, self.disk, self.context, self.options.full_cache.retained_s, find_version
         )
         self._load_log = LoadLog(self.key, self._url, self.disk, self.context)
         self._jobs = Jobs(f"lookupcache-load-{self.key[:8]}", self.context.start, self._do)
         self._gave_up_at_s: float | None = None
         self._tidy_from_s = float("-inf")
         self.schedule = Schedule(
-            key_of(self.key, *self.options.schedule),
+            key_of(self.key, *self.options.full_cache.schedule),
             lambda: self.trigger or make_trigger(self.options),
             self.ask_reload,
             lambda: last_reload(self._stored.state()),
-            self.options.blackout,
+            self.options.full_cache.blackout,
             self.disk,
             self.context,
         )
         tell = functools.partial(self._load_log.fall_back, logging.WARNING, instead="the last snapshot")
-        wait_s = self.options.build_wait_s
+        wait_s = self.options.full_cache.build_wait_s
         self._overdue = OverdueReloads(self.schedule, self._jobs, self._stored, self.context, wait_s, tell)
 
     def find(self, version: TableVersion) -> Snapshot | None:
@@ -283,7 +283,9 @@ class FullCache:
         if snapshot is not None or not self._choose(version).cacheable or not self.can_keep:
             return snapshot
         future = self._jobs.ask(version)
-        equal_snapshot = None if exact or self.options.partition is not None else self._stored.find_same_rows(version)
+        equal_snapshot = (
+            None if exact or self.options.files.partition is not None else self._stored.find_same_rows(version)
+        )
         if equal_snapshot is not None:
             return equal_snapshot
         try:
@@ -310,17 +312,17 @@ class FullCache:
             state, snapshot = self._stored.find(_served)
         if snapshot is None:
             snapshot = self._load_first()
-        elif self.options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
+        elif self.options.full_cache.on_reload_failure is OnReloadFailure.FAIL and state.failures:
             self.schedule.ensure()
             raise ReloadFailedError(f"the last reload of {self._url} failed: {state.error}")
         elif self._is_stale(state):
             self.schedule.ensure()
             snapshot = self._renew(state)
-        elif is_late and self.options.on_reload_failure is OnReloadFailure.FAIL:
+        elif is_late and self.options.full_cache.on_reload_failure is OnReloadFailure.FAIL:
             self.schedule.ensure()
             raise ReloadFailedError(
                 f"the overdue reload of {self._url} has not ended after lookup.full-cache.build-wait = "
-                f"{self.options.build_wait_s:g} s"
+                f"{self.options.full_cache.build_wait_s:g} s"
             )
         elif state.failures or is_late:
             self.context.metrics.inc("staleServedCount")
@@ -362,7 +364,7 @@ class FullCache:
 
     def _load_anew(self, state: State) -> None:
         """Load the store's current version, unless another process has done so after `state`, or holds the lock longer than `build_wait_s`."""
-        with self._stored.lock(self.options.build_wait_s) as is_locked:
+        with self._stored.lock(self.options.full_cache.build_wait_s) as is_locked:
             if is_locked and self._stored.state().finished_at_s == state.finished_at_s:
                 self._load(None, None)
 
@@ -386,10 +388,12 @@ class FullCache:
             return None
         failures = self._stored.state().failures
         try:
-            with self._stored.lock(self.options.build_wait_s) as is_locked:
+            with self._stored.lock(self.options.full_cache.build_wait_s) as is_locked:
                 if not is_locked:
                     self._give_up()
-                    reason = f"another process has not ended the first load after {self.options.build_wait_s:g} s"
+                    reason = (
+                        f"another process has not ended the first load after {self.options.full_cache.build_wait_s:g} s"
+                    )
                     self._load_log.fall_back(logging.INFO, reason)
                     return None
                 state = self._stored.state()  # the previous holder of the lock may have loaded it
@@ -408,7 +412,7 @@ class FullCache:
             return None
 
     def _is_stale(self, state: State) -> bool:
-        limit_s = self.options.max_staleness_s
+        limit_s = self.options.full_cache.max_staleness_s
         clock = self.context.clock
         return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
 
@@ -418,7 +422,7 @@ class FullCache:
         The race: many queries may find it too old at once. The first that gets the lock loads; the others find its snapshot, or that its
         load has failed, and do not ask the store again.
         """
-        with self._stored.lock(self.options.build_wait_s) as is_locked:
+        with self._stored.lock(self.options.full_cache.build_wait_s) as is_locked:
             after = self._stored.state()
             snapshot = self._stored.open(after.latest)
             if snapshot is not None and not self._is_stale(after):
@@ -429,10 +433,10 @@ class FullCache:
                 with contextlib.suppress(Exception):
                     return self._load(None, None)
                 after = self._stored.state()
-        reason = f"has not ended after lookup.full-cache.build-wait = {self.options.build_wait_s:g} s"
+        reason = f"has not ended after lookup.full-cache.build-wait = {self.options.full_cache.build_wait_s:g} s"
         raise ReloadFailedError(
             f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
-            f"{self.options.max_staleness_s:g} s, and its reload {f'failed: {after.error}' if is_locked else reason}"
+            f"{self.options.full_cache.max_staleness_s:g} s, and its reload {f'failed: {after.error}' if is_locked else reason}"
         )
 
     # --- loading ----------------------------------------------------------------------------------
@@ -612,7 +616,7 @@ class FullCache:
 
     def _choose(self, version: TableVersion) -> TableVersion:
         """The version without the files that `lookup.partition` leaves out."""
-        if self.options.partition is None:
+        if self.options.files.partition is None:
             return version
         return version.of_files(select_partitions(self.table, version, self.options))
 

@@ -38,11 +38,11 @@ class FullTables:
 
     def get_cache(self, table: Table, options: LookupOptions) -> FullCache | None:
         """The full cache that the options ask for; None if they ask for none, or there is no cache directory."""
-        if options.cache is not CacheMode.FULL or self.context.disk is None:
+        if options.cache.mode is not CacheMode.FULL or self.context.disk is None:
             return None
         # Columns that a predicate needs are kept in addition to the chosen ones.
-        columns = None if options.columns is None else (options.columns, options.where)
-        key_parts = (table.id, options.keys, columns, options.partition, options.metadata_source.value)
+        columns = None if options.read.columns is None else (options.read.columns, options.read.where)
+        key_parts = (table.id, options.files.keys, columns, options.files.partition, options.version.source.value)
         place = (key_parts, options.full_cache)
         with self._lock:
             if place not in self._caches:
@@ -54,7 +54,12 @@ class FullTables:
                     functools.partial(self._lay_out, table, options),
                     self.resolver,
                     SnapshotLoader(
-                        self.scan, self.context.disk, self.context.rng, table, key, options.build_memory_bytes
+                        self.scan,
+                        self.context.disk,
+                        self.context.rng,
+                        table,
+                        key,
+                        options.full_cache.build_memory_bytes,
                     ),
                     self.context.disk,
                     self.context,

@@ -39,15 +39,15 @@ _POLL_S = 1.0  # within this time a process notices that the schedule's holder h
 
 def make_trigger(options: LookupOptions) -> CacheReloadTrigger | None:
     """The trigger that the options describe; None if they name none. Raises OptionError if a custom trigger cannot be made."""
-    strategy = options.reload_strategy
+    strategy = options.full_cache.strategy
     if isinstance(strategy, str):
         return make("lookup.full-cache.reload-strategy", strategy, options, CacheReloadTrigger)  # type: ignore[type-abstract]
     if strategy is ReloadStrategy.TIMED:
-        assert options.reload_iso_time is not None
-        return TimedCacheReloadTrigger(options.reload_iso_time, options.reload_interval_days)
-    if options.reload_interval_s is None:
+        assert options.full_cache.iso_time is not None
+        return TimedCacheReloadTrigger(options.full_cache.iso_time, options.full_cache.interval_days)
+    if options.full_cache.interval_s is None:
         return None
-    return PeriodicCacheReloadTrigger(options.reload_interval_s, options.reload_schedule_mode)
+    return PeriodicCacheReloadTrigger(options.full_cache.interval_s, options.full_cache.schedule_mode)
 
 
 @dataclasses.dataclass(eq=False)

@@ -231,9 +231,9 @@ class DefaultLookupCache(LookupCache):
     @classmethod
     def from_options(cls, options: LookupOptions, clock: Callable[[], float] = _CLOCK.steady_s) -> DefaultLookupCache:
         """The cache that `lookup.partial-cache.*` describe. Raises OptionError unless lookup.cache is PARTIAL."""
-        if options.cache is not CacheMode.PARTIAL:
-            raise OptionError(f"option lookup.cache = {options.cache.value!r} should be 'PARTIAL'")
-        return cls(**options.partial_cache, clock=clock)
+        if options.cache.mode is not CacheMode.PARTIAL:
+            raise OptionError(f"option lookup.cache = {options.cache.mode.value!r} should be 'PARTIAL'")
+        return cls(**options.partial_cache.parameters, clock=clock)
 
     @property
     def config(self) -> dict[str, Any]:

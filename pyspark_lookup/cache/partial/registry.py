@@ -80,8 +80,7 @@ class PartialTables:
         return self._invalidations[place]
 
     def _cache(self, table: Table, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
-        bounds = sorted(options.partial_cache.items())
-        place = key_of(space, keys.serialize().hex(), bounds, options.cache_max_bytes)
+        place = key_of(space, keys.serialize().hex(), options.partial_cache, options.cache.max_bytes)
         with self._lock:
             cache = self._caches.pop(place, None) or self._make(table, space, options, keys)
             self._caches[place] = cache  # the most recently used cache is last
@@ -101,7 +100,7 @@ class PartialTables:
         seed, disk = self._seed(space)
         context = dataclasses.replace(self._context, disk=disk)
         provider_cache, shared = self._provider_cache, None
-        config = options.partial_cache if provider_cache is None else None
+        config = options.partial_cache.parameters if provider_cache is None else None
         if isinstance(provider_cache, DefaultLookupCache):
             config = provider_cache.config
         for gauge, name in (("maxCachedRecords", "max_rows"), ("maxCachedBytes", "max_bytes")):

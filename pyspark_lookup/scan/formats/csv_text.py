@@ -12,7 +12,7 @@ import pyarrow.csv
 
 from pyspark_lookup.columnar.types import spark_schema
 from pyspark_lookup.errors import OptionError, SchemaError
-from pyspark_lookup.options.enums import CsvOptions
+from pyspark_lookup.options.file_options import CsvOptions
 from pyspark_lookup.scan.formats.inference import NOTHING, TEXT, Inferred, convert, infer_texts
 
 _BOM = b"\xef\xbb\xbf"

@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyspark_lookup.columnar.types import lenient_schema
 from pyspark_lookup.core import memory
 from pyspark_lookup.errors import NotSupportedError, SchemaError
-from pyspark_lookup.options.enums import CsvOptions, FileFormatName
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.options.file_options import CsvOptions
 from pyspark_lookup.scan.formats.csv_text import CsvFile
 from pyspark_lookup.scan.formats.file_names import DECOMPRESS, TEXT_AT_MOST, base_name
 from pyspark_lookup.scan.formats.inference import fits

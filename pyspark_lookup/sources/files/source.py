@@ -50,9 +50,9 @@ class FilesSource(VersionSource):
         return Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        if options.success_file and kind == Kind.FILE:
+        if options.files.success_file and kind == Kind.FILE:
             raise OptionError(
-                f"option lookup.success-file = 'true': {redact('path', options.path)} is a file, and only the directory of a job has a _SUCCESS file: remove it"
+                f"option lookup.success-file = 'true': {redact('path', options.files.path)} is a file, and only the directory of a job has a _SUCCESS file: remove it"
             )
         self._refuse_pin(options, kind)
 

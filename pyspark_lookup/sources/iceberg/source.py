@@ -35,6 +35,7 @@ from pyspark_lookup.sources.iceberg.metadata import (
     parse_metadata,
     parse_metadata_json,
 )
+from pyspark_lookup.sources.iceberg.options import IcebergOptions
 from pyspark_lookup.sources.iceberg.pointer import HINT, METADATA_DIRECTORY, METADATA_SUFFIX, Pointer, read_pointer
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.glob import glob_reaches
@@ -96,21 +97,23 @@ class IcebergSource(VersionSource):
 
     @classmethod
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
-        if options.catalog is None:
+        named = options.kind(IcebergOptions)
+        if named.catalog is None:
             return cls
-        key = cls, options.catalog, options.catalog_properties
+        key = cls, named.catalog, named.catalog_properties
         if key not in shared:
-            shared[key] = Catalog(options.catalog, options.catalog_properties)
+            shared[key] = Catalog(named.catalog, named.catalog_properties)
         return functools.partial(cls, catalog=shared[key])
 
     @classmethod
     def open_store(cls, options: LookupOptions, open_url: Callable[[str, bool], Store]) -> Store | None:
-        if options.catalog is None:
+        named = options.kind(IcebergOptions)
+        if named.catalog is None:
             return None
         # A catalog's local tables get no storage options.
         open_files = lambda url: open_url(url, "://" in url and not url.startswith("file:"))  # noqa: E731
-        scope = json.dumps(options.storage, default=str)
-        return CatalogStore(options.catalog, options.catalog_properties, open_files, scope)
+        scope = json.dumps(options.storage.parameters, default=str)
+        return CatalogStore(named.catalog, named.catalog_properties, open_files, scope)
 
     @classmethod
     def kind_of_url(cls, url: str) -> str | None:

@@ -12,6 +12,7 @@ from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.enums import MissingColumns
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.log import Definition, TableState
+from pyspark_lookup.sources.managed.options import WriteOptions
 from pyspark_lookup.versions.deletes import PATH, ROW
 
 
@@ -77,12 +78,12 @@ def find_kept_columns(
     keys = [name for name in lacking if name in definition.keys]
     if keys:
         raise SchemaError(f"{origin}: the rows of an upsert have no key column {keys[0]!r}")
-    if lacking and options.write_missing_columns is None:
+    if lacking and options.kind(WriteOptions).missing_columns is None:
         raise SchemaError(
             f"{origin}: the rows of an upsert have no column {lacking[0]!r}: give it, or set lookup.write.missing-columns "
             "to KEEP (an existing row keeps its value) or NULL (the existing value is lost)"
         )
-    return lacking if options.write_missing_columns is MissingColumns.KEEP else ()
+    return lacking if options.kind(WriteOptions).missing_columns is MissingColumns.KEEP else ()
 
 
 def _check_names(columns: pa.Schema) -> None:
@@ -102,7 +103,7 @@ def extend_definition(
     state: TableState, schema: pa.Schema, options: LookupOptions, by_key: bool, origin: str
 ) -> Definition:
     """The table's definition once rows of `schema` are written, `by_key` or not. Raises SchemaError or OptionError."""
-    keys = options.keys
+    keys = options.files.keys
     definition = state.definition
     if keys is not None and [k.lower() for k in keys] != [k.lower() for k in definition.keys]:
         raise OptionError(
@@ -113,11 +114,11 @@ def extend_definition(
     lacking = [key for key in definition.keys if key.lower() not in row_names]
     if lacking:
         raise SchemaError(f"{origin}: the rows have no key column {lacking[0]!r}: lookups could not find them; add it")
-    if (options.write_unique_keys or by_key) and not definition.keys:
+    if (options.kind(WriteOptions).unique_keys or by_key) and not definition.keys:
         operation = "an upsert or delete" if by_key else "option lookup.write.unique-keys"
         raise OptionError(f"{operation}: {origin} has no key columns (lookup.keys)")
     try:
-        return match_definition(definition, schema, options.write_merge_schema, origin)
+        return match_definition(definition, schema, options.kind(WriteOptions).merge_schema, origin)
     except SchemaError as problem:
         if state.since or any(write.committed for write in state.writes.values()):
             raise

@@ -84,7 +84,7 @@ class LogSource(VersionSource):
                 )
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        self._refuse(options, ["lookup.partition"] if options.partition is not None else [], kind)
+        self._refuse(options, ["lookup.partition"] if options.files.partition is not None else [], kind)
         super().check_options(options, kind)
 
     def log(self, url: str) -> NotificationLog:

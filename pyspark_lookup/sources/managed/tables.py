@@ -15,6 +15,7 @@ from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.sources.managed.compaction import Compactor
 from pyspark_lookup.sources.managed.log import NotificationLog, TableState
 from pyspark_lookup.sources.managed.open_transaction import OpenWrites
+from pyspark_lookup.sources.managed.options import ChangeOptions, WriteOptions
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from pyspark_lookup.sources.managed.sizes import WriteSizes
 from pyspark_lookup.sources.managed.source import MANAGED, LogSource
@@ -51,12 +52,12 @@ class ManagedTables:
         """The managed table at `options.path`, whether or not it exists. Raises OptionError, and NotSupportedError for another kind of table."""
         if self._source is None:
             raise NotSupportedError(
-                f"{self._ufs.url_of(options.path)}: lookupcache does not write to a provider's table"
+                f"{self._ufs.url_of(options.files.path)}: lookupcache does not write to a provider's table"
             )
-        kind = self._resolver.kind_of_url(self._ufs.url_of(options.path))
+        kind = self._resolver.kind_of_url(self._ufs.url_of(options.files.path))
         if kind is not None:
             raise NotSupportedError(
-                f"{redact('path', options.path)} is an {kind.capitalize()} table: lookupcache can read it, but writes only managed tables"
+                f"{redact('path', options.files.path)} is an {kind.capitalize()} table: lookupcache can read it, but writes only managed tables"
             )
         return self._resolver.to_table(options, MANAGED)
 
@@ -67,7 +68,7 @@ class ManagedTables:
 
     def read_log(self, options: LookupOptions) -> TableState | None:
         """The latest state of the log of the table at `options.path`; None if there is no log."""
-        url = self._ufs.url_of(options.path)
+        url = self._ufs.url_of(options.files.path)
         if self._source is None or self._resolver.kind_of_url(url) is not None:
             return None
         log = self.log(url)
@@ -82,19 +83,19 @@ class ManagedTables:
 
     def keys(self, options: LookupOptions) -> tuple[str, ...]:
         """The key columns of the table at `options.path`; the options' key columns if there is no table."""
-        state = self.log(self._ufs.url_of(options.path)).cached_state() or self.read_log(options)
-        return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
+        state = self.log(self._ufs.url_of(options.files.path)).cached_state() or self.read_log(options)
+        return state.definition.keys if state is not None and state.definition.keys else options.files.keys or ()
 
     # --- writes -----------------------------------------------------------------------------------
 
     def writer(self, options: LookupOptions) -> TableWriter:
         """A writer for the table at `options.path`. Raises OptionError for a glob."""
-        url = self._ufs.url_of(options.path)
+        url = self._ufs.url_of(options.files.path)
         if is_glob(url) and not self._resolver.is_literal(url):
             raise OptionError(
-                f"option path = {redact('path', options.path)!r}: give a new table a path without wildcards (*, ?, [, {{)"
+                f"option path = {redact('path', options.files.path)!r}: give a new table a path without wildcards (*, ?, [, {{)"
             )
-        if options.pinned is not None or options.changes_from is not None:
+        if options.pinned is not None or options.kind(ChangeOptions).first is not None:
             pin = next(iter(options.pins), "lookup.changes-from")
             raise OptionError(f"option {pin} is for reads: remove it from the write")
         log, table, rows = self._parts(options)
@@ -104,19 +105,21 @@ class ManagedTables:
 
     def compactor(self, options: LookupOptions) -> Compactor:
         """A compactor for the table at `options.path`. Raises OptionError for a glob."""
-        return Compactor(self.writer(options), *self._parts(options), options.write_compact_after, self.sizes)
+        return Compactor(
+            self.writer(options), *self._parts(options), options.kind(WriteOptions).compact_after, self.sizes
+        )
 
     def open_writes(self, options: LookupOptions) -> OpenWrites:
         """The writes of a transaction that begins now. Raises OptionError for a glob, UfsError if the store fails."""
         writer = self.writer(options)
         log, table, rows = self._parts(options)
-        return OpenWrites(writer, log, table, rows, options.write_unique_keys, log.latest())
+        return OpenWrites(writer, log, table, rows, options.kind(WriteOptions).unique_keys, log.latest())
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
         """A writer for a `with` block that commits. After the block, runs a compaction or vacuum if one is due."""
         yield self.writer(options)
-        if options.write_compact_after:
+        if options.kind(WriteOptions).compact_after:
             self.compactor(options).compact_if_due()
         log, _, _ = self._parts(options)
         vacuum_if_due(self._ufs, log, self._nonce())

@@ -52,6 +52,7 @@ from pyspark_lookup.sources.managed.log import (
     WriteMode,
 )
 from pyspark_lookup.sources.managed.log.properties import parse_properties
+from pyspark_lookup.sources.managed.options import WriteOptions
 from pyspark_lookup.sources.managed.sizes import WriteSizes
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion, Listing
@@ -118,7 +119,7 @@ class TableWriter:
         self._on_commit = on_commit
         self._sizes = sizes
         self._context = context
-        self._aborts = Aborts(ufs, log, context, options.write_timeout_s)
+        self._aborts = Aborts(ufs, log, context, options.kind(WriteOptions).timeout_s)
         self.abort, self.discard = self._aborts.abort, self._aborts.discard
         self._url = redact("path", log.url)
 
@@ -161,7 +162,7 @@ class TableWriter:
     def create(self, schema: pa.Schema) -> None:
         """Create the table without rows, if it does not exist. Raises SchemaError if it exists with other columns or keys."""
         definition = (self._log.latest() or self._create(schema)).definition
-        requested = define(schema, self._options.keys or definition.keys, self._url)
+        requested = define(schema, self._options.files.keys or definition.keys, self._url)
         if definition.schema != requested.schema or definition.keys != requested.keys:
             raise SchemaError(
                 f"{self._url} is a table with the columns {columns_ddl(definition.schema)} and the keys {', '.join(definition.keys) or '(none)'}, "
@@ -170,7 +171,7 @@ class TableWriter:
 
     def _create(self, schema: pa.Schema) -> TableState:
         check_place(self._ufs, self._log.url, self._enclosing)
-        definition = define(schema, self._options.keys or (), self._url)
+        definition = define(schema, self._options.files.keys or (), self._url)
         table_id = f"{self._context.rng.getrandbits(128):032x}"
         try:
             created_state = self._log.create(
@@ -200,7 +201,7 @@ class TableWriter:
                 return new_keys
 
             return ByKey(self._rows, self._table, keys)
-        if self._options.write_unique_keys:
+        if self._options.kind(WriteOptions).unique_keys:
             # An overwrite leaves the rows of writes with a higher write id.
             own_write_id = job.write_id if job.mode is WriteMode.OVERWRITE else None
             return NewKeys(
@@ -363,7 +364,7 @@ class TableWriter:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
         effect.check(state)
         definition = match_definition(state.definition, job.definition.schema, True, self._url)
-        if definition.schema != state.definition.schema and not self._options.write_merge_schema:
+        if definition.schema != state.definition.schema and not self._options.kind(WriteOptions).merge_schema:
             raise WriteConflictError(f"{self._url}: another write has changed the columns: write again")
         return definition
 
@@ -460,7 +461,7 @@ class TableWriter:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
         if extend_definition(state, schema, self._options, by_key, self._url).keys != job.definition.keys:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
-        definition = match_definition(job.definition, schema, self._options.write_merge_schema, self._url)
+        definition = match_definition(job.definition, schema, self._options.kind(WriteOptions).merge_schema, self._url)
         return dataclasses.replace(job, definition=definition)
 
     def put_files(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:

@@ -23,6 +23,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import make
 from pyspark_lookup.sources.providers.call_runner import CallFailedError, CallTimeoutError, iterate_in_thread
 from pyspark_lookup.sources.providers.functions import LookupContext, LookupProvider
+from pyspark_lookup.sources.providers.options import ProviderOptions
 
 PROVIDER_OPTION = "lookup.provider"
 
@@ -45,12 +46,13 @@ class MadeProvider:
     """
 
     def __init__(self, options: LookupOptions) -> None:
-        assert options.provider is not None
-        self.name = options.provider
+        calls = options.kind(ProviderOptions)
+        assert calls.provider is not None
+        self.name = calls.provider
         self._context = LookupContext(
-            options.keys or (), None, dict(options.provider_options), options.path.removeprefix("file:") or None
+            options.files.keys or (), None, dict(calls.parameters), options.files.path.removeprefix("file:") or None
         )
-        self._timeout_s = options.async_timeout_s
+        self._timeout_s = calls.async_timeout_s
         self.latest = self._make()
         self._provider: LookupProvider | None = self.latest
         schema = get_attribute(self.name, self.latest, "schema")
@@ -60,15 +62,17 @@ class MadeProvider:
             )
         spark_columns = spark_schema(schema, f"provider {self.name}")
         self.schema = pa.schema([(field.name, spark_type(field.type)) for field in spark_columns])
-        if options.keys:
-            self._narrow(options, options.keys)
+        if options.files.keys:
+            self._narrow(options, options.files.keys)
 
     def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
         """Make the provider again, for the requested keys and columns as its schema spells them, if not all columns are read."""
         context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
-        if options.columns is not None:
-            column_names = set(resolve_names(options.columns, self.schema, "lookup.columns"))
-            column_names |= referenced_columns(parse_where(options.where, self.schema)) if options.where else set()
+        if options.read.columns is not None:
+            column_names = set(resolve_names(options.read.columns, self.schema, "lookup.columns"))
+            column_names |= (
+                referenced_columns(parse_where(options.read.where, self.schema)) if options.read.where else set()
+            )
             names = tuple(name for name in self.schema.names if name in column_names and name not in context.keys)
             context = dataclasses.replace(context, columns=names)
         if context != self._context:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,6 +21,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.sources.opening import Opening
+from pyspark_lookup.sources.providers.options import ProviderOptions
 from pyspark_lookup.sources.providers.provider import ProvidedTable
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import Count, FileVersion, Listing
@@ -31,13 +31,13 @@ from pyspark_lookup.versions.version_source import Answer, Question, SourceParts
 
 def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> LookupOptions:
     """The options, completed by the provider: if it has a cache, that decides the kind. Raises OptionError if the two contradict each other."""
-    explicit_cache = options.cache if "lookup.cache" in options.explicit else None
+    explicit_cache = options.cache.mode if "lookup.cache" in options.explicit else None
     brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if provided_table.scans else None
     if brings is not None and explicit_cache not in (None, brings):
         raise OptionError(
-            f"option lookup.cache = {options.cache.value!r}: provider {provided_table.name} determines that it is {brings.value!r}: remove the option"
+            f"option lookup.cache = {options.cache.mode.value!r}: provider {provided_table.name} determines that it is {brings.value!r}: remove the option"
         )
-    cache = brings or options.cache
+    cache = brings or options.cache.mode
     if cache is CacheMode.FULL and not provided_table.scans:
         raise OptionError(
             f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function; return a FullCachingLookupProvider"
@@ -47,28 +47,28 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     if idle:
         kind = "is read as a whole" if provided_table.scans else "is synchronous: its calls come one after the other"
         raise OptionError(f"option {min(idle)} has no meaning: provider {provided_table.name} {kind}; remove it")
-    if not options.keys:
+    if not options.files.keys:
         raise OptionError(
             f"option lookup.keys is missing: name the key columns of provider {provided_table.name}, among {', '.join(provided_table.schema.names)}"
         )
     if cache is CacheMode.PARTIAL:
         _check_partial(options, provided_table)
-    source = options.metadata_source
+    source = options.version.source
     if cache is CacheMode.FULL:
         _check_full(options, provided_table)
-    elif source is MetadataSource.CACHE and options.sync_interval_s is None:
+    elif source is MetadataSource.CACHE and options.version.sync_interval_s is None:
         raise OptionError("option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval")
     if cache is CacheMode.FULL and not provided_table.versioned:
         if "lookup.metadata.source" in options.explicit and source is MetadataSource.UFS:
             raise OptionError(
                 f"option lookup.metadata.source = 'UFS': provider {provided_table.name} has no version() to ask at every query; set lookup.metadata.source = 'CACHE'"
             )
-        if provided_table.trigger is None and not options.reloads:
+        if provided_table.trigger is None and not options.full_cache.reloads:
             raise OptionError(
                 f"provider {provided_table.name} has neither a reload trigger nor a version(): set lookup.full-cache.reload-strategy"
             )
         source = MetadataSource.CACHE
-    return dataclasses.replace(options, cache=cache, metadata_source=source)
+    return options.with_values({"lookup.cache": cache, "lookup.metadata.source": source})
 
 
 def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
@@ -78,7 +78,11 @@ def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
         raise OptionError(
             f"option {min(reload_options)}: provider {provided_table.name} brings a reload trigger of its own: remove it"
         )
-    if options.metadata_source is MetadataSource.CACHE and provided_table.trigger is None and not options.reloads:
+    if (
+        options.version.source is MetadataSource.CACHE
+        and provided_table.trigger is None
+        and not options.full_cache.reloads
+    ):
         raise OptionError(
             f"Missing '{FULL}periodic-reload.interval': provider {provided_table.name} brings no reload trigger"
         )
@@ -91,7 +95,7 @@ def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> Non
         raise OptionError(
             f"option {min(cache_options)}: provider {provided_table.name} brings a cache of its own: remove it"
         )
-    expires = options.partial_expire_after_write_s is not None
+    expires = options.partial_cache.expire_after_write_s is not None
     if isinstance(cache, DefaultLookupCache):
         expires = cache.config["expire_after_write_s"] is not None
     if not provided_table.versioned and not expires and (cache is None or isinstance(cache, DefaultLookupCache)):
@@ -99,7 +103,7 @@ def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> Non
             f"provider {provided_table.name} has no version() that tells when rows have changed: set "
             "lookup.partial-cache.expire-after-write to the greatest age that an answer may have"
         )
-    if cache is None and not options.bounded:
+    if cache is None and not options.partial_cache.bounded:
         raise OptionError(
             "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set lookup.partial-cache.max-rows"
         )
@@ -117,12 +121,12 @@ class ProvidedStore:
     lists_after = False
 
     def __init__(self, provided_table: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
-        made_with = (options.path, options.provider_options)
+        made_with = (options.files.path, options.kind(ProviderOptions).parameters)
         self.scope = f"provider:{provided_table.name}"
         self._url = f"{self.scope}/{key_of(*made_with)}"
         self._provided_table = provided_table
         # Each copy of the whole table is a new version. Rows by key have one version and expire one by one.
-        self._each_time = options.cache is CacheMode.FULL
+        self._each_time = options.cache.mode is CacheMode.FULL
         self._now_s = now_s
 
     def url_of(self, path: str) -> str:
@@ -265,7 +269,7 @@ class ProvidedTables:
         self.futures: dict[str, concurrent.futures.Future[ProvidedTable]] = {}
 
     def open(self, options: LookupOptions) -> Opening | None:
-        if options.provider is None:
+        if options.kind(ProviderOptions).provider is None:
             return None
         key = _key(options)
         table = self._table(key, options)
@@ -295,7 +299,6 @@ class ProvidedTables:
 
 
 def _key(options: LookupOptions) -> str:
-    made_with = options.provider, options.provider_options, options.path, options.keys, options.columns, options.where
-    calls = options.max_retries, options.async_capacity, options.async_timeout_s
-    retries = options.retry_predicate, options.retry_fixed_delay_s, options.retry_max_attempts
-    return key_of(*made_with, *calls, *retries, options.cache_directory())
+    files, read = options.files, options.read
+    made_with = files.path, files.keys, read.columns, read.where, options.storage.max_retries
+    return key_of(options.kind(ProviderOptions), *made_with, options.cache.directory())

@@ -42,6 +42,7 @@ from pyspark_lookup.sources.providers.functions import (
     PartialCachingLookupProvider,
 )
 from pyspark_lookup.sources.providers.made_provider import PROVIDER_OPTION, MadeProvider, get_attribute
+from pyspark_lookup.sources.providers.options import ProviderOptions
 from pyspark_lookup.sources.providers.returned_rows import ReturnedRows, show_keys
 
 _GRACE_S = 1.0
@@ -56,8 +57,9 @@ class ProvidedTable:
     """
 
     def __init__(self, options: LookupOptions, clock: HostClock) -> None:
-        assert options.provider is not None
-        self.name = options.provider
+        self._call_options = options.kind(ProviderOptions)
+        assert self._call_options.provider is not None
+        self.name = self._call_options.provider
         self._options = options
         self._clock = clock
         self._calls = Calls(f"lookupcache-provider-{self.name}")
@@ -114,7 +116,7 @@ class ProvidedTable:
             return version()
 
         try:
-            current_version = self._version_calls.run(ask, self._options.async_timeout_s)
+            current_version = self._version_calls.run(ask, self._call_options.async_timeout_s)
         except CallTimeoutError:
             self._replace()
             raise self._too_slow("version()") from None
@@ -133,7 +135,7 @@ class ProvidedTable:
         assert isinstance(provider, FullCachingLookupProvider)
         try:
             scan = get_attribute(self.name, provider, "scan")
-            for batch in iterate_in_thread(scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
+            for batch in iterate_in_thread(scan, f"lookupcache-scan-{self.name}", self._call_options.async_timeout_s):
                 yield from self._row_checks.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
         except CallTimeoutError:
             self._replace()
@@ -154,7 +156,7 @@ class ProvidedTable:
         the first key that failed, and carries the rows of the others.
         """
         rows, failures, problem = self._ask(keys, columns, metrics)
-        options = self._options
+        options = self._call_options
         if options.retry_predicate is not None:
             assert options.retry_fixed_delay_s is not None and options.retry_max_attempts is not None
             for _ in range(options.retry_max_attempts):
@@ -199,7 +201,7 @@ class ProvidedTable:
     def _limit_s(self, function: _Function, rounds: int) -> float:
         # Asynchronous calls time out one by one; a synchronous call can only be abandoned.
         grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
-        return rounds * self._options.async_timeout_s + grace_s
+        return rounds * self._call_options.async_timeout_s + grace_s
 
     def _make_calls(
         self,
@@ -229,7 +231,7 @@ class ProvidedTable:
                 return False
             return True
 
-        at_once = self._options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
+        at_once = self._call_options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
         limit_s = self._limit_s(function, -(-len(pieces) // at_once))
         try:
             self._run(lambda: _run_calls(len(pieces), make, at_once, patience), limit_s, show_keys(keys))
@@ -266,7 +268,7 @@ class ProvidedTable:
             await asyncio.wrap_future(slept)
 
         retry = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._options.max_retries + 1 if retried else 1),
+            stop=tenacity.stop_after_attempt(self._options.storage.max_retries + 1 if retried else 1),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
             before_sleep=lambda state: metrics.inc("lookupRetryCount", keys.num_rows),
             sleep=sleep,
@@ -280,18 +282,18 @@ class ProvidedTable:
                 return await retry(attempt), None
             except BaseException as problem:  # also SystemExit, which would end the loop
                 took_s = asyncio.get_running_loop().time() - started_s
-                if isinstance(problem, asyncio.CancelledError) and took_s > 0.9 * self._options.async_timeout_s:
+                if isinstance(problem, asyncio.CancelledError) and took_s > 0.9 * self._call_options.async_timeout_s:
                     raise  # cancelled by the timeout below
                 return None, problem
 
         try:
             # The timeout includes the retries, as in Flink.
-            rows, problem = await asyncio.wait_for(run_attempts(), self._options.async_timeout_s)
+            rows, problem = await asyncio.wait_for(run_attempts(), self._call_options.async_timeout_s)
         except (asyncio.TimeoutError, TimeoutError):
             raise self._too_slow(show_keys(keys)) from None
         if problem is not None:
-            tried_again = self._options.max_retries and isinstance(problem, Exception)
-            attempts = f" in {self._options.max_retries + 1} attempts" if tried_again else ""
+            tried_again = self._options.storage.max_retries and isinstance(problem, Exception)
+            attempts = f" in {self._options.storage.max_retries + 1} attempts" if tried_again else ""
             raise_ours(
                 LookupFunctionError(
                     f"provider {self.name} failed to look up {show_keys(keys)}{attempts}: {foreign_repr(problem)}"
@@ -321,7 +323,7 @@ class ProvidedTable:
             if function is not None and self._open_function is function:
                 self._open_function = None
                 with contextlib.suppress(PysparkLookupError):
-                    self._run(lambda: _call_and_await(function.close), self._options.async_timeout_s, "close()")
+                    self._run(lambda: _call_and_await(function.close), self._call_options.async_timeout_s, "close()")
             self._calls.end()
             self._version_calls.end()
 
@@ -345,7 +347,7 @@ class ProvidedTable:
 
     def _too_slow(self, operation: str) -> LookupTimeoutError:
         return LookupTimeoutError(
-            f"provider {self.name} did not answer within lookup.async.timeout = {self._options.async_timeout_s:g} s, {operation}"
+            f"provider {self.name} did not answer within lookup.async.timeout = {self._call_options.async_timeout_s:g} s, {operation}"
         )
 
 

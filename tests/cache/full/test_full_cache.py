@@ -32,6 +32,7 @@ from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.versions.executions import Execution
 from tests.support.fakes import FakeClock, make_host, wait_until_settled
@@ -112,7 +113,7 @@ def test_files_too_new_to_tell_apart_are_read_through(directory: Path, cache_dir
     assert table.versions(3) == [1]
     assert table.segments() == []
     clock.tick(10)
-    table.options = LookupOptions.parse({"path": str(directory), **FULL, "lookup.full-cache.build-wait": "0 s"})
+    table.options = parse_options({"path": str(directory), **FULL, "lookup.full-cache.build-wait": "0 s"})
     assert table.versions(3) == [1]
     table.later.loads()
     assert len(table.segments()) == 1
@@ -501,7 +502,7 @@ class EveryCall(CacheReloadTrigger):
     made: ClassVar[list[EveryCall]] = []
 
     def __init__(self, options: LookupOptions) -> None:
-        self.keys = options.keys
+        self.keys = options.files.keys
         self.outcomes: list[BaseException | None] = []
         self.closed = False
         EveryCall.made.append(self)
@@ -585,7 +586,7 @@ def test_loads_go_on(directory: Path, cache_dir: Path) -> None:
 
     full = dataclasses.replace(
         table.full,
-        options=LookupOptions.parse({"path": str(directory), **CACHE}),
+        options=parse_options({"path": str(directory), **CACHE}),
         context=dataclasses.replace(table.full.context, start=start),
     )
     publish(directory, 0, 2)

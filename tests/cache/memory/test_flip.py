@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import pickle
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from pyspark_lookup.cache.memory import DefaultLookupCache, DefaultLookupCacheBuilder
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from tests.support.fakes import FakeClock
 from tests.support.memory_cache import Row, opened
 
@@ -64,7 +64,7 @@ def test_a_copy_has_the_same_bounds() -> None:
 
 def options(**more: str) -> LookupOptions:
     given = {"path": "/t", "lookup.keys": "k", "lookup.cache": "PARTIAL"}
-    return LookupOptions.parse({**given, **{f"lookup.partial-cache.{name}": text for name, text in more.items()}})
+    return parse_options({**given, **{f"lookup.partial-cache.{name}": text for name, text in more.items()}})
 
 
 def test_options_are_honoured() -> None:
@@ -90,12 +90,12 @@ def test_options_are_honoured() -> None:
 def test_options_of_another_cache_are_refused(mode: str) -> None:
     """Only lookup.cache=PARTIAL describes this cache."""
     with pytest.raises(OptionError, match=r"lookup\.cache .*should be 'PARTIAL'"):
-        DefaultLookupCache.from_options(LookupOptions.parse({"path": "/t", "lookup.keys": "k", "lookup.cache": mode}))
+        DefaultLookupCache.from_options(parse_options({"path": "/t", "lookup.keys": "k", "lookup.cache": mode}))
 
 
 def test_a_cache_needs_a_bound() -> None:
     """Without any bound a cache would grow for ever: the error names all four."""
-    unbounded = dataclasses.replace(options(**{"max-rows": "1"}), partial_max_rows=None)
+    unbounded = options(**{"max-rows": "1"}).with_values({"lookup.partial-cache.max-rows": None})
     for make, given in (
         (options, ()),
         (DefaultLookupCache.from_options, (unbounded,)),

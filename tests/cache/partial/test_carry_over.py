@@ -27,7 +27,7 @@ from pyspark_lookup.cache.partial.carry_over import Changes
 from pyspark_lookup.columnar.predicate import Among, ColumnStats, join_stats
 from pyspark_lookup.columnar.types import cast_column, spark_type
 from pyspark_lookup.core.metrics import CacheMetricGroup
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.model import TableVersion
@@ -296,7 +296,7 @@ def test_what_cannot_differ_does_not(kind: pa.DataType, data: st.DataObject) -> 
         path = root / "dim"
         path.mkdir()
         names = [f"k{n}" for n in range(len(types))]
-        options = LookupOptions.parse({"path": str(path), "lookup.keys": ",".join(names)})
+        options = parse_options({"path": str(path), "lookup.keys": ",".join(names)})
         host = make_host(str(path), root / "cache")
         schema = pa.schema([(name, spark_type(kind)) for name, kind in zip(names, types, strict=True)])
         found, other = (Changes(HostContext(host.disk, host.metrics, CLOCK, RNG), SPACE, schema) for _ in range(2))

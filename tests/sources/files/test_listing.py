@@ -25,10 +25,9 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.enums import FileFormatName
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.files.listing import data_files, refuse_tables
 from pyspark_lookup.sources.managed.source import MANAGED
-from pyspark_lookup.sources.registry import SOURCES
+from pyspark_lookup.sources.registry import SOURCES, parse_options
 from pyspark_lookup.storage.glob import glob_root, is_glob
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.versions.deletes import DeleteFile
@@ -72,7 +71,7 @@ def put(path: Path, rows: int = 1) -> Path:
 
 def discovered(path: Path | str, host: Host | None = None) -> tuple[Table, TableVersion]:
     """What planning learns of a local path."""
-    return (host or make_host(str(path), None)).resolver.discover(LookupOptions.parse({"path": str(path)}))
+    return (host or make_host(str(path), None)).resolver.discover(parse_options({"path": str(path)}))
 
 
 # --- which files count ----------------------------------------------------------------------------
@@ -282,7 +281,7 @@ def test_disagreeing_directories_name_two_files() -> None:
 def selected(partition: str, *names: str) -> list[str]:
     """The relative names of the files that `lookup.partition` leaves."""
     table, files = directory_of(*names)
-    options = LookupOptions.parse({"path": "/data/dim", "lookup.partition": partition})
+    options = parse_options({"path": "/data/dim", "lookup.partition": partition})
     return [file.url[len(ROOT) + 1 :] for file in select_partitions(table, TableVersion(table.id, files), options)]
 
 
@@ -396,7 +395,7 @@ def test_which_directories_are_a_version(tmp_path: Path) -> None:
     assert data_names(listing("a.parquet")) == ["a.parquet"]
     path = str(put(tmp_path / "a.parquet"))
     with pytest.raises(OptionError, match=r"lookup\.success-file"):
-        planner.find(make_host(path, None).reader, LookupOptions.parse({"path": path, "lookup.success-file": "true"}))
+        planner.find(make_host(path, None).reader, parse_options({"path": path, "lookup.success-file": "true"}))
 
 
 # --- names of tables and versions -----------------------------------------------------------------

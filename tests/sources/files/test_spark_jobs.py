@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundError
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.stores import open_store
 from tests.support.fakes import CACHES, FakeClock, make_host
 from tests.support.managed_tables import Site, site
@@ -285,7 +285,7 @@ def test_the_clock_of_an_object_store(s3: S3Server) -> None:
     with pytest.raises(UfsNotFoundError):
         store.last_change_s("s3://busy/t/none", lambda kind: None)
     s3.client.put_object(Bucket="busy", Key="u/a.parquet", Body=b"x")
-    options = LookupOptions.parse({"path": "s3://busy/u", "lookup.settle": "1 h", "lookup.on-busy": "FAIL"})
+    options = parse_options({"path": "s3://busy/u", "lookup.settle": "1 h", "lookup.on-busy": "FAIL"})
     clock = FakeClock()  # decades ahead
     host = make_host("s3://busy/u", None, clock, storage={"endpoint_url": s3.endpoint})
     with pytest.raises(TableBusyError, match=r"lookup\.settle"):

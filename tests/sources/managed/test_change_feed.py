@@ -18,7 +18,6 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.lookup.lookup_table import WritingMode
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import WriteSizes
 from pyspark_lookup.sources.managed.change_feed import (
     CHANGE_TYPE,
@@ -28,6 +27,7 @@ from pyspark_lookup.sources.managed.change_feed import (
     cost,
 )
 from pyspark_lookup.sources.managed.log import WriteMode
+from pyspark_lookup.sources.registry import parse_options
 from tests.models.histories import Step
 from tests.models.managed import Managed
 from tests.support.change_feed import Feed, changes_of, feed_of, told
@@ -60,7 +60,7 @@ class Model(Managed):
         super().__init__(home / "t", home, ("id", "part"), ["part"], itertools.count().__next__)
         self.path, self.own = str(home / "t"), {"lookup.cache.dir": str(home / "cache")}
         self.reader = LookupTable(self.path, {**self.own, **mode})
-        self.engine = runtime().engine(LookupOptions.parse({**self.own, "path": self.path}))
+        self.engine = runtime().engine(parse_options({**self.own, "path": self.path}))
         self.engine.managed.sizes = WriteSizes(
             file_bytes=4000,
             row_group_rows=(2, 4),
@@ -134,7 +134,7 @@ def test_changes_played_back_are_the_versions(
     model = Model(tmp_path_factory.mktemp("changes"), {}, small)
     for step in history:
         model.take(*step)
-    feed = Feed(model.engine, LookupOptions.parse({**model.own, "path": model.path}))
+    feed = Feed(model.engine, parse_options({**model.own, "path": model.path}))
     versions = {position: collections.Counter(map(values, rows)) for position, (_, rows) in model.versions.items()}
     begin = min(versions)
     before = now = versions[begin]

@@ -23,11 +23,11 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.options.enums import View
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import data_files as files_module
 from pyspark_lookup.sources.managed.log import TableState, WriteMode
 from pyspark_lookup.sources.managed.log.checkpoints import state_from_json, state_to_json
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
+from pyspark_lookup.sources.registry import parse_options
 from tests.support.managed_tables import (
     DAY_S,
     MODES,
@@ -396,7 +396,7 @@ def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
     # What one vacuum has removed is gone for the answer of a gentler one, too; the versions view says what it does not know.
     last = table.write(rows(4), "overwrite")
     assert [table.vacuum("0 s", force=True)["oldest"], table.vacuum()["oldest"]] == [last] * 2
-    options = LookupOptions.parse({**site.options("a", {}), "lookup.view": "versions"})
+    options = parse_options({**site.options("a", {}), "lookup.view": "versions"})
     (batch,) = view_batches(site.runtime.engine(options), ViewTask(View.VERSIONS), options, bytes)
     added = {row["version"]: row["rows_added"] for row in batch.to_pylist()}
     assert (added[first], added[last]) == (None, 1)
@@ -444,7 +444,7 @@ def test_a_table_that_sees_to_itself(site: Site) -> None:
         for host in ("a", "b"):
             with pytest.raises(VersionGoneError, match=rf"from (position )?{last} on"):
                 site.table(options, host).scan()
-    log = site.runtime.engine(LookupOptions.parse(site.options("a", {}))).managed.log(str(site.path))
+    log = site.runtime.engine(parse_options(site.options("a", {}))).managed.log(str(site.path))
     with pytest.raises(VersionGoneError, match=f"lookup.stream.start = {last}"):
         list(log.pages.changes(state, 2, state.position))
     aged(site, 0.6)

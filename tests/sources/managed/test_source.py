@@ -15,7 +15,7 @@ import pytest
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.model import TableVersion
@@ -127,7 +127,7 @@ def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pyte
 def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> None:
     """A slow resolution gives it up for an older one only once the store, asked again, says the same."""
     slow, fast = (make_host(str(dim.path), tmp_path / "host") for _ in range(2))
-    options = LookupOptions.parse({"path": str(dim.path)})
+    options = parse_options({"path": str(dim.path)})
     table, old = slow.resolver.discover(options)
     asked = slow.store._inner.get_meta
     interleaved: list[TableVersion] = []

@@ -9,8 +9,8 @@ import pytest
 
 from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.log import WriteMode, properties
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.spark import change_stream
 from tests.support.change_feed import feed_of, told
 from tests.support.fakes import CACHES
@@ -104,7 +104,7 @@ def test_a_stream_that_begins_with_the_rows_there_are(
     append(table, 1, 2, 3, 4)
     trim(table)
     monkeypatch.setattr(change_stream, "runtime", lambda: site.runtime)
-    options = LookupOptions.parse({**site.options("s", OFF), "lookup.view": "changes"})
+    options = parse_options({**site.options("s", OFF), "lookup.view": "changes"})
     reader = change_stream.ChangeReader(options, SCHEMA)
     assert reader.latestOffset(reader.initialOffset())["position"] == site.state().position
     assert told(feed_of(site).snapshot(feed_of(site).last)) == "1a+ 2a+ 3a+ 4a+"

@@ -13,9 +13,9 @@ import pytest
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError
 from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.providers.bisection import Bisection, Call, Outcome
 from pyspark_lookup.sources.providers.functions import AsyncKeyLookupFunction, KeyLookupFunction
+from pyspark_lookup.sources.registry import parse_options
 from tests.support.lookup_functions import (
     CACHES,
     KINDS,
@@ -194,7 +194,7 @@ def test_a_key_that_takes_too_long(desk: Desk) -> None:
 def joined(desk: Desk, options: Options, *keys: int | None) -> list[tuple[int, str | None, str | None]]:
     """What a lookup join with lookup.on-error=NULL gives: place of the key, name, reason."""
     spec = LookupSpec({**options, "lookup.on-error": "NULL"}, ids().schema, SCHEMA, ("id", "name"))
-    parsed = LookupOptions.parse(spec.options)
+    parsed = parse_options(spec.options)
     rows = Lookup(spec, {}).find([ids(*keys).column("id").combine_chunks()], issue_token(parsed, None), None)
     return [(int(place), rows.columns[1][n].as_py(), rows.columns[2][n].as_py()) for n, place in enumerate(rows.keys)]
 

@@ -670,7 +670,7 @@ def test_a_scan_that_does_not_say_which_keys(desk: Desk, cache: Options) -> None
     function = SyncFunction(lambda keys: pa.Table.from_pylist([row], schema))
     for where in (None, "id > 1", "id = 1 OR n = 2", "n = 1", "id BETWEEN 1 AND 2", "NOT id = 1"):
         table = desk.serve(function, {**cache, **({"lookup.where": where} if where else {})}, schema)
-        with pytest.raises(OptionError, match=r"returns rows by key only; name the keys in lookup.where .*IN \(1, 2\)"):
+        with pytest.raises(OptionError, match=r"returns rows by key only: name the keys in lookup.where .*IN \(1, 2\)"):
             table.scan()
     assert function.log.events == []
     table = desk.serve(function, {**cache, "lookup.keys": "id,name"}, schema)

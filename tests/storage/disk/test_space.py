@@ -32,10 +32,10 @@ from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.options.enums import MetadataSource
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.formats.parquet import ParquetIndex
 from pyspark_lookup.scan.open_file import KnownFiles
 from pyspark_lookup.sources.providers.functions import LookupFunction, PartialCachingLookupProvider
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.storage.disk.space import ReservedFile
 from pyspark_lookup.storage.host_metrics import read_reloads
@@ -469,7 +469,7 @@ def test_close_leaves_nothing_open(tmp_path: Path, cache_dir: Path) -> None:
 def test_a_process_that_lives_long_sweeps(tmp_path: Path, cache_dir: Path) -> None:
     """What is past its time goes while a process works on, beside it, though none begins; at most every ten minutes."""
     clock, later = FakeClock(time.time()), Later()
-    options = LookupOptions.parse({"path": str(publish(tmp_path / "dim", 0, 1)), "lookup.cache.dir": str(cache_dir)})
+    options = parse_options({"path": str(publish(tmp_path / "dim", 0, 1)), "lookup.cache.dir": str(cache_dir)})
     engine = Runtime(clock.host(), random.Random(1), start=later).engine(options)
     assert engine.disk is not None
     engine.disk.replace_record("execution", "old", 1)
@@ -487,7 +487,7 @@ def test_clear_clears_everything(tmp_path: Path, cache_dir: Path) -> None:
     tables = [Table(tmp_path / "dim", cache_dir, options) for options in (*MODES.values(), CACHE)]
     for table in tables:
         table.get(1)
-        if table.options.metadata_source is MetadataSource.UFS:  # else there is a loop that does not end
+        if table.options.version.source is MetadataSource.UFS:  # else there is a loop that does not end
             run_waiting(table.later)
     disk = tables[0].host.disk
     assert disk is not None
@@ -600,7 +600,7 @@ def test_what_is_invalidated_without_a_cache_directory(tmp_path: Path, monkeypat
     assert [LookupTable(None, provided).get(1) for _ in range(2)] == [[{"id": 1, "v": 1}]] * 2
     LookupTable(None, provided).invalidate([1])
     for number in range(4):
-        current.engine(LookupOptions.parse({"path": str(tmp_path / f"t{number}"), **options}))
+        current.engine(parse_options({"path": str(tmp_path / f"t{number}"), **options}))
     gc.collect()
     assert LookupTable(None, provided).get(1) == [{"id": 1, "v": 2}]
 
@@ -610,9 +610,9 @@ def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 1)
     current = Runtime(FakeClock(time.time()).host(), random.Random(7), start=Later())
     cache = {"lookup.cache.dir": str(tmp_path / "cache")}
-    plain = LookupOptions.parse({"path": str(tmp_path / "t"), **cache})
+    plain = parse_options({"path": str(tmp_path / "t"), **cache})
     current.engine(plain).reader.resolver.host._unwritten_floors["file:///t"] = {}
-    scheduled = LookupOptions.parse({"path": str(tmp_path / "t"), **cache, **CACHE})
+    scheduled = parse_options({"path": str(tmp_path / "t"), **cache, **CACHE})
     engine = current.engine(scheduled)
     full = engine.reader.fulls.get_cache(engine.reader.resolver.to_table(scheduled, "DIRECTORY"), scheduled)
     assert full is not None
@@ -620,7 +620,7 @@ def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.M
     engines = set(current._engines)
     del engine, full
     for number in range(20):
-        current.engine(LookupOptions.parse({"path": str(tmp_path / f"u{number}"), **cache}))
+        current.engine(parse_options({"path": str(tmp_path / f"u{number}"), **cache}))
     gc.collect()
     assert len(engines) == 2
     assert engines <= set(current._engines)

@@ -15,6 +15,7 @@ from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import is_local
 from pyspark_lookup.options.parsing import parse_path
+from pyspark_lookup.sources.registry import names_catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +86,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
             "(path '…') with that path; of an Iceberg table its name with lookup.catalog"
         )
     # Where Spark has put a table that another catalog knows, nothing is.
-    place = _location(spark, name) if "path" in stored and "lookup.catalog" not in stored else None
+    place = _location(spark, name) if "path" in stored and not names_catalog(stored) else None
     warehouse = spark.conf.get("spark.sql.warehouse.dir", "") or "/"
     if place is not None and not _is_same_place(
         comparable_path(place), comparable_path(stored["path"]), comparable_path(warehouse)
@@ -144,7 +145,7 @@ def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
     """Options whose path means the same in any working directory. Of an Iceberg table's name Spark has made a path: it becomes a name again."""
     resolved = dict(options)
     if "path" in resolved:
-        is_table_name = "lookup.catalog" in {key.lower() for key in resolved}
+        is_table_name = names_catalog(resolved)
         resolved["path"] = resolved["path"].rpartition("/")[2] if is_table_name else absolute_path(resolved["path"])
     return resolved
 

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
 from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
-
-if TYPE_CHECKING:
-    from pyspark_lookup.options.lookup_options import LookupOptions
-
-CATALOG = "lookup.catalog."
+from pyspark_lookup.options.read_options import Pin, Ref
 
 
 @dataclasses.dataclass(frozen=True)
-class Ref:
-    """A named reference to a snapshot: `kind` is `branch` or `tag`."""
+class IcebergOptions(KindOptions):
+    """Which catalog knows the table, and which branch or tag of it is read."""
 
-    kind: str
-    name: str
+    catalog_keys: ClassVar[frozenset[str]] = frozenset({"lookup.catalog"})
 
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclasses.dataclass(frozen=True)
-class IcebergOptions:
     # fmt: off
     catalog: str | None = option(
         "lookup.catalog", Kind("name", parse_text), None,
@@ -35,6 +25,7 @@ class IcebergOptions:
     catalog_properties: tuple[tuple[str, str], ...] = option(
         "lookup.catalog.*", Kind("any", str), (),
         doc="Properties of that catalog in place of PyIceberg's configuration, e.g. `lookup.catalog.uri`; never credentials.",
+        secrets="give it to PyIceberg, in .pyiceberg.yaml or in the environment of each machine that reads",
     )
     branch: str | None = option(
         "lookup.branch", Kind("name", parse_text), None, default_text="`main`",
@@ -47,22 +38,23 @@ class IcebergOptions:
     # fmt: on
 
     @property
-    def ref(self) -> dict[str, Ref]:
-        """The options that name a reference, and what they name."""
+    def identity(self) -> tuple[Any, ...]:
+        return self.catalog, self.catalog_properties
+
+    @property
+    def pins(self) -> dict[str, Pin]:
         names_by_kind = {"branch": self.branch, "tag": self.tag}
         return {f"lookup.{kind}": Ref(kind, name) for kind, name in names_by_kind.items() if name is not None}
 
-
-def check_catalog(options: LookupOptions) -> None:
-    """Raise OptionError for properties of a catalog without one, and for a catalog beside what has none."""
-    if options.catalog is None:
-        if options.catalog_properties:
-            key = CATALOG + options.catalog_properties[0][0]
-            raise OptionError(f"option {key} is a property of an Iceberg catalog: set lookup.catalog, or remove it")
-        return
-    if options.provider is not None:
-        raise OptionError("options lookup.catalog and lookup.provider both say where the table is: give one")
-    if "." not in options.path.strip("."):
-        raise OptionError(
-            f"option path = {options.path!r}: with lookup.catalog = {options.catalog!r} it is the table's name, namespace.table"
-        )
+    def check(self, options: LookupOptions) -> None:
+        if self.catalog is None:
+            if self.catalog_properties:
+                key = f"lookup.catalog.{self.catalog_properties[0][0]}"
+                raise OptionError(f"option {key} is a property of an Iceberg catalog: set lookup.catalog, or remove it")
+            return
+        if options.system is not None:
+            raise OptionError(f"options lookup.catalog and {options.system} both say where the table is: give one")
+        if "." not in options.files.path.strip("."):
+            raise OptionError(
+                f"option path = {options.files.path!r}: with lookup.catalog = {self.catalog!r} it is the table's name, namespace.table"
+            )

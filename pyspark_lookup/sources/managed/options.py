@@ -1,0 +1,146 @@
+"""Options of a managed table: how it is written, and which of its changes are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options import enums
+from pyspark_lookup.options.enums import View
+from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
+from pyspark_lookup.options.parsing import (
+    BOOLEAN,
+    COUNT,
+    MOST,
+    POSITIVE_COUNT,
+    POSITIVE_DURATION,
+    Kind,
+    choice,
+    option,
+    parse_batch,
+    parse_stream_start,
+    size,
+    whole_number,
+)
+
+_CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.versions() lists them, 1 or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangeOptions(KindOptions):
+    """Which changes are read, by a batch (`first`, `last`) or by a stream."""
+
+    # fmt: off
+    first: int | None = option(
+        "lookup.changes-from", Kind("version number", _CHANGES), None,
+        doc="Of a managed table: read the changes of the commits from this one on (inclusive), as `lookup.view=changes`.",
+    )
+    last: int | None = option(
+        "lookup.changes-to", Kind("version number", _CHANGES), None, default_text="the current version",
+        doc="... up to this commit (inclusive).",
+    )
+    start: enums.StreamStart | int = option(
+        "lookup.stream.start", Kind("SNAPSHOT, LATEST or log position", parse_stream_start), enums.StreamStart.SNAPSHOT,
+        doc="Of a stream of changes: start with all current rows (SNAPSHOT), with the commits from now on (LATEST), or "
+            "with the commits after this position.",
+    )
+    max_rows: int | None = option(
+        "lookup.stream.max-rows-per-trigger", POSITIVE_COUNT, None,
+        doc="Of a stream of changes: a micro-batch takes commits of about this many rows in total, but at least one commit.",
+    )
+    max_files: int | None = option(
+        "lookup.stream.max-files-per-trigger", POSITIVE_COUNT, None,
+        doc="... of about this many files.",
+    )
+    max_bytes: int | None = option(
+        "lookup.stream.max-bytes-per-trigger", size(1, MOST), None,
+        doc="... of about this many bytes.",
+    )
+    # fmt: on
+
+    @property
+    def limits(self) -> tuple[int | None, int | None, int | None]:
+        """The most rows, files and bytes of a micro-batch; None: no limit."""
+        return self.max_rows, self.max_files, self.max_bytes
+
+    @property
+    def implied(self) -> dict[str, Any]:
+        return {} if self.first is None else {"lookup.view": View.CHANGES}
+
+    def check(self, options: LookupOptions) -> None:
+        self._check_range(options)
+        if sum(limit is not None for limit in self.limits) > 1:
+            raise OptionError(
+                "options lookup.stream.max-rows-per-trigger, lookup.stream.max-files-per-trigger and "
+                "lookup.stream.max-bytes-per-trigger all limit a micro-batch: give one"
+            )
+
+    def _check_range(self, options: LookupOptions) -> None:
+        if self.first is None:
+            if self.last is not None:
+                raise OptionError(
+                    f"option lookup.changes-to = {self.last} needs lookup.changes-from, where changes begin"
+                )
+            return
+        if options.read.view is not View.CHANGES:
+            raise OptionError(
+                f"option lookup.changes-from = {self.first} reads changes, and lookup.view = {options.read.view.value!r} something "
+                "else: leave one of them out"
+            )
+        if options.pins:
+            raise OptionError(
+                f"options {next(iter(options.pins))} and lookup.changes-from contradict each other: give one"
+            )
+        if self.last is not None and self.last < self.first:
+            raise OptionError(
+                f"option lookup.changes-to = {self.last} is before lookup.changes-from = {self.first}: both are included"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteOptions(KindOptions):
+    """How rows are written."""
+
+    # fmt: off
+    create_if_not_exists: bool = option(
+        "lookup.create-if-not-exists", BOOLEAN, False,
+        doc="Of CREATE TABLE: if nothing is at the path, make a managed table there, with the columns of "
+            "lookup.schema and the keys of lookup.keys.",
+    )
+    mode: enums.KeyedWrite | None = option(
+        "lookup.write.mode", choice(enums.KeyedWrite), None,
+        doc="Of writes in Spark's append mode: upsert, which replaces the rows that have the same keys.",
+    )
+    unique_keys: bool = option(
+        "lookup.write.unique-keys", BOOLEAN, False,
+        doc="Of writes: fail before the commit if two rows would have the same key.",
+    )
+    merge_schema: bool = option(
+        "lookup.write.merge-schema", BOOLEAN, False,
+        doc="Of writes: add columns that the table does not have; older rows have null there.",
+    )
+    missing_columns: enums.MissingColumns | None = option(
+        "lookup.write.missing-columns", choice(enums.MissingColumns), None, default_text="such an upsert is refused",
+        doc="Of upserts whose rows lack columns: an existing row keeps its values there (KEEP), or they become null "
+            "(NULL).",
+    )
+    batch: tuple[str, int] | None = option(
+        "lookup.write.batch", Kind("`name:number`", parse_batch), None,
+        doc="Of batch writes, as in `foreachBatch`: write nothing if this batch, or a later one of the same name, has "
+            "already been committed.",
+    )
+    compact_after: int = option(
+        "lookup.write.compact-after", COUNT, 20,
+        doc="Of writes: a commit compacts small writes once there are this many; 0: commits never do "
+            "(call `LookupTable.compact`).",
+    )
+    timeout_s: float = option(
+        "lookup.write.timeout", POSITIVE_DURATION, 86400.0, default_text="24 h",
+        doc="Of writes: others may abort a write that has shown no sign of life for this long.",
+    )
+    # fmt: on
+
+    def check(self, options: LookupOptions) -> None:
+        if self.create_if_not_exists:
+            raise OptionError("option lookup.create-if-not-exists is for CREATE TABLE … USING lookupcache: remove it")
