@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import os
 import pickle
@@ -426,10 +427,14 @@ def options_of_any_layer(data: st.DataObject, home: Path) -> None:
     assert pickle.loads(pickle.dumps(parsed)) == parsed
     assert hash(parsed) == hash(parsed)
     assert repr(parsed)
-    for property_ in ("pinned", "bounded", "partial_cache", "reloads", "full_cache", "retained_s", "stream_limits"):
-        getattr(parsed, property_)
-    for value in dataclasses.astuple(parsed):
-        assert not isinstance(value, float) or 0 <= abs(value) < threading.TIMEOUT_MAX
+    groups = [getattr(parsed, field.name) for field in dataclasses.fields(parsed)]
+    for group in (parsed, *filter(dataclasses.is_dataclass, groups), *parsed.kinds):
+        for name, attribute in inspect.getmembers(type(group)):
+            if isinstance(attribute, property):
+                getattr(group, name)
+        for value in dataclasses.astuple(group):
+            assert not isinstance(value, float) or 0 <= abs(value) < threading.TIMEOUT_MAX
+    assert parsed.pinned in (None, *parsed.pins.values())
     with contextlib.suppress(OptionError, ImportError):
         make_trigger(parsed)
     context = HostContext(None, CacheMetricGroup(), FakeClock().host(), random.Random())
