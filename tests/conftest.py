@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 pytest.register_assert_rewrite("tests.support")  # before it is imported: its failures show values, too
 
@@ -42,6 +42,7 @@ _HOST = Path(tempfile.mkdtemp(prefix="lookupcache-tests-"))
 os.environ["LOOKUPCACHE_CONF"] = str(_HOST / "lookupcache.conf")
 # What CI says is about the change: each run draws the same examples. A night (see `fuzzing`) draws more, and others every time.
 settings.register_profile("day", derandomize=True, deadline=None)
+settings.register_profile("mutations", derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 settings.register_profile("night", max_examples=100 * MORE, print_blob=True, deadline=None)
 settings.load_profile("night" if "LOOKUPCACHE_FUZZ" in os.environ else "day")
 

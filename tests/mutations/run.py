@@ -30,7 +30,11 @@ _LIMIT_S = 600  # of all tests of a fault
 _TEST_LIMIT_S = 60  # of one of them: a fault that makes a test hang is caught
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".venvs", "site", "*_cache", "tmp*")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
-_PYTEST = ["-m", "pytest", "-x", "-q", "-n0", "-m", "not nightly", "-p", "no:cacheprovider", "-o", f"timeout={_TEST_LIMIT_S}"]  # fmt: skip
+_PYTEST = [
+    *("-m", "pytest", "-x", "-q", "-n0", "-m", "not nightly", "-p", "no:cacheprovider"),
+    *("-o", f"timeout={_TEST_LIMIT_S}"),
+    "--hypothesis-profile=mutations",  # the first failing example will do
+]
 
 
 @dataclasses.dataclass(frozen=True)
