@@ -194,7 +194,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
         table, version = resolve_and_secure(engine.reader, options, execution, engine.last_table)
         engine.last_table = table
         engine.reader.metrics.inc("tokenCount")
-        engine.reader.resolver.host.record_token(table, version)
+        engine.reader.host.record_token(table, version)
         return VersionToken.from_version(table, version).to_bytes()
     except PysparkLookupError as problem:
         if options.read.on_error is OnError.FAIL:

@@ -619,7 +619,7 @@ class LookupTable:
         self._check_open()
         engine = runtime().engine(self._options)
         resolved_table = self._resolve(engine, self._options)
-        valid = engine.reader.resolver.source(resolved_table.table).valid_write_ids(resolved_table.version)
+        valid = engine.reader.kinds.source(resolved_table.table).valid_write_ids(resolved_table.version)
         if valid is None:
             raise NotSupportedError(
                 f"{self._options.files.path}: only managed tables, which this package writes, have write ids"
@@ -631,7 +631,7 @@ class LookupTable:
         """This host's last commit to the table, in the form of `lookup.floor`; None if there is none. No store call."""
         self._check_open()
         engine = runtime().engine(self._options)
-        floor = engine.reader.resolver.host.floor(engine.url_of(self._options.files.path))
+        floor = engine.reader.host.floor(engine.url_of(self._options.files.path))
         return None if floor is None else f"{floor[0]}:{floor[1]}"
 
     def metrics(self) -> dict[str, int]:
@@ -693,7 +693,7 @@ class LookupTable:
         """The path, the cache mode, and the last version that this process has seen, without a store call."""
         version = "not read yet"
         if self._open_table is not None and not self._closed:
-            last = runtime().engine(self._options).reader.resolver.host.last(self._open_table.resolved_table.table)
+            last = runtime().engine(self._options).reader.host.last(self._open_table.resolved_table.table)
             version = f"version {last['digest']}" if last is not None else version
         return f"LookupTable({self._options.place!r}, {self._options.cache.mode.value}, {'closed' if self._closed else version})"
 

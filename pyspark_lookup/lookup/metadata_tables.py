@@ -258,7 +258,7 @@ def describe_table(engine: Engine, resolved_table: ResolvedTable, options: Looku
         "files": len(resolved_table.version.files),
         "bytes": resolved_table.version.bytes,
         "options": repr(options),
-        **engine.reader.resolver.source(resolved_table.table).details(resolved_table.table, resolved_table.version),
+        **engine.reader.kinds.source(resolved_table.table).details(resolved_table.table, resolved_table.version),
     }
 
 
@@ -269,7 +269,7 @@ def _micros(seconds: float | None) -> int | None:
 def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     resolver = engine.reader.resolver
     table, version = resolver.discover(options)
-    write_ids = resolver.source(table).write_ids(table, version)
+    write_ids = resolver.kinds.source(table).write_ids(table, version)
     rows: list[dict[str, object]] = []
     for file in version.files:
         at = _micros(file.modified_at_s)
@@ -285,7 +285,7 @@ def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]
         {**row, "resolved_at": _micros(row["resolved_at"]), "token_at": _micros(row["token_at"])}
         for row in resolver.host.known_versions(options)
     ]
-    history = resolver.history(options)
+    history = resolver.kinds.history(options)
     if history is None:
         return host_versions
     rows_by_position = {row["position"]: row for row in host_versions}
@@ -320,7 +320,7 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = [
         {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
     ]
-    token_versions = [row for row in engine.reader.resolver.host.known_versions(options) if row["token_at"] is not None]
+    token_versions = [row for row in engine.reader.host.known_versions(options) if row["token_at"] is not None]
     if token_versions:
         last = max(token_versions, key=lambda row: row["token_at"])
         meaning = "Unix ms when a join or SQL function last issued a version token, whose version is in `detail`"

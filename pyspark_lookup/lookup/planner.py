@@ -66,19 +66,19 @@ def find(
     options; it is returned again if nothing has changed. If a file is replaced before its schema was read, planning starts over. Raises the
     errors of `Resolver.discover` and `TableReader.schema`, and VersionGoneError if the table keeps changing.
     """
-    began_s = reader.resolver.now_s()
+    began_s = reader.now_s()
     table, version = _discover(reader, options, last_table, last)
     try:
         version = _serve(reader, _with_keys(options, version), table, version, began_s)
     except CHANGED_KIND:
-        if not reader.resolver.forget_kind(table):
+        if not reader.kinds.forget_kind(table):
             raise
         table, version = reader.resolver.discover(options)
         version = _serve(reader, _with_keys(options, version), table, version, began_s)
     if (
         options.cache.mode is CacheMode.NONE
         and version.bytes > options.read.split_size
-        and reader.resolver.lacks_files(version)
+        and reader.kinds.lacks_files(version)
     ):
         # A job has removed files of this version: tasks could neither read them nor continue with other files.
         version = reader.resolver.resolve_again(table, options, None, version.digest)
@@ -114,8 +114,8 @@ def _serve(
         return version
     latest = full.latest()
     if latest is None:  # no snapshot yet: the version comes from the store
-        return reader.resolver.learn_newer(table, began_s)
-    has_own_writes = reader.resolver.host.includes_own_writes(table, options, latest)
+        return reader.current.learn_newer(table, began_s)
+    has_own_writes = reader.host.includes_own_writes(table, options, latest)
     return latest if has_own_writes else version
 
 
@@ -132,7 +132,7 @@ def _discover(
             return reader.resolver.discover(options, patient=False)
         if last is not None and last.table is last_table and last.version.digest == version.digest:
             return last_table, version
-        return reader.resolver.to_table(options, last_table.kind, version), version
+        return reader.kinds.to_table(options, last_table.kind, version), version
     return reader.resolver.discover(options)
 
 

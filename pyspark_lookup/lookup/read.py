@@ -231,7 +231,7 @@ class SnapshotReader:
                     return resolution, self.covering(plan, snapshot)
                 return resolution, self.find(plan, resolution.version, exact)
             # This host's last known version may be as old as its last reload, or older.
-            current: Callable[[], TableVersion] | None = functools.partial(self._resolver.refresh, table)
+            current: Callable[[], TableVersion] | None = functools.partial(self._resolver.current.refresh, table)
         else:
             current = None
         if version is not None:
@@ -331,7 +331,8 @@ class TableReader:
         trigger: CacheReloadTrigger | None = None,
         block_size: int = _BLOCK_BYTES,
     ) -> None:
-        self.resolver = resolver
+        self.resolver, self.kinds, self.current = resolver, resolver.kinds, resolver.current
+        self.host = resolver.host
         self.metrics = context.metrics
         self._context = context
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
@@ -342,8 +343,12 @@ class TableReader:
         )
         self.versions = VersionReader(self._scan, load_scan, context)
         self.partials = PartialTables(context, cache)
-        self.fulls = FullTables(load_scan, resolver, self.versions.layout, context, trigger)
+        self.fulls = FullTables(load_scan, self.kinds, self.current, self.versions.layout, context, trigger)
         self.snapshots = SnapshotReader(resolver, self.versions, self.fulls, context.metrics)
+
+    def now_s(self) -> float:
+        """The time on the clock that orders resolutions."""
+        return self._context.clock.steady_s()
 
     def replace(
         self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
@@ -363,7 +368,7 @@ class TableReader:
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
-            planned_version = self.resolver.find_recorded(plan.table, task.digest) if task.digest is not None else None
+            planned_version = self.current.find_recorded(plan.table, task.digest) if task.digest is not None else None
             if planned_version is not None:
                 if task.number == 0:
                     self.resolver.count_asked(planned_version)
@@ -495,7 +500,7 @@ class TableReader:
     @property
     def is_idle(self) -> bool:
         """Whether it can be dropped: nobody uses it, and all that it knows is on disk."""
-        unrecorded = self.resolver.host.has_unwritten or self.partials.has_unrecorded
+        unrecorded = self.host.has_unwritten or self.partials.has_unrecorded
         return not self._users and not unrecorded
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:

@@ -273,7 +273,7 @@ class Runtime:
             resolver, scan = Resolver(ufs, blocks, context, [opening.source]), opening.scan(metrics)
             replaced = (scan, scan), opening.cache, opening.trigger
             reader = TableReader(resolver, blocks, context, *replaced)
-        managed = ManagedTables(resolver, ufs, context, reader.versions.files, self._sizes)
+        managed = ManagedTables(resolver.kinds, ufs, context, reader.versions.files, self._sizes)
         return Engine(reader, ufs, context, publisher, managed)
 
     def _open_store(self, options: LookupOptions) -> Store:

@@ -75,7 +75,7 @@ def resolve_and_secure(
         functools.partial(_secure, reader, table, options),
         lambda gone, _: reader.resolver.resolve_again(table, options, execution, gone.digest, by_query),
     )
-    reader.resolver.host.remember(table, version)
+    reader.host.remember(table, version)
     return table, version
 
 
@@ -88,7 +88,7 @@ def _resolve(
             table, discovered_version = reader.resolver.discover(options)
         else:
             form = options.files.format or last_table.format
-            table = dataclasses.replace(reader.resolver.to_table(options, last_table.kind), format=form)
+            table = dataclasses.replace(reader.kinds.to_table(options, last_table.kind), format=form)
         served_version = _serve(reader, table, options)
         current = functools.partial(_current, reader, table, options, served_version or discovered_version)
         resolution = reader.resolver.resolve(table, options, execution, current)
@@ -99,7 +99,7 @@ def _resolve(
     version = resolution.version
     if resolution.decided_here:
         reader.resolver.count_asked(version)
-    return reader.resolver.to_table(options, table.kind, version), version
+    return reader.kinds.to_table(options, table.kind, version), version
 
 
 def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
@@ -111,7 +111,7 @@ def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVe
 def _current(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion | None) -> TableVersion:
     if version is None:
         version = reader.resolver.resolve(table, options, None).version
-    return reader.resolver.settle(table, version) if _is_built_by_queries(options) else version
+    return reader.current.settle(table, version) if _is_built_by_queries(options) else version
 
 
 def _is_built_by_queries(options: LookupOptions) -> bool:
@@ -133,14 +133,14 @@ def version_of_token(
     this host for this execution.
     """
     resolver = reader.resolver
-    table = resolver.to_table(options, token.kind)
-    version = resolver.find_recorded(table, token.digest)
+    table = resolver.kinds.to_table(options, token.kind)
+    version = resolver.current.find_recorded(table, token.digest)
     if version is None:
         with contextlib.suppress(UfsNotFoundError, NotATableError):
-            version = resolver.find(table, token.digest, token.newest)
+            version = resolver.current.find(table, token.digest, token.newest)
     if version is None:
         version = _replacement(reader, table, options, token.digest, token.number, execution)
-    return resolver.to_table(options, token.kind, version), version
+    return resolver.kinds.to_table(options, token.kind, version), version
 
 
 def table_of_token(

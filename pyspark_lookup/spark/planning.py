@@ -304,7 +304,7 @@ class Planning:
         engine = runtime().engine(self.options)
         with engine.publish():
             resolved_table = self._resolved_table or planner.find(engine.reader, self.options)
-            options = engine.reader.resolver.host.with_floor(
+            options = engine.reader.host.with_floor(
                 resolved_table.table, planner.with_table_keys(self.options, resolved_table)
             )
             planner.table_columns(resolved_table, options)

@@ -205,7 +205,7 @@ def _known_floor(options: LookupOptions) -> str | None:
     if options.system is not None or options.version.source is MetadataSource.UFS:
         return None
     engine = runtime().engine(options)
-    floor = engine.reader.resolver.host.floor(engine.url_of(options.files.path))
+    floor = engine.reader.host.floor(engine.url_of(options.files.path))
     return None if floor is None else f"{floor[0]}:{floor[1]}"
 
 

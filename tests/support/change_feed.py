@@ -28,7 +28,7 @@ class Feed:
 
     def __init__(self, engine: Engine, options: LookupOptions) -> None:
         self._files = engine.reader.versions.files
-        self._table = engine.reader.resolver.to_table(options, MANAGED)
+        self._table = engine.reader.kinds.to_table(options, MANAGED)
         state = engine.managed.read_log(options)
         assert state is not None
         self.state, self._log = state, engine.managed.log(self._table.url)

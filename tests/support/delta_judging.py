@@ -97,7 +97,7 @@ class Reader:
         return shown(get_many(self.host.reader, plan, keys, ["id"], None).select(columns.names).to_pylist())
 
     def history(self) -> Any:
-        return self.host.resolver.history(parse_options(self.given))
+        return self.host.resolver.kinds.history(parse_options(self.given))
 
 
 def judge(

@@ -185,5 +185,5 @@ def make_host(
     blocks = BlockCache(ufs, context, wait_s)
     resolver = Resolver(ufs, blocks, context, SOURCES)
     reader = TableReader(resolver, blocks, context, block_size=64 * 1024)
-    managed = ManagedTables(resolver, ufs, context, reader.versions.files, WriteSizes())
+    managed = ManagedTables(resolver.kinds, ufs, context, reader.versions.files, WriteSizes())
     return Host(store, ufs, disk, blocks, resolver, reader, managed, metrics, clock)

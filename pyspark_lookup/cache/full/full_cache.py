@@ -49,10 +49,11 @@ from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.host_metrics import Reload, remember_reload
+from pyspark_lookup.versions.current_versions import CurrentVersions
 from pyspark_lookup.versions.model import Table, TableVersion
 from pyspark_lookup.versions.partitions import select_partitions
-from pyspark_lookup.versions.resolver import Resolver
 from pyspark_lookup.versions.restarts import read_with_restarts
+from pyspark_lookup.versions.table_kinds import TableKinds
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 
@@ -236,7 +237,8 @@ class FullCache:
     table: Table
     options: LookupOptions
     layout_of: Callable[[TableVersion], Layout]
-    resolver: Resolver
+    kinds: TableKinds
+    versions: CurrentVersions
     loader: SnapshotLoader
     disk: Disk
     context: HostContext
@@ -244,7 +246,7 @@ class FullCache:
 
     def __post_init__(self) -> None:
         self._reloads = self.options.full_cache.reloads or self.trigger is not None
-        find_version = functools.partial(self.resolver.find_recorded, self.table)
+        find_version = functools.partial(self.versions.find_recorded, self.table)
         self._stored = StoredSnapshots(
             self.key, self.table, self.disk, self.context, self.options.full_cache.retained_s, find_version
         )
@@ -510,7 +512,7 @@ class FullCache:
             check()  # a load that ends with its process has not failed: the next process repeats it
             took_s, version_count = clock.steady_s() - steady_s, len(state.versions)
             self._load_log.failed(started_s, took_s, problem, version_count, state.failures)
-            is_gone = isinstance(problem, CHANGED_KIND) and self.resolver.forget_kind(self.table)
+            is_gone = isinstance(problem, CHANGED_KIND) and self.kinds.forget_kind(self.table)
             failures, error = state.failures + 1, foreign_text(str(problem))[:500]
             self._leave(dataclasses.replace(state, failures=failures, error=error, gone=is_gone))
             raise
@@ -603,8 +605,8 @@ class FullCache:
 
         def resolve() -> TableVersion:
             """The store's current version, once its files are so old that a later change gives them another identity."""
-            current = self.resolver.ask(self.table, patient=state.latest is None)
-            return self.resolver.settle(self.table, current)
+            current = self.versions.ask(self.table, patient=state.latest is None)
+            return self.versions.settle(self.table, current)
 
         def renew(gone_version: TableVersion, change: SourceChangedError) -> TableVersion:
             if version is not None:

@@ -16,8 +16,9 @@ from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.versions.current_versions import CurrentVersions
 from pyspark_lookup.versions.model import Table, TableVersion
-from pyspark_lookup.versions.resolver import Resolver
+from pyspark_lookup.versions.table_kinds import TableKinds
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -25,7 +26,8 @@ class FullTables:
     """Caches of whole tables in this process and on this host. `trigger`: replaces the reload schedule of the options."""
 
     scan: TableScan
-    resolver: Resolver
+    kinds: TableKinds
+    current: CurrentVersions
     layout_of: Callable[[Table, LookupOptions, TableVersion], Layout]
     context: HostContext
     trigger: CacheReloadTrigger | None
@@ -52,7 +54,8 @@ class FullTables:
                     table,
                     options,
                     functools.partial(self._lay_out, table, options),
-                    self.resolver,
+                    self.kinds,
+                    self.current,
                     SnapshotLoader(
                         self.scan,
                         self.context.disk,

@@ -25,7 +25,7 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.glob import is_glob
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import Table
-from pyspark_lookup.versions.resolver import Resolver
+from pyspark_lookup.versions.table_kinds import TableKinds
 
 
 class ManagedTables:
@@ -33,18 +33,18 @@ class ManagedTables:
 
     def __init__(
         self,
-        resolver: Resolver,
+        kinds: TableKinds,
         ufs: Ufs,
         context: HostContext,
         scan_of_files: Callable[[bool], TableScan],
         sizes: WriteSizes,
     ) -> None:
         self.sizes = sizes
-        self._resolver = resolver
+        self._kinds = kinds
         self._ufs = ufs
         self._context = context
         self._scan_of_files = scan_of_files
-        self._source = next((source for source in resolver.sources if isinstance(source, LogSource)), None)
+        self._source = next((source for source in kinds.sources if isinstance(source, LogSource)), None)
 
     # --- the log ----------------------------------------------------------------------------------
 
@@ -54,12 +54,12 @@ class ManagedTables:
             raise NotSupportedError(
                 f"{self._ufs.url_of(options.files.path)}: lookupcache does not write to a provider's table"
             )
-        kind = self._resolver.kind_of_url(self._ufs.url_of(options.files.path))
+        kind = self._kinds.kind_of_url(self._ufs.url_of(options.files.path))
         if kind is not None:
             raise NotSupportedError(
                 f"{redact('path', options.files.path)} is an {kind.capitalize()} table: lookupcache can read it, but writes only managed tables"
             )
-        return self._resolver.to_table(options, MANAGED)
+        return self._kinds.to_table(options, MANAGED)
 
     def log(self, url: str) -> NotificationLog:
         """The log of the managed table at a canonical URL."""
@@ -69,10 +69,10 @@ class ManagedTables:
     def read_log(self, options: LookupOptions) -> TableState | None:
         """The latest state of the log of the table at `options.path`; None if there is no log."""
         url = self._ufs.url_of(options.files.path)
-        if self._source is None or self._resolver.kind_of_url(url) is not None:
+        if self._source is None or self._kinds.kind_of_url(url) is not None:
             return None
         log = self.log(url)
-        if self._resolver.is_known_as_another(options, self._source) and log.cached_state() is None:
+        if self._kinds.is_known_as_another(options, self._source) and log.cached_state() is None:
             return None
         return log.latest()
 
@@ -91,7 +91,7 @@ class ManagedTables:
     def writer(self, options: LookupOptions) -> TableWriter:
         """A writer for the table at `options.path`. Raises OptionError for a glob."""
         url = self._ufs.url_of(options.files.path)
-        if is_glob(url) and not self._resolver.is_literal(url):
+        if is_glob(url) and not self._kinds.is_literal(url):
             raise OptionError(
                 f"option path = {redact('path', options.files.path)!r}: give a new table a path without wildcards (*, ?, [, {{)"
             )
@@ -99,8 +99,8 @@ class ManagedTables:
             pin = next(iter(options.pins), "lookup.changes-from")
             raise OptionError(f"option {pin} is for reads: remove it from the write")
         log, table, rows = self._parts(options)
-        raise_floor = functools.partial(self._resolver.host.raise_floor, table)
-        enclosing = self._resolver.enclosing
+        raise_floor = functools.partial(self._kinds.host.raise_floor, table)
+        enclosing = self._kinds.enclosing
         return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing)
 
     def compactor(self, options: LookupOptions) -> Compactor:

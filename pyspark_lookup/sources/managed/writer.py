@@ -57,8 +57,8 @@ from pyspark_lookup.sources.managed.sizes import WriteSizes
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.enclosing import EnclosingTables
 from pyspark_lookup.versions.model import Table
+from pyspark_lookup.versions.table_kinds import EnclosingTables
 
 
 def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:

@@ -611,10 +611,10 @@ def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.M
     current = Runtime(FakeClock(time.time()).host(), random.Random(7), start=Later())
     cache = {"lookup.cache.dir": str(tmp_path / "cache")}
     plain = parse_options({"path": str(tmp_path / "t"), **cache})
-    current.engine(plain).reader.resolver.host._unwritten_floors["file:///t"] = {}
+    current.engine(plain).reader.host._unwritten_floors["file:///t"] = {}
     scheduled = parse_options({"path": str(tmp_path / "t"), **cache, **CACHE})
     engine = current.engine(scheduled)
-    full = engine.reader.fulls.get_cache(engine.reader.resolver.to_table(scheduled, "DIRECTORY"), scheduled)
+    full = engine.reader.fulls.get_cache(engine.reader.kinds.to_table(scheduled, "DIRECTORY"), scheduled)
     assert full is not None
     full.schedule.ensure()
     engines = set(current._engines)
