@@ -494,7 +494,7 @@ def test_a_refused_directory_costs_no_answer(tmp_path: Path, caplog: pytest.LogC
         with LookupTable(str(path), given) as table:
             assert table.get(2) == [{"id": 2}]
             assert table.metrics()["cacheFailureCount"] > 0
-    assert "going on without a cache" in caplog.text
+    assert "working without a cache" in caplog.text
     assert "chmod 700" in caplog.text
     events = [record for record in caplog.records if hasattr(record, "lookup_event")]
     assert [(record.lookup_event, record.levelname) for record in events] == [("fallback", "WARNING")]

@@ -307,7 +307,7 @@ class Runtime:
                         "cache directory %s lies in memory (tmpfs): set lookup.cache.dir to a local disk", directory
                     )
             except (CacheDirectoryError, OSError) as problem:
-                instead = "going on without a cache, each read asks the store"
+                instead = "working without a cache: each read asks the store"
                 log_event(
                     _log,
                     logging.WARNING,

@@ -81,7 +81,7 @@ class DefaultSource(DataSource):
 
 @errors_without_traceback
 class LookupReader(DataSourceReader):
-    """Plans the tasks of a batch read and reads them. `partitions()` puts everything that a task needs into it."""
+    """Plans the tasks of a batch read and reads them. `partitions()` puts into each task all that it needs."""
 
     def __init__(self, plan: Planning, built_at_s: float) -> None:
         self._plan: Planning | None = plan

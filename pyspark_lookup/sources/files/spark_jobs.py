@@ -88,7 +88,7 @@ class WritingJobs:
         lacks = problem.listing is not None and set(last_version.files).difference(problem.listing.files)
         self._lacking_digest = last_version.digest if lacks else None
         self._metrics.inc("busyServedCount")
-        self._tell_once(table, str(problem), f"going on with version {last_version.digest}")
+        self._tell_once(table, str(problem), f"using version {last_version.digest}")
         return last_version
 
     def lacks_files(self, version: TableVersion) -> bool:
@@ -133,8 +133,8 @@ class WritingJobs:
                     self._alive_until_s[url] = steady_s + table.busy.timeout_s - (now_s - changed_s)
                 continue
             dead.append(directory)
-            reason = f"{url} is of a job that died {now_s - changed_s:.0f} s ago or more"
-            self._tell_once(table, reason, "reading the files as if it were not there; remove it")
+            reason = f"{url} belongs to a job that died {now_s - changed_s:.0f} s ago or earlier"
+            self._tell_once(table, reason, "ignoring this directory; remove it")
         return dead
 
     def _tell_once(self, table: Table, reason: str, instead: str) -> None:

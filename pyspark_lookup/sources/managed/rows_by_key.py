@@ -37,7 +37,7 @@ _AT_ONCE = 1_000_000  # rows that are compared with the keys at a time
 
 
 class KeyedRows:
-    """Finds rows of one managed table by key. `merge_bytes`: about the bytes of files whose rows make one part of `order`."""
+    """Finds rows of one managed table by key. `merge_bytes`: about how many bytes of files make one part in `order`."""
 
     def __init__(self, files: Files, table: Table, merge_bytes: int = 32 * 1024 * 1024) -> None:
         self._files = files
