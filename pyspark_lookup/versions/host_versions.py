@@ -110,7 +110,7 @@ class HostVersions:
         return bool(record["boot"] == self._context.clock.boot and record["started_s"] > started_s)
 
     def _is_known(self, record: Mapping[str, Any], table: Table, version: TableVersion, started_s: float) -> bool:
-        """Whether a version is on record, and so recently that those who ask when the table was last seen need no new record."""
+        """Whether a version is on record, and so recently that the record still shows when the table was last seen."""
         if (record["digest"], record["log"], record["boot"]) != (
             version.digest,
             version.commit,

@@ -6,11 +6,11 @@ Layout, below a directory of mode 0700 that this user owns::
     v1/blocks/<2 hex>/<path key>/<version key>/<offset>-<length>   one block
     v1/records/<kind>/<key>                                        one small JSON value
     v1/snapshots/<table key>/<name>                                one segment of a table's snapshots
-    v1/counters/<table key>-<host>-<process>-<8 hex>               what a process has counted, in place
+    v1/counters/<table key>-<host>-<process>-<8 hex>               a process's counters, written in place
     v1/claims/<table key>/<name>                                   keys being loaded
     v1/locks/<kind>-<3 hex>                                        never removed
-    v1/tmp/                                                        files being written, `*.reserved` for long
-    v1/usage                                                       bytes of blocks with their directories, segments, and records with counters
+    v1/tmp/                                                        files being written; `*.reserved`: those of long builds
+    v1/usage                                                       the account of bytes: blocks with their directories, segments, records with counters
 
 Every file is a header (magic, length, CRC-32, digest of its name) and a payload. Files are whole or not there: writers rename or
 link them into place. Readers take no lock; a missing or damaged file is a miss. Nothing is ever unpickled. The directory belongs
