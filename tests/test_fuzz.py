@@ -503,7 +503,7 @@ SMALL: list[tuple[Callable[[st.DataObject, Path], None], int, type[Exception], s
     (deleted_rows, 80, DamagedFileError, "file:///t/deletes"),
     (sink_log, 24, PysparkLookupError, ""),
     (write_ids, 120, ValueError, "list of valid write ids|write id|watermark"),
-    (options_of_any_layer, 160, OptionError, "option|Missing"),
+    (options_of_any_layer, 160, OptionError, "option"),
     (predicates, 100, PredicateError, r"lookup\.where"),
     (conf_files, 24, OptionError, "^((?!SESAME)(.|\n))*$"),
     (stream_offsets, 24, PysparkLookupError, ""),

@@ -1,4 +1,4 @@
-"""A catalog table's own options, which the metadata of its columns carries, and the effects of ALTER TABLE.
+"""A catalog table's own options, which are in the metadata of its columns, and the effects of ALTER TABLE.
 
 Nothing here needs Spark to be installed: a session and its types come as arguments.
 """
@@ -26,12 +26,12 @@ MARK_METADATA = "lookupcache.mark"
 
 
 def added_columns(schema: StructType) -> list[str]:
-    """The columns that ALTER TABLE … ADD COLUMN added to a catalog table; its files have them from the first INSERT on."""
+    """The columns that ALTER TABLE … ADD COLUMN has added to a catalog table. Its files have them from the first INSERT on."""
     return [field.name for field in schema if not read_mark(field)[0]] if table_options(schema) else []
 
 
 def table_options(schema: StructType) -> dict[str, str]:
-    """The options a catalog table was created with, from its schema; {} if it carries none.
+    """The options with which a catalog table was created, from its schema; {} if the schema has none.
 
     Raises OptionError for damaged ones, SchemaError for a table whose columns have new names.
     """
@@ -68,9 +68,10 @@ def read_mark(field: StructField) -> tuple[str, str]:
 
 
 def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], StructType | None]:
-    """(the options of the catalog table `name`, its columns if they are those it was created with).
+    """(the options of the catalog table `name`, its columns if they are those with which it was created).
 
-    Raises OptionError if it is a view of part of a table, no lookupcache table, lost its options, or was given another place by ALTER TABLE.
+    Raises OptionError if it is a view of part of a table, if it is not a lookupcache table, if its options are lost, or if ALTER TABLE has
+    changed its location.
     """
     kind = spark.catalog.getTable(name).tableType
     if (kind == "TEMPORARY" or kind.endswith("VIEW")) and not _is_whole_table(spark.table(name)):
@@ -83,9 +84,9 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
     if not stored:
         raise OptionError(
             f"table {name} is not of the format lookupcache: give the path of its files, or CREATE TABLE … USING lookupcache OPTIONS "
-            "(path '…') with that path; of an Iceberg table its name with lookup.catalog"
+            "(path '…') with that path; for an Iceberg table give its name, with lookup.catalog"
         )
-    # Where Spark has put a table that another catalog knows, nothing is.
+    # A table that another catalog knows has no files where Spark has put it.
     place = _location(spark, name) if "path" in stored and not names_catalog(stored) else None
     warehouse = spark.conf.get("spark.sql.warehouse.dir", "") or "/"
     if place is not None and not _is_same_place(
@@ -100,7 +101,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
 
 
 def _is_whole_table(view: Any) -> bool:
-    """Whether a view shows all of a table, without options of its own. Connect does not tell the options by which a view reads."""
+    """Whether a view shows all of a table, without options of its own. Connect does not reveal the options with which a view reads."""
     planned = getattr(view, "_jdf", None)
     if planned is None:
         return False
@@ -126,14 +127,15 @@ def _location(spark: SparkSession, name: str) -> str | None:
 
 
 def _is_same_place(place: str, path: str, warehouse: str) -> bool:
-    """Whether a table of `path` lies at `place` for Spark, which takes a relative path from its warehouse, not from here."""
+    """Whether Spark takes `place` for the location of a table with `path`. Spark resolves a relative path from its warehouse, not from the
+    working directory."""
     if place == path or place.startswith(f"{warehouse}/"):
         return True
     return is_local(path) and place == os.path.normpath(os.path.join(warehouse, os.path.relpath(path)))
 
 
 def absolute_path(path: str) -> str:
-    """A path that means the same in any working directory, such as that of a worker."""
+    """A path that means the same in any working directory, for instance a worker's."""
     try:
         path = parse_path(path)
     except ValueError as problem:
@@ -142,7 +144,7 @@ def absolute_path(path: str) -> str:
 
 
 def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
-    """Options whose path means the same in any working directory. Of an Iceberg table's name Spark has made a path: it becomes a name again."""
+    """Options whose path means the same in any working directory. A path that Spark has made of an Iceberg table's name becomes a name again."""
     resolved = dict(options)
     if "path" in resolved:
         is_table_name = names_catalog(resolved)
@@ -151,5 +153,5 @@ def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def comparable_path(path: str) -> str:
-    """A path in one spelling, to compare: `file:/x`, `file:///x` and `/x` are the same."""
+    """A path in one spelling, for comparisons: `file:/x`, `file:///x` and `/x` are the same."""
     return "/" + path.removeprefix("file:").strip("/") if is_local(path) else path.rstrip("/")

@@ -1,1 +1,1 @@
-"""What a user sets: every `lookup.*` option, its type and its default; the conf file; a catalog table's own."""
+"""Every `lookup.*` option with its type and default, the conf file, and the options of catalog tables."""

@@ -1,4 +1,4 @@
-"""Options of a host: its caches (FLIP-221), and how it speaks with stores."""
+"""Options of a host: its caches (FLIP-221), and its connections to stores."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ _DAYS = Kind("integer", whole_number(1, 99_999, "a whole number of days, at leas
 
 @dataclasses.dataclass(frozen=True)
 class CacheOptions:
-    """What a host keeps of the table, and where."""
+    """What a host caches of the table, and where."""
 
     # fmt: off
     mode: CacheMode = option(
         "lookup.cache", choice(CacheMode), CacheMode.NONE,
-        doc="What a host keeps (FLIP-221). NONE: blocks of the files. PARTIAL: also the rows of the keys that were"
-            " looked up. FULL: all rows, decoded and indexed, on local disk.",
+        doc="What a host caches (FLIP-221). NONE: blocks of the files. PARTIAL: also the rows of the keys that were "
+            "looked up. FULL: all rows, decoded and indexed, on local disk.",
     )
     path: str | None = option(
         "lookup.cache.dir", Kind("path", parse_text), None, default_text="`lookupcache-<uid>` in the system's temporary directory",
         doc="Directory of this host's cache, mode 0700, on a local disk.",
     )
     max_bytes: int | None = option(
-        "lookup.cache.max-bytes", size(MIB, MOST), None, default_text="a quarter of its disk, or half of what is free there if that is less",
+        "lookup.cache.max-bytes", size(MIB, MOST), None, default_text="a quarter of its disk, or half of the free space if that is less",
         doc="Budget for everything in the cache directory: blocks, snapshots, rows by key, records.",
     )
     # fmt: on
 
     def directory(self) -> Path:
-        """Where this host keeps its cache. Nothing is created here."""
+        """The path of this host's cache. Nothing is created here."""
         if self.path is not None:
             return Path(self.path).expanduser().absolute()
         return Path(tempfile.gettempdir()) / f"lookupcache-{os.getuid()}"
@@ -64,12 +64,12 @@ class CacheOptions:
 
 @dataclasses.dataclass(frozen=True)
 class StorageOptions:
-    """How a host speaks with the store. `parameters`: keyword arguments of the fsspec filesystem."""
+    """How a host connects to the store. `parameters`: keyword arguments of the fsspec filesystem."""
 
     # fmt: off
     max_retries: int = option(
         "lookup.max-retries", COUNT, 3,
-        doc="Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).",
+        doc="How often a call is repeated after a transient error of the store (FLIP-221), with growing pauses.",
     )
     parameters: tuple[tuple[str, Any], ...] = option(
         "lookup.storage.*", Kind("any", str), (), hashed=False,
@@ -81,16 +81,16 @@ class StorageOptions:
 
 @dataclasses.dataclass(frozen=True)
 class PartialCacheOptions:
-    """What bounds the partial cache."""
+    """The bounds of the partial cache."""
 
     # fmt: off
     expire_after_access_s: float | None = option(
         "lookup.partial-cache.expire-after-access", DURATION, None,
-        doc="With PARTIAL: forget a key that was not looked up for this long. At least one of the four bounds is needed.",
+        doc="With PARTIAL: drop a key that was not looked up for this long. At least one of the four bounds is needed.",
     )
     expire_after_write_s: float | None = option(
         "lookup.partial-cache.expire-after-write", DURATION, None,
-        doc="With PARTIAL: forget a key this long after it was loaded. Needed for a provider without versions.",
+        doc="With PARTIAL: drop a key this long after it was loaded. Needed for a provider without versions.",
     )
     max_rows: int | None = option(
         "lookup.partial-cache.max-rows", LONG, None,
@@ -109,7 +109,7 @@ class PartialCacheOptions:
 
     @property
     def bounded(self) -> bool:
-        """Whether anything bounds the partial cache."""
+        """Whether the partial cache has a bound."""
         bounds = (self.expire_after_access_s, self.expire_after_write_s, self.max_rows, self.max_bytes)
         return any(bound is not None for bound in bounds)
 
@@ -119,25 +119,25 @@ class PartialCacheOptions:
         return dataclasses.asdict(self)
 
     def check(self, explicit: AbstractSet[str], mode: CacheMode, needs_bound: bool) -> None:
-        """Raise OptionError for explicit options that would be ignored with this kind of cache, or for a cache without any bound."""
+        """Raise OptionError for explicit options that have no effect with this kind of cache, or if the cache has no bound."""
         explicit_keys = sorted(key for key in explicit if key.startswith(PARTIAL))
         if mode is not CacheMode.PARTIAL:
             if explicit_keys:
                 raise OptionError(
-                    f"option {explicit_keys[0]}: lookup.cache is {mode.value!r} and should be 'PARTIAL', else it has no effect"
+                    f"option {explicit_keys[0]} has no effect with lookup.cache = {mode.value!r}: set lookup.cache = 'PARTIAL', or remove it"
                 )
             return
         bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
         if not self.bounded and needs_bound:
             raise OptionError(
-                "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set one of "
+                "option lookup.cache = 'PARTIAL': without a bound the cache would grow for ever; set one of "
                 + ", ".join(PARTIAL + bound_name for bound_name in bounds)
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class FullCacheOptions:
-    """When the full cache is loaded again, and what it may take."""
+    """When the full cache reloads, and the memory, disk and time that it may take."""
 
     # fmt: off
     strategy: ReloadStrategy | str = option(
@@ -163,19 +163,20 @@ class FullCacheOptions:
     )
     blackout: Blackout | None = option(
         "lookup.full-cache.blackout", Kind("times of day", parse_blackout), None,
-        doc="With a reload strategy: times in which no reload starts, e.g. `22:00-06:00, 12:00-13:00`; one that comes due "
-            "waits for their end.",
+        doc="Times of day at which no scheduled reload starts, e.g. `22:00-06:00, 12:00-13:00`. A reload that comes due "
+            "waits until they end.",
     )
     build_wait_s: float = option(
         "lookup.full-cache.build-wait", DURATION, 30.0, default_text="30 s",
-        doc="How long a query waits for a snapshot. With UFS: for the snapshot of a new version; then the query reads the files "
-            "themselves. With CACHE: for an overdue reload; then the query uses the old snapshot, or fails if "
-            "`on-reload-failure` or `max-staleness` demands it. For a first load by another process: then the query reads "
-            "the files.",
+        doc="How long a query waits for a snapshot. With UFS: for the snapshot of a new version; after that, the query "
+            "reads the files. With CACHE: for an overdue reload; after that, the query uses the old snapshot, or fails "
+            "if `on-reload-failure` or `max-staleness` requires it. If another process is still loading the first "
+            "snapshot after this time, the query reads the files.",
     )
     build_memory_bytes: int | None = option(
-        "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, default_text="an eighth of what is free, at most 2 GiB",
-        doc="How much memory building a snapshot may take; further rows go to temporary files in the cache directory.",
+        "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, default_text="an eighth of the free memory, at most 2 GiB",
+        doc="The memory that the build of a snapshot may use. Rows that do not fit go to temporary files in the cache "
+            "directory.",
     )
     retain_s: float | None = option(
         "lookup.full-cache.retain", DURATION, None, default_text="10 min, or two intervals if that is longer",
@@ -183,12 +184,12 @@ class FullCacheOptions:
     )
     on_reload_failure: OnReloadFailure = option(
         "lookup.full-cache.on-reload-failure", choice(OnReloadFailure), OnReloadFailure.KEEP,
-        doc="With CACHE, after a reload that failed, or is overdue and not done after `build-wait`: serve the last snapshot, or "
-            "fail until a reload succeeds.",
+        doc="With CACHE, if a reload has failed, or is overdue and has not ended after `build-wait`: answer from the "
+            "last snapshot, or fail until a reload succeeds.",
     )
     max_staleness_s: float | None = option(
         "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, default_text="any age",
-        doc="With CACHE: never serve a snapshot older than this; a query then waits for a reload, or fails.",
+        doc="With CACHE: never answer from a snapshot older than this. A query then waits for a reload, or fails.",
     )
     # fmt: on
 
@@ -199,7 +200,7 @@ class FullCacheOptions:
 
     @property
     def schedule(self) -> tuple[Any, ...]:
-        """What says when the full cache is reloaded."""
+        """The options that determine when the full cache reloads."""
         periodic = self.interval_s, self.schedule_mode
         return self.strategy, *periodic, self.iso_time, self.interval_days, self.blackout
 
@@ -214,15 +215,15 @@ class FullCacheOptions:
         return max(600.0, 2 * interval_s)
 
     def check(self, explicit: AbstractSet[str], mode: CacheMode, cached: bool, needs_trigger: bool) -> None:
-        """Raise OptionError for explicit options that would be ignored with this kind of cache, or lack another.
+        """Raise OptionError for explicit options that have no effect with this kind of cache, or that need another one.
 
-        `cached`: the cache says which version is current. `needs_trigger`: only options bring a trigger.
+        `cached`: this host decides which version is current. `needs_trigger`: no trigger comes from elsewhere.
         """
         explicit_keys = sorted(key for key in explicit if key.startswith(FULL))
         if mode is not CacheMode.FULL:
             if explicit_keys:
                 raise OptionError(
-                    f"option {explicit_keys[0]}: lookup.cache is {mode.value!r} and should be 'FULL', else it has no effect"
+                    f"option {explicit_keys[0]} has no effect with lookup.cache = {mode.value!r}: set lookup.cache = 'FULL', or remove it"
                 )
             return
         strategy = self.strategy
@@ -231,21 +232,23 @@ class FullCacheOptions:
             misplaced = [key for key in explicit_keys if key.startswith(prefix)] if strategy_name != required else []
             if misplaced:
                 raise OptionError(
-                    f"option {misplaced[0]}: {FULL}reload-strategy is {strategy_name!r} and should be {required!r}"
+                    f"option {misplaced[0]} has no effect with {FULL}reload-strategy = {strategy_name!r}: set {required!r}, or remove it"
                 )
         if strategy_name == "TIMED" and self.iso_time is None:
-            raise OptionError(f"Missing '{FULL}timed-reload.iso-time': a time such as '10:15' or '10:15Z'")
+            raise OptionError(f"option {FULL}timed-reload.iso-time is missing: set a time such as '10:15' or '10:15Z'")
         wants = cached and needs_trigger
         wants |= any("reload-strategy" in key or "periodic-reload" in key for key in explicit_keys)
         if strategy_name == "PERIODIC" and self.interval_s is None and wants:
             why = (
-                "lookup.cache = 'FULL' reloads on a schedule with lookup.metadata.source = 'CACHE'; set a"
+                "with lookup.cache = 'FULL' and lookup.metadata.source = 'CACHE', reloads need a schedule; "
                 if cached
-                else "set a"
+                else ""
             )
-            raise OptionError(f"Missing '{FULL}periodic-reload.interval': {why} duration such as '5 min'")
+            raise OptionError(f"option {FULL}periodic-reload.interval is missing: {why}set a duration such as '5 min'")
         if self.blackout is not None and not self.reloads and FULL + "blackout" in explicit_keys:
-            raise OptionError(f"option {FULL}blackout is for scheduled reloads: set {FULL}periodic-reload.interval too")
+            raise OptionError(
+                f"option {FULL}blackout is for scheduled reloads: set {FULL}periodic-reload.interval, too"
+            )
         if cached and "lookup.metadata.sync-interval" in explicit:
             raise OptionError(
                 "option lookup.metadata.sync-interval: with lookup.cache = 'FULL' the reload strategy says when to ask the "

@@ -1,4 +1,4 @@
-"""Defaults from the conf file, and the hiding of credentials in the values of options."""
+"""Defaults from the conf file, and the redaction of credentials in the values of options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORAGE = "lookup.storage."
 
 
 def redact(key: str, value: object) -> str:
-    """`value` as text for a message, a path as one line: hidden if it is a credential or JSON with one inside; URLs lose theirs."""
+    """The value of `key` as one line of text for a message: hidden if it is a credential or JSON with one inside. URLs lose their credentials."""
     text = _without_secrets(key, value)
     return text.replace("\n", "\\n").replace("\r", "\\r") if key == "path" else text
 
@@ -53,10 +53,10 @@ def storage_value(text: object) -> Any:
 
 
 def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Defaults of `$LOOKUPCACHE_CONF`, else of `$SPARK_CONF_DIR/lookupcache.conf`; {} without either.
+    """The options in `$LOOKUPCACHE_CONF`, or else in `$SPARK_CONF_DIR/lookupcache.conf`; {} if there is neither.
 
-    Lines are `key = value`; a `#` at their start or after a space begins a comment. Raises OptionError for a file that was named but cannot
-    be read or parsed; the message shows no line, for it may hold a credential.
+    Lines are `key = value`; a `#` at their start or after a space begins a comment. Raises OptionError for a named file that cannot be read
+    or parsed. The message quotes no line, because it may have a credential.
     """
     conf_path = environ.get("LOOKUPCACHE_CONF")
     spark_conf = environ.get("SPARK_CONF_DIR")
@@ -78,19 +78,19 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
         complaint: str | None = f" cannot be read: {problem}"
     else:
         complaint = _parse(parser, lines)
-    if complaint is not None:  # here, where the error that has the line in it is not this one's context
+    if complaint is not None:  # raised here, so that the error that quotes the line is not its context
         raise OptionError(f"conf file {path}{complaint}")
     if parser.sections() != ["conf"] or parser.defaults():
         raise OptionError(f"conf file {path}: expected lines of key = value without [sections]")
     options = dict(parser["conf"])
     for key, text in options.items():
-        if "\n" in text:  # an indented line goes on with the one before
+        if "\n" in text:  # an indented line continues the one before
             raise OptionError(f"conf file {path}: the line after {key} is indented: start every line with its key")
     return options
 
 
 def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
-    """Read the lines of a conf file; returns what is wrong with them, if anything."""
+    """Read the lines of a conf file. Returns the problem with them, if there is one."""
     try:
         parser.read_string("[conf]\n" + lines)
     except configparser.DuplicateOptionError as problem:
@@ -103,11 +103,11 @@ def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
 
 
 def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The credentials among a conf file's `lookup.storage.*`: used on this host, never put into a plan."""
+    """The credentials among a conf file's `lookup.storage.*`. They are used on this host, and never put into a plan."""
     secrets: dict[str, Any] = {}
     for key, text in conf_file_options(environ).items():
         if key.startswith(STORAGE) and tells_secret(key, text):
             value = storage_value(text)
-            # A password of digits is no number.
+            # A password of digits must stay text.
             secrets[key.removeprefix(STORAGE)] = value if isinstance(value, (dict, list)) else text
     return secrets

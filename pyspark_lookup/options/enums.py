@@ -1,4 +1,4 @@
-"""The values that options choose from, by the names that users write. The options say what each is for."""
+"""The values of options with a fixed choice, by the names that users write. The texts of the options explain them."""
 
 from __future__ import annotations
 

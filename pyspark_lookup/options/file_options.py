@@ -1,4 +1,4 @@
-"""Options of a table of files: where it is, how its files are read, and who writes them."""
+"""Options of a table of files: its path, how its files are read, and how jobs that write them are handled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class FileOptions:
-    """Where the table is, how its files are read, and who writes them."""
+    """The table's path, how its files are read, and how jobs that write them are handled."""
 
     # fmt: off
     path: str = option(
@@ -45,8 +45,9 @@ class FileOptions:
     )
     schema: pa.Schema | None = option(
         "lookup.schema", Kind("DDL", parse_columns), None, default_text="from the files",
-        doc="The columns and their types, as in CREATE TABLE: `id INT, name STRING`. Text (CSV, JSON) is parsed to "
-            "them; other files are cast where no value changes; a column that no file has is null.",
+        doc="The columns and their types, as in CREATE TABLE: `id INT, name STRING`. Text (CSV, JSON) is parsed as "
+            "these types. Other files are cast to them, and a value that would change is an error. A column that no "
+            "file has is null.",
     )
     partition: str | None = option(
         "lookup.partition", Kind("`max_pt()` or `k=v,…`", parse_text), None, default_text="all",
@@ -62,12 +63,12 @@ class FileOptions:
     )
     on_busy: OnBusy = option(
         "lookup.on-busy", choice(OnBusy), OnBusy.KEEP,
-        doc="While a job writes the files (`_temporary`): go on with the last version this host knows, or fail.",
+        doc="While a job writes the files (`_temporary`): use the last version that this host knows, or fail.",
     )
     busy_wait_s: float = option(
         "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
-        doc="How long a query waits for such a job if this host knows no version, or does not have bytes of it that the "
-            "job has removed.",
+        doc="How long a query waits for a job that writes the files, if this host knows no version, or has not cached "
+            "files that the job has removed.",
     )
     busy_timeout_s: float = option(
         "lookup.busy-timeout", DURATION, 600.0, default_text="10 min",
@@ -78,42 +79,42 @@ class FileOptions:
 
     @property
     def names_directory(self) -> bool:
-        """Whether the path itself says that it is a directory; a web URL's last slash says nothing."""
+        """Whether the path itself shows that it is a directory. The last slash of a web URL does not."""
         return self.path.endswith("/") and not self.path.startswith(("http://", "https://"))
 
 
 @dataclasses.dataclass(frozen=True)
 class CsvOptions:
-    """How CSV files are written. `escape` None: a quote inside of quoted text is doubled, as far as anybody can tell."""
+    """How CSV files are written. `escape` None: a quote inside quoted text is doubled, as far as the file shows."""
 
     # fmt: off
     header: bool = option(
         "lookup.csv.header", BOOLEAN, True,
-        doc="Of CSV files: the first line names the columns; else they are `_c0`, `_c1`, …, or those of lookup.schema"
-            " in their order.",
+        doc="CSV files: the first line has the column names. Otherwise the columns are called `_c0`, `_c1`, …, or as in "
+            "lookup.schema.",
     )
     sep: str = option(
         "lookup.csv.sep", Kind("character", parse_character), ",",
-        doc="Of CSV files: the separator between values; `\\t` is a tab.",
+        doc="CSV files: the separator between values; `\\t` is a tab.",
     )
     quote: str = option(
         "lookup.csv.quote", Kind("character or nothing", parse_quote), '"',
-        doc="Of CSV files: the quote character; quoted text may contain anything. Nothing: no text is quoted.",
+        doc="CSV files: the quote character. Quoted text may contain anything. Nothing: no text is quoted.",
     )
     escape: str | None = option(
         "lookup.csv.escape", Kind("character", parse_character), None, default_text="the quote itself",
-        doc="Of CSV files: the character that escapes a quote inside quoted text: `\\` in files that Spark wrote.",
+        doc="CSV files: the character that escapes a quote inside quoted text: `\\` in files that Spark wrote.",
     )
     null_value: str = option(
         "lookup.csv.null-value", Kind("text", str), "",
-        doc="Of CSV files: text that is read as null, as an unquoted empty value always is.",
+        doc="CSV files: a text that means null. An unquoted empty value is always null.",
     )
     encoding: str = option(
         "lookup.csv.encoding", Kind("name", parse_encoding), "utf-8",
-        doc="Of CSV files: their encoding.",
+        doc="CSV files: their encoding.",
     )
     infer_schema: bool = option(
         "lookup.csv.infer-schema", BOOLEAN, True,
-        doc="Of CSV files: infer column types from all values; false: every column is text.",
+        doc="CSV files: infer column types from all values; false: every column is text.",
     )
     # fmt: on

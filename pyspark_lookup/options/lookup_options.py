@@ -1,9 +1,9 @@
-"""Every `lookup.*` key: its type, default and one-line meaning. The only place strings become values.
+"""Every `lookup.*` key: its type, default and one-line meaning. Only here do texts become values.
 
 `LookupOptions.parse` takes the layers in order of precedence and returns one frozen value:
 read option > table option > `spark.lookupcache.*` > conf file > default.
-A key no layer may hold, a value that does not parse and a combination that contradicts itself are
-`OptionError`s that name the key, the value and the nearest valid choice.
+A key that its layer may not have, a value that does not parse and a combination that contradicts itself are `OptionError`s that name the
+key, the value and the nearest valid choice.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from pyspark_lookup.options.read_options import Pin, ReadOptions, VersionOptions
 
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
-# Options of a host, not of what a query means: a session may override these (spark.lookupcache.*) after the plan was made.
+# Options of a host, which do not change the meaning of a query: a session may override them (spark.lookupcache.*) after the plan
+# was made.
 HOST_KEYS = frozenset({"lookup.cache.dir", "lookup.cache.max-bytes", "lookup.max-retries"})
 
 K = TypeVar("K", bound="KindOptions")
 
 
 class KindOptions:
-    """The options of one kind of table, which its room declares: a subclass is a frozen dataclass of `option` fields.
+    """The options of one kind of table, which the kind's own package declares: a subclass is a frozen dataclass of `option` fields.
 
-    `system_keys`: options that name a table of another system, in place of a path. `catalog_keys`: options with which the path is a name
-    that a catalog knows. `suggestions`: options of other projects, without punctuation, and the option that means the same here.
+    `system_keys`: options that name a table of another system instead of a path. `catalog_keys`: options with which the path is a name that
+    a catalog knows. `suggestions`: options of other projects, without punctuation, and the option that means the same here.
     """
 
     system_keys: ClassVar[frozenset[str]] = frozenset()
@@ -60,12 +61,12 @@ class KindOptions:
 
     @property
     def place(self) -> str:
-        """Where the table is in that system, as errors say it."""
+        """The table's name in that system, for errors."""
         return ""
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What tells the table from others of the same path."""
+        """Values that distinguish the table from others with the same path."""
         return ()
 
     @property
@@ -75,7 +76,7 @@ class KindOptions:
 
     @property
     def implied(self) -> Mapping[str, Any]:
-        """Values of other options that follow from these where nobody has set them, by key."""
+        """Values of other options that follow from these unless they are set, by key."""
         return {}
 
     def check(self, options: LookupOptions) -> None:
@@ -109,10 +110,10 @@ class LookupOptions:
         origin: str = "read option",
         kinds: Sequence[type[KindOptions]] = (),
     ) -> LookupOptions:
-        """The options of a read of `table` (its stored options) under `conf` (a conf file's). `origin`: what errors call `read`.
+        """The options of a read of `table` (its stored options) with the defaults `conf` (of a conf file). `origin`: the name of `read` in
+        errors.
 
-        Raises OptionError for an unknown key, a bad value, a contradiction, a credential outside
-        the conf file, or a missing path.
+        Raises OptionError for an unknown key, a bad value, a contradiction, a credential outside the conf file, or a missing path.
         """
         check_argument("options", read, Mapping, "a dictionary, such as {'path': 's3://bucket/dim'}")
         for key in read:
@@ -137,15 +138,15 @@ class LookupOptions:
                 prefix = next((prefix for prefix in wildcards if key.startswith(prefix) and key != prefix), None)
                 _refuse_secret(key, text, "" if prefix is None else fields[f"{prefix}*"].secrets, layer is conf)
                 if prefix == STORAGE and key.removeprefix(STORAGE).isidentifier():
-                    # A conf file's credentials stay on their host: see `conf_file_secrets`. Its other
-                    # storage options are for remote tables; local ones take none.
+                    # A conf file's credentials stay on their host: see `conf_file_secrets`. Its other storage options are for
+                    # remote tables; local ones take none.
                     if not tells_secret(key, text) and not (layer is conf and local):
                         entries[prefix][key.removeprefix(prefix)] = storage_value(text)
                     continue
                 if prefix is not None and prefix != STORAGE:
                     entries[prefix][key.removeprefix(prefix)] = str(text)
                     continue
-                # A conf file may hold credentials, also under a key that is misspelled.
+                # A conf file may have credentials, even under a misspelled key.
                 field = _get_field(fields, kinds, key, "…" if layer is conf else text)
                 values[key] = field.parse(text, f"option {key}", f" ({layer_name})")
                 if layer is not conf:
@@ -186,28 +187,28 @@ class LookupOptions:
 
     @property
     def place(self) -> str:
-        """Where the table is, without secrets, for errors and plans."""
+        """The table's path or name, without secrets, for errors and plans."""
         if self.files.path:
             return redact("path", self.files.path)
         return next((kind.place for kind in self.kinds if kind.system is not None), "")
 
     @cached_property
     def pins(self) -> dict[str, Pin]:
-        """The options that say which version is read, by name; one at most, once they are checked."""
+        """The options that name the version to read, by key; at most one, once they are checked."""
         return self.version.pins | {key: pin for kind in self.kinds for key, pin in kind.pins.items()}
 
     @cached_property
     def pinned(self) -> Pin | None:
-        """Which version of a table is read, if not the current one."""
+        """The version of a table that is read, if it is not the current one."""
         return next(iter(self.pins.values()), None)
 
     @property
     def unpinned(self) -> LookupOptions:
-        """The options of the table as it is now."""
+        """The options without the ones that name a version."""
         return self.with_values(dict.fromkeys(self.pins))
 
     def with_values(self, values: Mapping[str, Any]) -> LookupOptions:
-        """These options with other values, which are typed, by key."""
+        """These options with other values, which have their types already, by key."""
         if not values:
             return self
         fields = _fields(tuple(map(type, self.kinds)))
@@ -226,15 +227,15 @@ class LookupOptions:
         return dataclasses.replace(self, **groups, kinds=kinds)
 
     def override(self, overrides: Mapping[str, str]) -> LookupOptions:
-        """These options with `overrides` (key -> text) in place of their own values. Raises OptionError."""
+        """These options, with `overrides` (key -> text) instead of their own values. Raises OptionError."""
         return self.with_values(
             {key: self._get_field(key, text).parse(text, f"option {key}") for key, text in overrides.items()}
         )
 
     def on_host(self, overrides: Mapping[str, str]) -> LookupOptions:
-        """These options with `overrides` (key -> text) applied to host options nobody set explicitly.
+        """These options, with `overrides` (key -> text) for host options that are not set explicitly.
 
-        Only keys of `HOST_KEYS` have an effect; others are an OptionError.
+        Only keys of `HOST_KEYS` have an effect; others raise OptionError.
         """
         values: dict[str, Any] = {}
         for key, text in overrides.items():
@@ -273,7 +274,7 @@ _GROUPS: dict[str, type] = {
 
 
 class _Field(NamedTuple):
-    """An option: the group that declares it, and what `option` says of it."""
+    """An option: the group that declares it, and the arguments of its `option` call."""
 
     group: type
     name: str
@@ -285,7 +286,7 @@ class _Field(NamedTuple):
         return str(self.metadata["secrets"])
 
     def parse(self, text: object, name: str, origin: str = "") -> Any:
-        """The value of an option's text. Raises OptionError, which calls the option `name` and says where it comes from."""
+        """The value of an option's text. Raises OptionError. `name`, `origin`: the option, and where the text comes from, for the error."""
         try:
             return self.metadata["parse"](str(text))
         except ValueError as problem:
@@ -306,7 +307,7 @@ def _fields(kinds: tuple[type[KindOptions], ...]) -> dict[str, _Field]:
 
 @functools.cache
 def _wildcards(kinds: tuple[type[KindOptions], ...]) -> tuple[str, ...]:
-    """What the options begin with whose names end as the user likes."""
+    """The prefixes of options whose names users complete, such as `lookup.storage.`."""
     return tuple(key.removesuffix("*") for key in _fields(kinds) if key.endswith("*"))
 
 
@@ -316,7 +317,7 @@ def _defaults(kinds: tuple[type[KindOptions], ...]) -> tuple[KindOptions, ...]:
 
 
 def _refuse_secret(key: str, text: object, advice: str, in_conf_file: bool) -> None:
-    """Raise OptionError for a credential that an option must not hold. `advice`: where one belongs that the option never takes."""
+    """Raise OptionError for a credential that an option must not have. `advice`: where to put a credential that the option never takes."""
     if key == "path" and names_bucket_with_credentials(str(text)):
         raise OptionError(
             f"option path = {redact(key, text)!r} holds a credential before the bucket's name, which no store takes there: take it "
@@ -371,7 +372,7 @@ _OF_PEERS = {
 
 
 def _suggest_options(fields: Mapping[str, _Field], kinds: Sequence[type[KindOptions]], key: str) -> list[str]:
-    """The options that an unknown key may mean: those that end with it, its counterpart from other projects, or those spelled similarly."""
+    """The options that an unknown key may mean: those that end with it, its counterpart from other projects, or those with a similar spelling."""
     plain = re.sub(r"[^a-z0-9]", "", key)
     names_by_plain = {re.sub(r"[^a-z0-9]", "", name): name for name in fields if not name.endswith("*")}
     if (match := names_by_plain.get(plain) or names_by_plain.get("lookup" + plain)) is not None:
@@ -383,7 +384,7 @@ def _suggest_options(fields: Mapping[str, _Field], kinds: Sequence[type[KindOpti
     ending_alike = [name for folded, name in names_by_plain.items() if len(ends) > 2 and folded.endswith(ends)]
     if 0 < len(ending_alike) <= 3:
         return ending_alike
-    # Without what all names begin with, which would make any two of them similar.
+    # Without the prefix of all names, which would make any two of them similar.
     names_by_rest = {name.removeprefix("lookup."): name for name in fields}
     close_names = difflib.get_close_matches(key.removeprefix("lookup."), names_by_rest, 1, 0.66)
     return [names_by_rest[name] for name in close_names] or ending_alike[:3]
@@ -395,7 +396,7 @@ def is_local(path: str) -> bool:
 
 
 def _retract(layer: Mapping[str, str]) -> set[str]:
-    """Options of lower layers that this layer's choices make meaningless, such as an interval by UFS."""
+    """Options of lower layers that this layer makes meaningless, for instance an interval together with UFS."""
     values = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
     cache, source = values.get("lookup.cache"), values.get("lookup.metadata.source")
     meaningless: set[str] = set()

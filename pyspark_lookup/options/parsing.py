@@ -1,4 +1,4 @@
-"""How options are declared, and their texts as values: each parser returns one, or raises ValueError saying what was expected."""
+"""Declares options, and parses their texts: each parser returns a value, or raises ValueError that says what was expected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DURATION_UNIT_S = {
 }  # fmt: skip
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 _ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE)
-_LONGEST_S = 100 * 365 * 86400.0  # about what a lock can be waited for
+_LONGEST_S = 100 * 365 * 86400.0  # about the longest time that a lock can wait
 _NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^,`\s](?:[^,`]*[^,`\s])?))\s*(?=,|\Z)")
 _BYTES = re.compile(r"(\d{1,18})\s*(?:([kmgt])i?)?b?")
 
@@ -85,7 +85,7 @@ def parse_boolean(text: str) -> bool:
 def parse_names(text: str) -> tuple[str, ...]:
     """Comma-separated column names; a name with a comma goes in backquotes, as in Spark SQL."""
     names: list[str] = []
-    end = -1  # of the name before, where its comma stands
+    end = -1  # the position of the comma after the last name
     while end < len(text):
         match = _NAME.match(text, end + 1)
         if match is None:
@@ -131,10 +131,10 @@ _OF_FORMAT = re.compile(r"(\w+)\.`(.+)`", re.DOTALL)
 
 
 def parse_path(text: str) -> str:
-    """A path or URL; its scheme may be in capitals. Raises ValueError for paths that only other programs understand."""
+    """A path or URL, whose scheme may be in capitals. Raises ValueError for paths that only other programs understand."""
     path = parse_text(text)
     if "\0" in path or not _is_encodable(path):
-        raise ValueError("a path of characters that a file name can have, which NUL and half of a UTF-16 pair are not")
+        raise ValueError("a path without NUL and without half of a UTF-16 pair, which file names cannot have")
     if (of_format := _OF_FORMAT.fullmatch(path)) is not None:
         raise ValueError(f"the path alone, {of_format[2]!r}: the format ({of_format[1]}) is detected")
     if (variable := _VARIABLE.match(path.removeprefix("file://"))) is not None:
@@ -159,7 +159,7 @@ def parse_path(text: str) -> str:
 
 
 def _is_encodable(path: str) -> bool:
-    """Whether the system can take a path; the bytes of names that are no UTF-8 are surrogates in it."""
+    """Whether the system can use a path. Bytes of names that are not UTF-8 are surrogates in it."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
@@ -168,7 +168,7 @@ def _is_encodable(path: str) -> bool:
 
 
 def parse_character(text: str) -> str:
-    """One character, a tab also as `\\t`."""
+    """One character; a tab may be written as `\t`."""
     character = "\t" if text == "\\t" else text
     if len(character) != 1 or not character.isascii() or character in "\r\n\0":
         raise ValueError("one ASCII character, such as ; or \\t")
@@ -180,7 +180,7 @@ def parse_quote(text: str) -> str:
 
 
 def parse_encoding(text: str) -> str:
-    """The name of an encoding that Python has, as Python spells it."""
+    """The name of an encoding that Python has, in Python's spelling."""
     try:
         codec = codecs.lookup(text.strip())
     except (LookupError, ValueError):
@@ -198,7 +198,8 @@ def parse_factory(text: str) -> str:
 
 
 def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
-    """The object that the factory `name` returns for `argument`. Raises OptionError if it cannot be imported or called, or returns no `kind`."""
+    """The object that the factory `name` returns for `argument`. Raises OptionError if the factory cannot be imported or called, or returns no
+    `kind`."""
     module, _, path = name.partition(":")
     try:
         factory: Any = importlib.import_module(module)
@@ -207,8 +208,8 @@ def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
         instance = factory(argument)
     except OptionError:
         raise
-    except Exception as problem:  # whatever a user's module does when it is imported or called
-        raise_ours(OptionError(f"option {option} = {name!r} cannot be made: {foreign_repr(problem)}"), problem)
+    except Exception as problem:  # any error of the user's module when it is imported or called
+        raise_ours(OptionError(f"option {option} = {name!r} failed: {foreign_repr(problem)}"), problem)
     if not isinstance(instance, kind):
         raise OptionError(f"option {option} = {name!r} returned {foreign_repr(instance)}: return a {kind.__name__}")
     return instance
@@ -233,18 +234,18 @@ def parse_commit(text: str) -> str:
     """A commit of a managed table: the table's id and a log position."""
     table_id, _, position = text.strip().rpartition(":")
     if not table_id or not re.fullmatch(r"[0-9]{1,18}", position):
-        raise ValueError("what LookupTable.floor says: the table's id and a log position, as id:7")
+        raise ValueError("a table's id and a log position, such as id:7, in the form that LookupTable.floor returns")
     return text.strip()
 
 
 def parse_instant(text: str) -> datetime.datetime:
-    """A time, in UTC; without a zone it counts as UTC."""
+    """A time, in UTC. Without a zone it is taken as UTC."""
     try:
-        # Python 3.10 knows no Z.
+        # Python 3.10 does not accept Z.
         at = datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
         return (at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)).astimezone(datetime.timezone.utc)
     except (ValueError, OverflowError):
-        raise ValueError("a time such as 2026-03-01T12:00:00+01:00, or 2026-03-01 11:00:00 of UTC") from None
+        raise ValueError("a time such as 2026-03-01T12:00:00+01:00, or 2026-03-01 11:00:00 in UTC") from None
 
 
 def parse_batch(text: str) -> tuple[str, int]:
@@ -282,7 +283,7 @@ def parse_reload_strategy(text: str) -> ReloadStrategy | str:
 
 
 class Kind(NamedTuple):
-    """What an option's text may be: the label for users, and the parser, which returns a value or raises ValueError."""
+    """The possible texts of an option: a label for users, and the parser, which returns a value or raises ValueError."""
 
     label: str
     parse: Callable[[str], Any]
@@ -300,7 +301,7 @@ MIB, GIB, MOST = 1024**2, 1024**3, 2**60
 
 
 def choice(enum_class: type[enum.Enum]) -> Kind:
-    """One of an enum's values, in any letter case (as Flink parses them)."""
+    """A kind with the values of an enum, in any letter case (as in Flink)."""
     choices = [str(member.value) for member in enum_class]
 
     def parse(text: str) -> enum.Enum:
@@ -318,7 +319,7 @@ def choice(enum_class: type[enum.Enum]) -> Kind:
 
 
 def size(low: int, high: int) -> Kind:
-    """A size in bytes, within bounds."""
+    """A kind for a size in bytes, within bounds."""
 
     def parse(text: str) -> int:
         value = parse_bytes(text)
@@ -332,10 +333,7 @@ def size(low: int, high: int) -> Kind:
 def option(
     key: str, kind: Kind, default: Any, *, doc: str, default_text: str = "", hashed: bool = True, secrets: str = ""
 ) -> Any:
-    """A field of a group of options. `default_text`: the default as users see it, where its text is not that.
-
-    A key that ends with `.*` takes every option that begins so; `secrets` says where a credential among them belongs.
-    """
+    """A field of `LookupOptions`. `default_text`: the default as users see it, if that is not its text."""
     if not default_text and default is not None:
         default_text = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
     metadata = {
@@ -350,19 +348,19 @@ def option(
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number; True and False are none."""
+    """Whether a value is a number. True and False are not."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_argument(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Raise OptionError for an argument of another type; True and False are no numbers."""
+    """Raise OptionError for an argument of another type. True and False are not numbers."""
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         raise OptionError(f"argument {name} = {foreign_repr(value)}: expected {expected}")
 
 
 def duration_argument_s(name: str, value: Any) -> float:
-    """Seconds of an argument that is a duration. Raises OptionError for anything else."""
+    """The seconds of an argument that is a duration. Raises OptionError if it is not."""
     check_argument(
         name, value, (str, datetime.timedelta), "a duration such as '7 d' or 'PT10S', or a datetime.timedelta"
     )
@@ -375,7 +373,7 @@ def duration_argument_s(name: str, value: Any) -> float:
 
 
 def option_text(value: Any) -> str:
-    """An option value as Spark passes it: `True` is "true", a list of names is one text, a timedelta so many seconds."""
+    """An option value in the text that Spark passes: "true" for `True`, one text for a list of names, seconds for a timedelta."""
     if isinstance(value, datetime.timedelta):
         return f"{value / datetime.timedelta(seconds=1):f} s"
     if isinstance(value, os.PathLike):

@@ -1,4 +1,4 @@
-"""Options of a read: which columns, rows and version of the table."""
+"""Options of a read: its columns, rows and version."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.ve
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """Which columns and rows of the table, and in which view."""
+    """The columns and rows of the table to read, and the view."""
 
     # fmt: off
     columns: tuple[str, ...] | None = option(
@@ -68,11 +68,12 @@ class ReadOptions:
     )
     valid_from: str | None = option(
         "lookup.valid-from", NAME, None,
-        doc="The column with the time from which a row is valid, for `lookup_join(…, as_of=…)`; null: it always was.",
+        doc="For `lookup_join(…, as_of=…)`: the column with the time from which a row is valid; null: it always was.",
     )
     valid_to: str | None = option(
         "lookup.valid-to", NAME, None,
-        doc="... and the one with the time before which it is valid; null: it still is. Default: until the key's next row.",
+        doc="For `lookup_join(…, as_of=…)`: the column with the time before which a row is valid; null: it still is. "
+            "Default: it is valid until the key's next row.",
     )
     overlap: enums.Overlap = option(
         "lookup.overlap", choice(enums.Overlap), enums.Overlap.ERROR,
@@ -80,18 +81,19 @@ class ReadOptions:
     )
     view: enums.View = option(
         "lookup.view", choice(enums.View), enums.View.DATA,
-        doc="What a read returns: the rows; the files of the current version; the versions this host knows; its "
-            "counters; one row about the current version; the version as a SQL function takes it; or the "
-            "changes that a managed table's commits made (`readStream`, or `lookup.changes-from`).",
+        doc="What a read returns. `data`: rows; `files`: the files of the current version; `versions`: the versions "
+            "that this host knows; `metrics`: its counters; `summary`: one row about the current version; `token`: the "
+            "version in the form that a SQL function takes; `changes`: the changes that the commits of a managed table "
+            "made (`readStream`, or with `lookup.changes-from`).",
     )
     on_error: enums.OnError = option(
         "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
-        doc="Of joins and SQL functions: when a lookup failed in every attempt, fail the query, or go on with null in"
-            " its columns and the reason in the column `lookup_error`.",
+        doc="Joins and SQL functions: if a lookup fails in every attempt, fail the query, or return null in its columns "
+            "and the reason in the column `lookup_error`.",
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
-        doc="A scan of more file bytes than this is split into several tasks.",
+        doc="A scan of files with more bytes than this is split into several tasks.",
     )
     # fmt: on
 
@@ -113,42 +115,45 @@ class ReadOptions:
 
 @dataclasses.dataclass(frozen=True)
 class VersionOptions:
-    """Which version of the table is read, and who says which one is current."""
+    """The version of the table to read, and where the current one is found."""
 
     # fmt: off
     source: enums.MetadataSource = option(
         "lookup.metadata.source", choice(enums.MetadataSource), enums.MetadataSource.UFS,
-        doc="Who says which version is current: the store, once per query, or this host.",
+        doc="Where a query gets the current version: from the store, asked once per query (UFS), or from this host "
+            "(CACHE).",
     )
     sync_interval_s: float | None = option(
         "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="required with CACHE, unless FULL",
-        doc="With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).",
+        doc="With CACHE: ask the store again when the known version is older than this (-1: never, 0: always).",
     )
     number: int | None = option(
         "lookup.version", Kind("version number", _NUMBER), None, default_text="the current version",
-        doc="Of a table that keeps its versions: read this one (time travel), as `lookup.view=versions` lists them.",
+        doc="Tables that keep their versions: read this version (time travel). `lookup.view=versions` lists them.",
     )
     timestamp: datetime.datetime | None = option(
         "lookup.timestamp", Kind("ISO 8601 time", parse_instant), None,
-        doc="... the version that was current at this time, such as `2026-03-01T12:00:00+01:00`; without a zone, in UTC.",
+        doc="Tables that keep their versions: read the version that was current at this time, such as "
+            "`2026-03-01T12:00:00+01:00`. A time without a zone is in UTC.",
     )
     valid_write_ids: str | None = option(
         "lookup.valid-write-ids", Kind("`table:5:2:2:4`", parse_write_ids), None,
-        doc="Of a managed table: read only the writes that this list admits, in Hive's format: table id, high watermark, least "
-            "open id, open ids, aborted ids.",
+        doc="Managed tables: read only the writes that this list lets through, in Hive's format: table id, high "
+            "watermark, least open id, open ids, aborted ids.",
     )
     floor: str | None = option(
         "lookup.floor", Kind("`table id:log position`", parse_commit), None,
-        doc="Of a managed table, with CACHE: the read includes at least this commit (`LookupTable.floor` of its writer). "
-            "Commits of the same host are always included.",
+        doc="Managed tables, with CACHE: read a version that includes at least this commit, which its writer gets from "
+            "`LookupTable.floor`. Commits of the reading host are always included.",
     )
     at: enums.VersionAt = option(
         "lookup.version-at", choice(enums.VersionAt), enums.VersionAt.AUTO,
-        doc="When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.",
+        doc="When a scan resolves its version. PLAN: when it is planned; READ: when its task reads; AUTO: READ if the "
+            "table fits into one task, else PLAN.",
     )
     on_gone: enums.OnVersionGone | None = option(
         "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; FAIL for tables that keep versions",
-        doc="When a file was replaced after the version was resolved: read the newer one, or fail.",
+        doc="If a file is replaced after the version was resolved: read the newer version, or fail.",
     )
     # fmt: on
 
@@ -163,9 +168,9 @@ class VersionOptions:
         return {key: value for key, value in pins.items() if value is not None}
 
     def check(self, caches_version: bool) -> None:
-        """Raise OptionError if no option says how long a host goes on with the version that it knows.
+        """Raise OptionError if no option says how long a host uses the version that it knows.
 
-        `caches_version`: only `lookup.metadata.sync-interval` says it, with neither a full cache nor a provider to ask.
+        `caches_version`: only `lookup.metadata.sync-interval` can say it, because there is neither a full cache nor a provider to ask.
         """
         cached = self.source is enums.MetadataSource.CACHE
         if cached and self.sync_interval_s is None and caches_version:
@@ -181,17 +186,17 @@ class VersionOptions:
 
 
 def is_idle_in_gets(key: str) -> bool:
-    """Whether an option is for other uses of a `LookupTable` than its own reads."""
+    """Whether an option has no effect in a `LookupTable`'s own reads, but has in its other uses."""
     return key in OF_AS_OF or key == "lookup.on-error" or key.startswith("lookup.stream.")
 
 
 def refuse_in_reads(
     explicit: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
 ) -> None:
-    """Raise OptionError for an option that was given for a read in which it has no effect.
+    """Raise OptionError for an option of a read in which it has no effect.
 
-    What is stored with a table is not given for a read: it is for all that is done with the table. `stream`: it is, or may be, a
-    stream of changes; `as_of`: a lookup of what is valid at a time.
+    Options that are stored with a table are not checked, because they apply to all uses of the table. `stream`: the read is, or may be, a
+    stream of changes; `as_of`: it is a lookup of rows that are valid at a time.
     """
     for key in sorted(key.lower() for key in explicit):
         if key.startswith("lookup.write."):
@@ -202,5 +207,5 @@ def refuse_in_reads(
             raise OptionError(f"option {key} is for lookup_join with as_of only: remove it")
         if key == "lookup.on-error" and view is not enums.View.TOKEN:
             raise OptionError(
-                f"option {key} is for lookup_join and register_lookup: a scan or a get() always fails on an error, remove it"
+                f"option {key} is for lookup_join and register_lookup: a scan or a get() always fails on an error; remove it"
             )

@@ -1,8 +1,7 @@
-"""When a full cache reloads: FLIP-221's triggers as values that answer "when is it due?", and blackouts.
+"""When a full cache reloads: FLIP-221's triggers as values that compute when a reload is due, and blackouts.
 
-A trigger keeps no times of its own. What counts is the last reload as all processes of the host know
-it, so a schedule goes on where another process left it. There is no clock, no timer and no thread
-here: all of that is the context's. Times are Unix seconds.
+A trigger keeps no times of its own. It computes from the last reload that any process of the host has made, so a schedule continues in
+another process. There is no clock, no timer and no thread here: the context has these. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _WINDOW = re.compile(rf"({_TIME})\s*-\s*({_TIME})({_ZONE})")
 
 
 class ScheduleMode(enum.Enum):
-    """What the interval of a periodic reload is counted from."""
+    """The time from which the interval of a periodic reload counts."""
 
     FIXED_DELAY = "FIXED_DELAY"
     FIXED_RATE = "FIXED_RATE"
@@ -39,10 +38,10 @@ class ScheduleMode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class LastReload:
-    """When a table was last reloaded on this host, by any process, in Unix seconds.
+    """The last reload of a table on this host, by any process, in Unix seconds.
 
-    `first_started_at_s` is the start of the first load of this schedule: the anchor of FIXED_RATE.
-    `started_at_s` and `finished_at_s` are of the latest attempt, also if it failed.
+    `first_started_at_s`: the start of the first load of this schedule, from which FIXED_RATE counts. `started_at_s` and `finished_at_s` are
+    those of the latest attempt, even if it failed.
     """
 
     first_started_at_s: float
@@ -57,19 +56,19 @@ class CacheReloadTrigger(abc.ABC):
     """
 
     class Context(abc.ABC):
-        """What the cache offers its trigger; all of it may be called from any thread."""
+        """The functions that the cache offers its trigger. All may be called from any thread."""
 
         @abc.abstractmethod
         def current_processing_time(self) -> float:
             """Unix time in seconds (the FLIP's is in milliseconds)."""
 
         def current_watermark(self) -> NoReturn:
-            """Raises NotSupportedError: there is no watermark in a Spark worker."""
+            """Raises NotSupportedError: a Spark worker has no watermark."""
             raise NotSupportedError("there is no watermark in a Spark worker: use current_processing_time()")
 
         @abc.abstractmethod
         def trigger_reload(self) -> concurrent.futures.Future[None]:
-            """Ask for a reload; the future is done when it has ended, with its exception if it failed (Flink's hides it)."""
+            """Ask for a reload. The future is done when the reload has ended, and has its exception if it failed (Flink's hides it)."""
 
         @abc.abstractmethod
         def last_reload(self) -> LastReload | None:
@@ -77,10 +76,10 @@ class CacheReloadTrigger(abc.ABC):
 
         @abc.abstractmethod
         def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
-            """Run `action` once on the cache's own timer, not before Unix time `at_s`; returns what cancels it.
+            """Run `action` once on the cache's own timer, not before Unix time `at_s`. Returns a function that cancels it.
 
-            If the clock is set back meanwhile it runs at once, for `at_s` may then be far away: ask for the time, and
-            schedule it again.
+            If the clock is set back meanwhile, `action` runs at once, because `at_s` may then be far away: read the time, and schedule it
+            again.
             """
 
     @abc.abstractmethod
@@ -89,17 +88,17 @@ class CacheReloadTrigger(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ask for no more reloads; one that runs ends by itself."""
+        """Ask for no more reloads. A running one ends by itself."""
 
 
 def _cancel_nothing() -> None:
-    """Cancels nothing, where no reload is planned."""
+    """Does nothing: the cancel function while no reload is planned."""
 
 
 class DueTrigger(CacheReloadTrigger):
-    """A trigger that reloads when `next_due_s` says so, and once for all that was missed. A pickled copy is not open (FLIP-221)."""
+    """A trigger that reloads when `next_due_s` says so, and only once for all missed reloads. A pickled copy is not open (FLIP-221)."""
 
-    _waits = True  # for a reload to end before the next one is planned
+    _waits = True  # whether a reload must end before the next one is planned
 
     def __init__(self) -> None:
         self._context: CacheReloadTrigger.Context | None = None
@@ -110,11 +109,11 @@ class DueTrigger(CacheReloadTrigger):
 
     @abc.abstractmethod
     def next_due_s(self, last: LastReload | None, now_s: float) -> float:
-        """When the next reload is due; a time that has passed means now."""
+        """The time at which the next reload is due; a time in the past means now."""
 
     @abc.abstractmethod
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
-        """When the next reload is due after `now_s`, if the one requested at `now_s` does not show in `last`."""
+        """The time at which the next reload is due after `now_s`, if `last` does not include the one requested at `now_s`."""
 
     def open(self, context: CacheReloadTrigger.Context) -> None:
         self.close()
@@ -128,7 +127,8 @@ class DueTrigger(CacheReloadTrigger):
 
     def _plan(self, context: CacheReloadTrigger.Context, last: LastReload | None, due_s: float) -> None:
         cancel = self._cancel = context.schedule(due_s, functools.partial(self._fire, context, last, due_s))
-        # close() may have come meanwhile from another thread, and cancelled only the timer before this one.
+        # The race: close() may have been called from another thread, and have cancelled only the timer before this one. So it is
+        # cancelled here.
         if self._context is not context:
             cancel()
 
@@ -136,8 +136,8 @@ class DueTrigger(CacheReloadTrigger):
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
-        # A reload in between, such as another process's, changes the plan. Where there was none the clock may have been
-        # set back: then no later than if it were planned now, but never later than it was, or it would be put off for ever.
+        # A reload in between, such as another process's, changes the plan. If there was none, the clock may have been set back.
+        # Then the time is at most that of a plan made now, but never later than the old plan, or it would be put off for ever.
         if last != planned_after:
             due_s = self.next_due_s(last, now_s)
         elif due_s > now_s:
@@ -159,18 +159,18 @@ class DueTrigger(CacheReloadTrigger):
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
-        # A reload that was refused leaves no trace, and must not be asked for again at once.
+        # A refused reload leaves no trace, and must not be requested again at once.
         due_s = self._due_after_s if last == before else self.next_due_s
         self._plan(context, last, due_s(last, now_s))
 
 
 class PeriodicCacheReloadTrigger(DueTrigger):
-    """Reloads every `interval_s` seconds, counted from the end of the last reload or on a grid.
+    """Reloads every `interval_s` seconds, counted from the end of the last reload or on a fixed grid.
 
-    FIXED_DELAY: `interval_s` after the last reload has ended, well or not. FIXED_RATE: at the first
-    start plus multiples of `interval_s`, whether or not a reload still runs; any number of points that
-    were missed make one reload (in Flink they pile up). The first reload is due at once in both, and
-    none later than one interval from now, even if the clock was set back.
+    FIXED_DELAY: `interval_s` after the last reload has ended, successful or not. FIXED_RATE: at the first start plus multiples of
+    `interval_s`, even if a reload is still running; all points that were missed make one reload (in Flink they pile up). With both, the
+    first reload is due at once, and none is due later than one interval from now, even if the clock was set back.
+
     Raises OptionError unless the interval is a finite number greater than zero.
     """
 
@@ -202,19 +202,18 @@ class PeriodicCacheReloadTrigger(DueTrigger):
     def _grid_point_s(self, anchor_s: float, after_s: float) -> float:
         """The first `anchor_s + k * interval_s` after `after_s`."""
         k = math.floor((after_s - anchor_s) / self.interval_s)
-        # The quotient is rounded, so the point may be one off to either side.
+        # The quotient is rounded, so the point may be off by one in either direction.
         points = (anchor_s + (k + i) * self.interval_s for i in range(3))
         return next((point for point in points if point > after_s), math.nextafter(after_s, math.inf))
 
 
 class TimedCacheReloadTrigger(DueTrigger):
-    """Reloads at once, at the next `reload_time` (now, if it is just that), then every `interval_days` calendar days.
+    """Reloads at once, at the next `reload_time` (now, if that is the time), and then every `interval_days` calendar days.
 
-    The time is local to `zone` (None: the system's) unless it has an offset itself. Where clocks are put
-    forward and skip it, it is taken by the offset before the change (02:30 becomes 03:30); where they are
-    put back and show it twice, the first counts. The days count from the first reload time there was, so
-    neither a reload by hand nor one that came late shifts the days. If the clock was set back since the
-    last reload, the next reload time is due. Raises OptionError unless `interval_days` is from 1 to 36500.
+    The time is local to `zone` (None: the system's) unless it has an offset of its own. If clocks are put forward and skip it, the offset
+    before the change applies (02:30 becomes 03:30); if they are put back and show it twice, the first one counts. The days count from the
+    first reload time, so a reload by hand or a late one does not shift them. If the clock was set back since the last reload, the next
+    reload time is due. Raises OptionError unless `interval_days` is from 1 to 36500.
     """
 
     def __init__(self, reload_time: datetime.time, interval_days: int = 1, zone: datetime.tzinfo | None = None) -> None:
@@ -249,11 +248,11 @@ class TimedCacheReloadTrigger(DueTrigger):
         return min(due_s for due_s, _ in self._instants_around(at_s) if due_s >= at_s)
 
     def _after_s(self, last: LastReload, at_s: float) -> float:
-        """The first reload time after `at_s` on a day that is a multiple of the interval from the very first one."""
+        """The first reload time after `at_s` on a day that is a multiple of the interval after the very first one."""
         anchor_s = last.first_started_at_s
         _, anchor = min(entry for entry in self._instants_around(anchor_s) if entry[0] >= anchor_s)
         latest = max(day for due_s, day in self._instants_around(at_s) if due_s <= at_s)
-        # Negative where the clock was set back to before the first: the same days count there.
+        # Negative if the clock was set back to before the first reload: the same days count then.
         steps = (latest - anchor).days // self.interval_days + 1
         return _instant_s(anchor + steps * self.interval_days * _DAY, self.reload_time, self._zone)
 
@@ -263,12 +262,13 @@ class TimedCacheReloadTrigger(DueTrigger):
 
 @dataclasses.dataclass(frozen=True)
 class Blackout:
-    """Times of day in which no reload begins; `parse_blackout` makes one and `str` shows it.
+    """Times of day at which no reload begins. `parse_blackout` makes one from a text, and `str` returns the text.
 
-    `windows` are (start, end), from the start on and without the end, past midnight if the end is the
-    earlier. Both have the same offset, or none and are local to `zone` (None: the system's). Where a
-    change of clocks skips an edge or shows it twice, the wider reading counts.
-    Raises ValueError if a window is empty, or if they leave no time of the day free.
+    `windows` are (start, end), including the start and excluding the end, past midnight if the end is the earlier time. Both have the same
+    offset, or none and are local to `zone` (None: the system's). If a change of clocks skips an edge or shows it twice, the longer window
+    counts.
+
+    Raises ValueError if a window is empty, or if the windows leave no time of the day free.
     """
 
     windows: tuple[tuple[datetime.time, datetime.time], ...]
@@ -276,15 +276,15 @@ class Blackout:
 
     def __post_init__(self) -> None:
         if any(start == end for start, end in self.windows):
-            raise ValueError("windows that end at another time than they start")
-        # How local windows lie to those with an offset depends on the day: taken at the worst.
+            raise ValueError("windows whose end differs from their start")
+        # The distance between local windows and windows with offsets depends on the day: the worst case is taken.
         local = [window for window in self.windows if window[0].utcoffset() is None]
         fixed = [window for window in self.windows if window not in local]
         if _measure(local) + _measure(fixed) >= _DAY:
             raise ValueError("windows that leave some time of the day free for reloads")
 
     def postponed_s(self, at_s: float) -> float:
-        """`at_s` if it is free, else the end of the windows it lies in, one after the other (Unix seconds)."""
+        """`at_s` if it is free, else the end of the windows in which it lies, one after the other (Unix seconds)."""
         while ends := [end_s for start_s, end_s in self._spans_around(at_s) if start_s <= at_s < end_s]:
             at_s = max(ends)
         return at_s
@@ -302,18 +302,18 @@ class Blackout:
 
 
 def _instant_s(day: datetime.date, time: datetime.time, zone: datetime.tzinfo | None, fold: int = 0) -> float:
-    """Unix time at which clocks of `zone` (None: the system's) show a time on a day."""
+    """The Unix time at which clocks of `zone` (None: the system's) show a time on a day."""
     return datetime.datetime.combine(day, time.replace(fold=fold), zone).timestamp()
 
 
 def _days_around(at_s: float, zone: datetime.tzinfo | None) -> list[datetime.date]:
-    """The local day of an instant and the days around it that could matter, as some zones once skipped a whole day."""
+    """The local day of an instant and the neighbouring days that could matter, because some zones once skipped a whole day."""
     today = datetime.datetime.fromtimestamp(at_s, zone).date()
     return [today + days * _DAY for days in range(-2, 2)]
 
 
 def _measure(windows: Iterable[tuple[datetime.time, datetime.time]]) -> datetime.timedelta:
-    """How much of a day the windows cover. Either all are local, or all have offsets."""
+    """The time of a day that the windows cover. Either all windows are local, or all have offsets."""
     at = covered = _ZERO
     pieces: list[tuple[datetime.timedelta, datetime.timedelta]] = []
     for window in windows:
@@ -326,7 +326,7 @@ def _measure(windows: Iterable[tuple[datetime.time, datetime.time]]) -> datetime
 
 
 def _since_midnight(time: datetime.time) -> datetime.timedelta:
-    """How long after midnight it is; with an offset, after midnight UTC."""
+    """The time since midnight; with an offset, since midnight UTC."""
     local = datetime.timedelta(0, time.second, time.microsecond, 0, time.minute, time.hour)
     return (local - (time.utcoffset() or _ZERO)) % _DAY
 
@@ -340,16 +340,16 @@ def _window_text(start: datetime.time, end: datetime.time) -> str:
 def parse_iso_time(text: str) -> datetime.time:
     """The time of day of `10:15`, `10:15:30`, `10:15Z` or `10:15+07:00`; without an offset it is local.
 
-    Seconds may have 3 or 6 decimals. Raises ValueError for anything else.
+    Seconds may have 3 or 6 decimals. Raises ValueError for any other text.
     """
-    # What newer Pythons parse beside these, such as '10' or '1015', older ones do not.
+    # Older Pythons do not parse everything that newer ones do, such as '10' or '1015'.
     if not _ISO_TIME.fullmatch(text.strip()):
         raise ValueError("an ISO time such as '10:15', '10:15Z' or '10:15+07:00'")
     return datetime.time.fromisoformat(text.strip().replace("Z", "+00:00"))
 
 
 def parse_blackout(text: str, zone: datetime.tzinfo | None = None) -> Blackout:
-    """The blackout of `22:00-06:00, 12:00-13:00`; a window without `Z` or an offset at its end is local to `zone`.
+    """The blackout of `22:00-06:00, 12:00-13:00`. A window whose end has no `Z` or offset is local to `zone`.
 
     Raises ValueError for another form, and for windows that `Blackout` refuses.
     """
@@ -358,7 +358,7 @@ def parse_blackout(text: str, zone: datetime.tzinfo | None = None) -> Blackout:
         match = _WINDOW.fullmatch(part.strip())
         if match is None:
             raise ValueError(
-                "times of day such as '22:00-06:00, 12:00-13:00'; one that is not local ends with 'Z' or an offset, such as "
+                "times of day such as '22:00-06:00, 12:00-13:00'; a window that is not local ends with 'Z' or an offset, such as "
                 "'22:00-06:00+02:00'; midnight is 00:00"
             )
         start, end, offset = match.groups()

@@ -94,7 +94,7 @@ def test_names_move_no_cursor(run: Run, tmp_path: Path) -> None:
         (["get", "DIM", "1,2", "-o", "lookup.keys=id,name", "3"], 2, "2 values are needed, for id, name"),
         (["get", "DIM", "1"], 2, "lookup.keys is missing"),
         (["get", "DIM", "1", "-o", "lookup.keys=gone"], 1, "the table has no column 'gone'"),
-        (["get", "DIM\0x", "1"], 2, "which NUL"),
+        (["get", "DIM\0x", "1"], 2, "without NUL"),
         (["describe", "DIM", "-o", "lookup.keys"], 2, "expected KEY=VALUE"),
         (["describe", "DIM", "-o", "lookup.keys=id", "-o", "lookup.keys=id"], 2, "given twice"),
         (["describe", "DIM", "-o", "lookup.keyz=id"], 2, "lookup.keyz"),

@@ -537,7 +537,7 @@ def test_local_blackouts_follow_the_clocks(zone: zoneinfo.ZoneInfo, text: str, a
 
 
 NO_WINDOWS = r"^times of day such as '22:00-06:00, 12:00-13:00'"
-EMPTY = "end at another time than they start"  # it could mean nothing or the whole day
+EMPTY = "whose end differs from their start"  # it could mean nothing or the whole day
 ALL_DAY = "leave some time of the day free"  # local beside offset ones: if they could
 
 

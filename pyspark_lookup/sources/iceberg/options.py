@@ -1,4 +1,4 @@
-"""Options of an Iceberg table: which catalog knows it, and which branch or tag of it is read."""
+"""Options of an Iceberg table: its catalog, and the branch or tag that is read."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from pyspark_lookup.options.read_options import Pin, Ref
 
 @dataclasses.dataclass(frozen=True)
 class IcebergOptions(KindOptions):
-    """Which catalog knows the table, and which branch or tag of it is read."""
+    """The table's catalog, and the branch or tag that is read."""
 
     catalog_keys: ClassVar[frozenset[str]] = frozenset({"lookup.catalog"})
 
     # fmt: off
     catalog: str | None = option(
         "lookup.catalog", Kind("name", parse_text), None,
-        doc="The Iceberg catalog that knows the table, by its name in PyIceberg's configuration; `path` is then `namespace.table`.",
+        doc="The Iceberg catalog of the table, by its name in PyIceberg's configuration; `path` is then "
+            "`namespace.table`.",
     )
     catalog_properties: tuple[tuple[str, str], ...] = option(
         "lookup.catalog.*", Kind("any", str), (),
-        doc="Properties of that catalog in place of PyIceberg's configuration, e.g. `lookup.catalog.uri`; never credentials.",
+        doc="Properties of that catalog, instead of those in PyIceberg's configuration, e.g. `lookup.catalog.uri`; "
+            "never credentials.",
         secrets="give it to PyIceberg, in .pyiceberg.yaml or in the environment of each machine that reads",
     )
     branch: str | None = option(
         "lookup.branch", Kind("name", parse_text), None, default_text="`main`",
-        doc="Of an Iceberg table: read the current snapshot of this branch.",
+        doc="Iceberg tables: read the current snapshot of this branch.",
     )
     tag: str | None = option(
         "lookup.tag", Kind("name", parse_text), None,
-        doc="Of an Iceberg table: read the snapshot that this tag names.",
+        doc="Iceberg tables: read the snapshot that this tag names.",
     )
     # fmt: on
 
@@ -56,5 +58,5 @@ class IcebergOptions(KindOptions):
             raise OptionError(f"options lookup.catalog and {options.system} both say where the table is: give one")
         if "." not in options.files.path.strip("."):
             raise OptionError(
-                f"option path = {options.files.path!r}: with lookup.catalog = {self.catalog!r} it is the table's name, namespace.table"
+                f"option path = {options.files.path!r}: with lookup.catalog = {self.catalog!r} give the table's name, namespace.table"
             )

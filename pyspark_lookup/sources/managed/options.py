@@ -29,33 +29,37 @@ _CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.ve
 
 @dataclasses.dataclass(frozen=True)
 class ChangeOptions(KindOptions):
-    """Which changes are read, by a batch (`first`, `last`) or by a stream."""
+    """The changes to read, for a batch (`first`, `last`) or a stream."""
 
     # fmt: off
     first: int | None = option(
         "lookup.changes-from", Kind("version number", _CHANGES), None,
-        doc="Of a managed table: read the changes of the commits from this one on (inclusive), as `lookup.view=changes`.",
+        doc="Managed tables: read the changes of the commits from this version on (inclusive), as with "
+            "`lookup.view=changes`.",
     )
     last: int | None = option(
         "lookup.changes-to", Kind("version number", _CHANGES), None, default_text="the current version",
-        doc="... up to this commit (inclusive).",
+        doc="With `lookup.changes-from`: read the changes up to this version (inclusive).",
     )
     start: enums.StreamStart | int = option(
         "lookup.stream.start", Kind("SNAPSHOT, LATEST or log position", parse_stream_start), enums.StreamStart.SNAPSHOT,
-        doc="Of a stream of changes: start with all current rows (SNAPSHOT), with the commits from now on (LATEST), or "
-            "with the commits after this position.",
+        doc="Streams of changes: start with all current rows (SNAPSHOT), with the commits from now on (LATEST), or with "
+            "the commits after this position.",
     )
     max_rows: int | None = option(
         "lookup.stream.max-rows-per-trigger", POSITIVE_COUNT, None,
-        doc="Of a stream of changes: a micro-batch takes commits of about this many rows in total, but at least one commit.",
+        doc="Streams of changes: a micro-batch takes commits with about this many rows in total, but at least one "
+            "commit.",
     )
     max_files: int | None = option(
         "lookup.stream.max-files-per-trigger", POSITIVE_COUNT, None,
-        doc="... of about this many files.",
+        doc="Streams of changes: a micro-batch takes commits with about this many files in total, but at least one "
+            "commit.",
     )
     max_bytes: int | None = option(
         "lookup.stream.max-bytes-per-trigger", size(1, MOST), None,
-        doc="... of about this many bytes.",
+        doc="Streams of changes: a micro-batch takes commits with about this many bytes in total, but at least one "
+            "commit.",
     )
     # fmt: on
 
@@ -85,8 +89,8 @@ class ChangeOptions(KindOptions):
             return
         if options.read.view is not View.CHANGES:
             raise OptionError(
-                f"option lookup.changes-from = {self.first} reads changes, and lookup.view = {options.read.view.value!r} something "
-                "else: leave one of them out"
+                f"option lookup.changes-from = {self.first} reads changes, and lookup.view = {options.read.view.value!r} shows "
+                "something else: leave one of them out"
             )
         if options.pins:
             raise OptionError(
@@ -105,39 +109,39 @@ class WriteOptions(KindOptions):
     # fmt: off
     create_if_not_exists: bool = option(
         "lookup.create-if-not-exists", BOOLEAN, False,
-        doc="Of CREATE TABLE: if nothing is at the path, make a managed table there, with the columns of "
-            "lookup.schema and the keys of lookup.keys.",
+        doc="CREATE TABLE: if nothing is at the path, create a managed table there, with the columns of lookup.schema "
+            "and the keys of lookup.keys.",
     )
     mode: enums.KeyedWrite | None = option(
         "lookup.write.mode", choice(enums.KeyedWrite), None,
-        doc="Of writes in Spark's append mode: upsert, which replaces the rows that have the same keys.",
+        doc="Writes in Spark's append mode: `upsert` replaces the rows that have the same keys.",
     )
     unique_keys: bool = option(
         "lookup.write.unique-keys", BOOLEAN, False,
-        doc="Of writes: fail before the commit if two rows would have the same key.",
+        doc="Writes: fail before the commit if two rows of the table would have the same key.",
     )
     merge_schema: bool = option(
         "lookup.write.merge-schema", BOOLEAN, False,
-        doc="Of writes: add columns that the table does not have; older rows have null there.",
+        doc="Writes: add columns that the table does not have; older rows have null there.",
     )
     missing_columns: enums.MissingColumns | None = option(
         "lookup.write.missing-columns", choice(enums.MissingColumns), None, default_text="such an upsert is refused",
-        doc="Of upserts whose rows lack columns: an existing row keeps its values there (KEEP), or they become null "
+        doc="Upserts whose rows lack columns: an existing row keeps its values there (KEEP), or they become null "
             "(NULL).",
     )
     batch: tuple[str, int] | None = option(
         "lookup.write.batch", Kind("`name:number`", parse_batch), None,
-        doc="Of batch writes, as in `foreachBatch`: write nothing if this batch, or a later one of the same name, has "
+        doc="Batch writes, as in `foreachBatch`: write nothing if this batch, or a later one of the same name, has "
             "already been committed.",
     )
     compact_after: int = option(
         "lookup.write.compact-after", COUNT, 20,
-        doc="Of writes: a commit compacts small writes once there are this many; 0: commits never do "
-            "(call `LookupTable.compact`).",
+        doc="Writes: a commit compacts small writes once there are this many; 0: commits never do (call "
+            "`LookupTable.compact`).",
     )
     timeout_s: float = option(
         "lookup.write.timeout", POSITIVE_DURATION, 86400.0, default_text="24 h",
-        doc="Of writes: others may abort a write that has shown no sign of life for this long.",
+        doc="Writes: others may abort a write that has shown no sign of life for this long.",
     )
     # fmt: on
 

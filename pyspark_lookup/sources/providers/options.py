@@ -1,4 +1,4 @@
-"""Options of a provider's table, which lies in another system."""
+"""Options of a provider's table, which is in another system."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_lookup.options.parsing import POSITIVE_COUNT, POSITIVE_DURATION, Ki
 
 @dataclasses.dataclass(frozen=True)
 class ProviderOptions(KindOptions):
-    """Which provider gives the table's rows, and how it is called."""
+    """The provider of the table's rows, and how it is called."""
 
     system_keys: ClassVar[frozenset[str]] = frozenset({"lookup.provider"})
     suggestions: ClassVar[dict[str, str]] = {"lookupasync": "lookup.provider"}
@@ -22,7 +22,7 @@ class ProviderOptions(KindOptions):
     # fmt: off
     provider: str | None = option(
         "lookup.provider", Kind("`module:factory`", parse_factory), None,
-        doc="In place of files: a table of any other system. The factory takes a `LookupContext` and returns a "
+        doc="A table of any other system, instead of files. The factory takes a `LookupContext` and returns a "
             "`LookupProvider`.",
     )
     parameters: tuple[tuple[str, str], ...] = option(
@@ -32,24 +32,25 @@ class ProviderOptions(KindOptions):
     )
     async_capacity: int = option(
         "lookup.async.capacity", POSITIVE_COUNT, 100,
-        doc="Of an asynchronous provider: the maximum number of concurrent calls.",
+        doc="Asynchronous providers: the maximum number of concurrent calls.",
     )
     async_timeout_s: float = option(
         "lookup.async.timeout", POSITIVE_DURATION, 180.0, default_text="3 min",
-        doc="Of a provider: how long a call may take, retries included; also each batch of its scan(), and its factory.",
+        doc="Providers: how long a call may take, retries included. Also applies to each batch of scan(), and to the "
+            "factory.",
     )
     retry_predicate: RetryPredicate | None = option(
         "lookup.retry.predicate", choice(RetryPredicate), None,
-        doc="Of a provider: look up keys without rows again before they are cached as missing (FLIP-234). Needs the two"
-            " options below.",
+        doc="Providers: look up keys without rows again before they are cached as missing (FLIP-234). Needs "
+            "`lookup.retry.fixed-delay` and `lookup.retry.max-attempts`.",
     )
     retry_fixed_delay_s: float | None = option(
         "lookup.retry.fixed-delay", POSITIVE_DURATION, None,
-        doc="... after this long.",
+        doc="Providers: the pause before keys without rows are looked up again.",
     )
     retry_max_attempts: int | None = option(
         "lookup.retry.max-attempts", POSITIVE_COUNT, None,
-        doc="... at most this many times.",
+        doc="Providers: how often keys without rows are looked up again, at most.",
     )
     # fmt: on
 
@@ -80,5 +81,5 @@ class ProviderOptions(KindOptions):
         file_options = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage.parameters]
         if file_options:
             raise OptionError(
-                f"option {min(file_options)} is for tables of files: with lookup.provider it has no meaning"
+                f"option {min(file_options)} is for tables of files and has no meaning with lookup.provider: remove it"
             )

@@ -84,7 +84,7 @@ def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
         and not options.full_cache.reloads
     ):
         raise OptionError(
-            f"Missing '{FULL}periodic-reload.interval': provider {provided_table.name} brings no reload trigger"
+            f"option {FULL}periodic-reload.interval is missing: set it, for provider {provided_table.name} brings no reload trigger"
         )
 
 
@@ -105,7 +105,7 @@ def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> Non
         )
     if cache is None and not options.partial_cache.bounded:
         raise OptionError(
-            "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set lookup.partial-cache.max-rows"
+            "option lookup.cache = 'PARTIAL': without a bound the cache would grow for ever; set lookup.partial-cache.max-rows"
         )
 
 

@@ -618,7 +618,7 @@ def test_each_schedule_is_kept(directory: Path, cache_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        *(({STRATEGY: f"{__name__}:{name}"}, PysparkLookupError, "cannot be made") for name in ("publish", "no_such")),
+        *(({STRATEGY: f"{__name__}:{name}"}, PysparkLookupError, "failed") for name in ("publish", "no_such")),
         ({STRATEGY: "builtins:repr"}, PysparkLookupError, "return a CacheReloadTrigger"),
         ({"lookup.keys": "tags"}, SchemaError, "'tags'"),
     ],

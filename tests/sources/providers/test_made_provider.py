@@ -143,13 +143,13 @@ class Nested:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("no_such_module_of_ours:make", r"cannot be made: ModuleNotFoundError"),
-        ("tests.no_such_module:make", r"cannot be made: ModuleNotFoundError"),
-        (f"{__name__}:nobody", r"cannot be made: AttributeError"),
-        (f"{__name__}:Nested.nobody", r"cannot be made: AttributeError"),
-        (f"{__name__}:SCHEMA", r"cannot be made: TypeError\(.*not callable"),
-        (f"{__name__}:Nested", r"cannot be made: TypeError"),
-        (f"{__name__}:LookupFunctionProvider", r"cannot be made: TypeError"),
+        ("no_such_module_of_ours:make", r"failed: ModuleNotFoundError"),
+        ("tests.no_such_module:make", r"failed: ModuleNotFoundError"),
+        (f"{__name__}:nobody", r"failed: AttributeError"),
+        (f"{__name__}:Nested.nobody", r"failed: AttributeError"),
+        (f"{__name__}:SCHEMA", r"failed: TypeError\(.*not callable"),
+        (f"{__name__}:Nested", r"failed: TypeError"),
+        (f"{__name__}:LookupFunctionProvider", r"failed: TypeError"),
         ("broken_provider_of_ours:make", r"RuntimeError\('half of a module'\)"),
         ("nocolon", "expected module:factory"),
         (":make", "expected module:factory"),
@@ -172,7 +172,7 @@ def test_a_factory_that_raises(desk: Desk) -> None:
     missing = OptionError("option lookup.provider.table is missing")
     made = provider(users())
     name = desk.name(in_turn(raises(ValueError("no table of that name")), raises(missing), lambda context: made))
-    with pytest.raises(OptionError, match=rf"{name}' cannot be made: ValueError\('no table of that name'\)"):
+    with pytest.raises(OptionError, match=rf"{name}' failed: ValueError\('no table of that name'\)"):
         desk.table(name)
     with pytest.raises(OptionError, match=r"^option lookup.provider.table is missing$"):
         desk.table(name)
