@@ -181,7 +181,7 @@ class EnclosingTables:
         self._checked_urls: set[str] = set()
 
     def check(self, url: str, glob: bool = False) -> None:
-        """Raise TableFormatError if a directory above `url`, of a file, a directory or a glob, is a table."""
+        """Raise TableFormatError if a directory above `url` (of a file, a directory or a glob) is a table."""
         enclosing = self.find(url, glob)
         if enclosing is not None:
             directory, kind = enclosing
