@@ -194,6 +194,7 @@ def test_a_full_cache_fetches_what_a_commit_added(dim: Dim) -> None:
     assert reader.metrics()["loadCount"] - loads <= 1
     dim.writer.delete(pa.table({"id": [8]}))
     assert reader.get(8) == []
+    assert reader.get_many([8]).num_rows == 0
     assert len(reader.get(9)) == 1
 
 
