@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import dataclasses
 import graphlib
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 import pyspark_lookup
 from pyspark_lookup import errors
+from pyspark_lookup.sources.registry import OPTIONS
 from pyspark_lookup.storage.disk.records import _RECORDS_KEPT_S
 from tests.support.broken_imports import BLOCKER
 
@@ -144,6 +146,29 @@ def test_each_kind_of_table_has_a_room() -> None:
             if kind in kinds and not (within(name, {f"sources.{kind}", "sources.registry"}) or writes):
                 wrong.append((name, full))
     assert wrong == []
+
+
+def test_options_of_a_kind_are_named_in_its_room() -> None:
+    """No text outside of `sources/` names an option of Delta, Iceberg or providers. Docstrings, which are for users, may."""
+    of_kinds = [group for group in OPTIONS if not group.__module__.startswith("pyspark_lookup.sources.managed.")]
+    keys = [field.metadata["key"].removesuffix("*") for group in of_kinds for field in dataclasses.fields(group)]
+    assert keys
+    named = [
+        (name, key)
+        for name in MODULES
+        for text in _texts(TREES[name])
+        for key in keys
+        if key in text and not name.startswith("sources.")
+    ]
+    assert named == []
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """The texts in a module that are no docstrings."""
+    statements = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in statements:
+            yield node.value
 
 
 def test_packages_are_known_by_few() -> None:

@@ -15,7 +15,7 @@ from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import is_local
 from pyspark_lookup.options.parsing import parse_path
-from pyspark_lookup.sources.registry import names_catalog
+from pyspark_lookup.sources.registry import CATALOG_KEYS, names_catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +84,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
     if not stored:
         raise OptionError(
             f"table {name} is not of the format lookupcache: give the path of its files, or CREATE TABLE … USING lookupcache OPTIONS "
-            "(path '…') with that path; for an Iceberg table give its name, with lookup.catalog"
+            f"(path '…') with that path; for a table in another catalog give its name, with {', '.join(sorted(CATALOG_KEYS))}"
         )
     # A table that another catalog knows has no files where Spark has put it.
     place = _location(spark, name) if "path" in stored and not names_catalog(stored) else None

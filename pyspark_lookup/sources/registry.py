@@ -23,6 +23,10 @@ OPENERS: list[type[Opener]] = [ProvidedTables]
 """Openers of references that name no files. They are asked before the sources."""
 OPTIONS: list[type[KindOptions]] = [ProviderOptions, IcebergOptions, ChangeOptions, WriteOptions]
 """The options of all kinds, in the order in which they are checked and shown."""
+SYSTEM_KEYS = frozenset[str]().union(*(kind.system_keys for kind in OPTIONS))
+"""Options that name a table of another system, in place of a path."""
+CATALOG_KEYS = frozenset[str]().union(*(kind.catalog_keys for kind in OPTIONS))
+"""Options with which the path is a name that a catalog knows."""
 
 
 def parse_options(
@@ -37,9 +41,9 @@ def parse_options(
 
 def names_system(options: Mapping[str, str]) -> bool:
     """Whether options name a table of another system, in place of a path."""
-    return any(kind.system_keys & {key.lower() for key in options} for kind in OPTIONS)
+    return not SYSTEM_KEYS.isdisjoint(key.lower() for key in options)
 
 
 def names_catalog(options: Mapping[str, str]) -> bool:
     """Whether options name a catalog, so that their path is the name of a table in it."""
-    return any(kind.catalog_keys & {key.lower() for key in options} for kind in OPTIONS)
+    return not CATALOG_KEYS.isdisjoint(key.lower() for key in options)
