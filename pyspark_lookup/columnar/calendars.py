@@ -127,12 +127,15 @@ class ZoneHistory:
         return cls(standard, *_history(merged))
 
     def gregorian_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
-        """The instants whose local fields are those that `java.util` has for `seconds`, before 1900. `hybrid`: in the hybrid calendar."""
+        """The instants with the local date and time that `java.util` shows for `seconds`, which are before 1900.
+
+        `hybrid`: whether `java.util` uses the hybrid calendar.
+        """
         local = self.local_seconds(seconds, hybrid)
         return local - self._offsets[np.searchsorted(self._starts, local, side="right")]
 
     def local_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
-        """The local times, in the Gregorian calendar, that `java.util` has for `seconds`, before 1900. `hybrid`: as in `gregorian_seconds`."""
+        """The local times that `java.util` shows for `seconds`, which are before 1900. `hybrid`: as in `gregorian_seconds`."""
         local = seconds + self._standard
         if hybrid:
             days = local // _DAY

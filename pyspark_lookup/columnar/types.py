@@ -237,7 +237,7 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def converts(stored: pa.DataType, planned: pa.DataType) -> bool:
-    """Whether a `stored` value may be one of the `planned` type: `cast_column` tries each."""
+    """Whether values of the type `stored` may fit the type `planned`: `cast_column` tries each value."""
     if widens(stored, planned) or (_is_number(stored) and _is_number(planned)):
         return True
     if {stored, planned} == {pa.string(), pa.binary()}:

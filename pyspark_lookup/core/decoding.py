@@ -88,7 +88,7 @@ def as_number(value: Any) -> float:
 
 
 def as_decimal(text: str) -> decimal.Decimal | None:
-    """The number in a text; None if there is none, or if its exponent is larger than any column's: as an integer it would take minutes."""
+    """The number in a text; None if there is none, or if no column can have its exponent, with which arithmetic could take minutes."""
     try:
         number = decimal.Decimal(text)
     except decimal.InvalidOperation:

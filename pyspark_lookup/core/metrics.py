@@ -5,7 +5,7 @@ The FLIP's seven names are kept as Flink ships them; ours stand beside them. Rul
 - A counter only grows; `UNSET` (-1) is a gauge nobody has set (Flink's convention).
 - A time is a histogram, kept as counters: `<name>Count`, `<name>Micros`, and `<name>UpTo<bound>` for each of `BOUNDS_MS`,
   how many took no longer than that many milliseconds, and longer than the bound before. Those above the last are in none.
-- `ufs*Count` move once per attempt at the store's door, failed attempts included.
+- `ufs*Count` grow by one with each attempt to call the store, failed attempts included.
 - `blockHitCount` + `blockMissCount` = blocks asked for. A damaged block is a miss too.
 """
 

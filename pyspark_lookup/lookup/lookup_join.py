@@ -85,8 +85,7 @@ def cast_times(field: pa.Field, times: pa.Array) -> pa.Array:
         times_type = pa.timestamp(times_type.unit, kind.tz)  # instants come in the session's time zone
     if not widens(times_type, kind):
         raise SchemaError(
-            f"times of the argument as_of are {times.type}, the table's {field.name!r} is {kind}: cast the former to the type of "
-            "the latter with df.withColumn"
+            f"times of the argument as_of are {times.type}, the table's {field.name!r} is {kind}: cast the times to {kind} with df.withColumn"
         )
     return times.cast(kind)
 
@@ -375,7 +374,7 @@ class Lookup:
     def _fail(
         self, keys: pa.Table, times: pa.Array | None, rows: pa.Table, has_answer: Numbers, message: str
     ) -> LookupRows:
-        """The answer when only the keys in `has_answer` have one: every other key without a null gets a row with the error `message`."""
+        """The answer if only the keys in `has_answer` could be looked up: every other key without a null gets a row with the error `message`."""
         valid = np.ones(keys.num_rows, np.bool_)
         for column in keys.columns:
             if column.null_count:

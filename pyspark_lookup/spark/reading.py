@@ -1,7 +1,7 @@
 """Functions for an executor's worker: the execution of a task, its batches, and the functions that the tasks of a lookup run.
 
-Spark carries these functions to its workers by name, each with one text. Their bytes are equal for equal texts, so Spark sees when two
-relations are the same and resolves them once.
+Spark carries these functions to its workers by module and name, with one text argument each. Their bytes are equal for equal texts, so
+Spark sees when two relations are the same and resolves them once.
 """
 
 from __future__ import annotations

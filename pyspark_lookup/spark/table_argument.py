@@ -280,7 +280,8 @@ def _table(
 
 
 def _plain_text(field: StructField) -> StructField:
-    """A catalog table's column as its files have it: with `spark.sql.preserveCharVarcharTypeInfo` Spark shows the VARCHAR of `planning`."""
+    """A catalog table's column in the type that its files have. With `spark.sql.preserveCharVarcharTypeInfo` Spark shows the VARCHAR with
+    which `planning` declares the column that carries the options."""
     return StructField(field.name, StringType()) if isinstance(field.dataType, VarcharType) else field
 
 

@@ -167,7 +167,8 @@ class BlockCache:
         return data is not None
 
     def _claim(self, disk: Disk, name: str, timeout_s: float, locks: contextlib.ExitStack) -> bool:
-        """Acquire a block's lock into `locks`. Returns whether to load the block; if the directory is broken, that is without a lock."""
+        """Acquire a block's lock into `locks`. Returns whether this process should load the block; it should, without a lock, if the directory
+        is broken."""
         try:
             lock = disk.acquire("block", name, timeout_s)
         except OSError:

@@ -86,7 +86,7 @@ class Publisher:
         return file
 
     def _merge(self, parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
-        """The `about` and the numbers of the total of several counts."""
+        """(`about`, numbers) of the total that replaces several counts."""
         values = {**_add(parts), _GAUGES_AT: max(map(_gauge_time, parts))}
         about = {"url": parts[-1].about.get("url", ""), "ended_s": self._clock.wall_s()}
         of_one = {_application(part) for part in parts}

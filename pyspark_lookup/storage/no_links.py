@@ -28,7 +28,7 @@ def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | N
 
 
 def descend(fd: int, names: Sequence[str], root: str, mode: int | None, durable: bool) -> int:
-    """A descriptor of the directory `names` below an open one, which is closed. `root`: the path of that one, for errors.
+    """A descriptor of the directory `names` below an open one, which is closed. `root`: its path, for errors.
 
     `mode`: of the missing directories that are made. `durable`: they survive a crash. Raises FileNotFoundError for a missing one without
     `mode`, PlaceTakenError for a link or a file where a directory should be.
@@ -48,7 +48,7 @@ def descend(fd: int, names: Sequence[str], root: str, mode: int | None, durable:
 
 
 def _enter(above: int, name: str, mode: int | None, durable: bool) -> int:
-    """A descriptor of the directory of that name in an open one. Raises NotADirectoryError, also for a link."""
+    """A descriptor of the directory `name` in the open directory `above`. Raises NotADirectoryError, also for a link."""
     while True:
         try:
             return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=above)

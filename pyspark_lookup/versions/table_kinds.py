@@ -67,7 +67,7 @@ class TableKinds:
         return self._literal[url]
 
     def forget_literal(self, url: str) -> bool:
-        """Take a path with wildcards for a pattern from now on, because the file with that literal name is gone. Returns whether it was literal."""
+        """Treat a path with wildcards as a pattern from now on, because the file with that literal name is gone. Returns whether it was literal."""
         was_literal = self._literal.get(url, False)
         if was_literal:
             self._literal[url] = False

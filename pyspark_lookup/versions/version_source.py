@@ -237,7 +237,7 @@ class VersionSource(abc.ABC):
         return {}
 
     def valid_write_ids(self, version: TableVersion) -> ValidWriteIdList | None:
-        """The writes that a version lets through; None without write ids."""
+        """The writes that are valid in a version; None for tables without write ids."""
         return None
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Refused:
 class State:
     """The stored versions (the latest last), and the outcome of the loads. Times in Unix seconds.
 
-    `started_at_s`, `finished_at_s`: of the latest attempt; `finished_steady_s`: the latter on the steady clock of `finished_boot`.
+    `started_at_s`, `finished_at_s`: of the latest attempt; `finished_steady_s`: its end on the steady clock of `finished_boot`.
     `loaded_at_s`: the start of the latest load that succeeded, from which the age of the versions counts; `loaded_steady_s`: the same on
     the steady clock of `boot`. `failures`: failed attempts since. `loading_since_s`: the start of an attempt that has not ended, though its
     process may have. `gone`: the path has become another kind of table. `left`: segments that could not be removed because they were in
@@ -106,7 +106,7 @@ class State:
         return dataclasses.replace(self, versions=(*older_versions, dataclasses.replace(stored, superseded_at_s=None)))
 
     def find_expired(self, now_s: float, retain_s: float) -> tuple[StoredVersion, ...]:
-        """Superseded versions that were retained long enough, or have a time in the future."""
+        """The superseded versions that were retained long enough, or according to the clock were superseded in the future."""
         return tuple(
             version
             for version in self.versions[:-1]

@@ -1,4 +1,4 @@
-"""One segment of a host's rows by key, the cache's bounds, and the version of which a lookup wants rows."""
+"""One segment of a host's rows by key, the cache's bounds, and the version from which a lookup wants rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Freshness:
-    """The version of which a lookup wants rows.
+    """The version from which a lookup wants rows.
 
     `schema`: the columns of the rows. `may_differ(version, keys)`: for each key whether its rows may be different in that version (None: of
     all keys). `latest()`: whether no later version is known on this host.

@@ -1,4 +1,4 @@
-"""The interface that all formats share, and a file over the ranges that are in memory."""
+"""The interface that all formats share, and a file object over the byte ranges that are in memory."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def _dictionary_bytes(chunk: pq.ColumnChunkMetaData, source: RangesFile) -> int:
     """The size of a column's dictionary according to its page header, which no value in it exceeds; else the size of the whole column.
 
     "struct PageHeader { 1: PageType type; 2: i32 uncompressed_page_size; 3: i32 compressed_page_size; … }", in Thrift's compact
-    protocol. Without compression the latter counts.
+    protocol. The compressed size counts if there is no compression.
     """
     source.seek(_chunk_range(chunk)[0])
     head = _PAGE_HEAD.match(bytes(source.read(_PAGE_HEAD_BYTES)))

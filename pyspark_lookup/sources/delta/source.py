@@ -178,7 +178,7 @@ class DeltaSource(VersionSource):
 class DeltaFiles:
     """Builds the versions of a table while its columns stay the same; keeps each built file for later versions.
 
-    Raises one of `decoding.UNREADABLE`, NotSupportedError for types that are not known.
+    Raises one of `decoding.UNREADABLE` for malformed metadata, NotSupportedError for unknown types.
     """
 
     def __init__(self, table: Table, state: DeltaState, url_of: Callable[[str], str]) -> None:

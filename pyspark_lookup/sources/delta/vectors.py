@@ -27,7 +27,7 @@ _UUID_DIGITS = 20
 def decode_z85(text: str) -> bytes:
     """The bytes of a Z85 text. Raises ValueError for any other text.
 
-    The last five digits may begin with a `#` for each byte that they lack to four: writers in Rust pad them so.
+    The last five digits may begin with `#`, one for each byte that the last four bytes lack: writers in Rust pad them so.
     """
     if len(text) % 5 or not set(text) <= set(_Z85):
         raise ValueError(f"not Z85: {text[:40]!r}")

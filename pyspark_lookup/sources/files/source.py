@@ -83,8 +83,8 @@ class FilesSource(VersionSource):
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        """The current version, and a version of those of its files that are not newer than `newest`. The second is the earlier version if
-        files have only been added since."""
+        """The current version, and a version with only its files that are not newer than `newest`. If files have only been added since the
+        earlier version, the second is that version."""
         try:
             version = ask()
         except TableBusyError as problem:  # a job may have only added files to the version that the token names

@@ -209,7 +209,7 @@ class IcebergMetadata:
 
 
 def _partition_field(document: Any, number: int) -> PartitionField:
-    """A field of a partition spec. `number`: its id where format 1 leaves that out."""
+    """A field of a partition spec. `number`: its id if format 1 leaves that out."""
     sources = document.get("source-ids") or [document.get("source-id")]
     source = sources[0] if len(sources) == 1 else None
     id_ = int(document.get("field-id", number))
@@ -237,7 +237,7 @@ def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
 
 
 def parse_metadata_json(location: str, document: Any, place: str) -> IcebergMetadata:
-    """The metadata that a catalog sent, or a file holds. Raises as `parse_metadata`."""
+    """The metadata that a catalog sent, or that a file has. Raises the errors of `parse_metadata`."""
     try:
         return IcebergMetadata(document, place)
     except NotSupportedError as problem:

@@ -82,7 +82,7 @@ def _take_table(response: Any, *_: object, **__: object) -> None:
 
 
 def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, Any] | None]:
-    """See `sources.iceberg.catalog.Catalog.load`."""
+    """Implements `sources.iceberg.catalog.Catalog.load`."""
     try:
         catalog.load_table(table)
     except _PointerError as pointer:

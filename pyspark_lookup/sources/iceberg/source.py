@@ -63,7 +63,7 @@ _HINT_WAITS_S = (0.01, 0.03, 0.1)
 
 @dataclasses.dataclass(frozen=True)
 class _PointerRecord:
-    """What is on record of a table's reference: the pointer that was read last, and the digest of the version that it led to."""
+    """The record of a table's reference: the pointer that was last read, and the digest of the version to which it led."""
 
     pointer: Pointer
     digest: str
@@ -76,9 +76,9 @@ class _PointerRecord:
 
 
 class IcebergSource(VersionSource):
-    """The versions of Iceberg tables, which a catalog, a version hint or a metadata file points to. A file is never rewritten in place.
+    """The versions of Iceberg tables, to which a catalog, a version hint or a metadata file points. A file is never rewritten in place.
 
-    PyIceberg is imported where a catalog is asked and where manifests are read: not where a version is on record.
+    PyIceberg is imported only when a catalog is asked or manifests are read, and not for a version that is on record.
     """
 
     kinds = ("ICEBERG",)

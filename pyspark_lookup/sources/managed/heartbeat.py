@@ -90,7 +90,7 @@ class Heartbeats:
 
 
 def _check_record(record: Any) -> dict[str, Any]:
-    """A valid record: for each write, the number of heartbeats, and since when it has not changed."""
+    """The record if it is valid. For each write it has the number of heartbeats, and since when this number has not changed."""
     ids = {int(id_): [as_count(signs), as_number(since_s)] for id_, (signs, since_s) in record["ids"].items()}
     return {
         "boot": as_text(record["boot"]),

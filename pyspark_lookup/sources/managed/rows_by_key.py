@@ -193,7 +193,7 @@ class KeyedRows:
         return sum(batch.num_rows for batch in prepared.batches())
 
     def order(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The live rows of those files, in parts that are ordered by key.
+        """The live rows of the files, in parts that are ordered by key.
 
         A part fits in memory, unless very many rows have one key; rows within a part are not sorted.
         """

@@ -133,7 +133,7 @@ def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | No
 
 
 def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
-    """The committed writes of the state whose files no version from that position on needs."""
+    """The committed writes of the state whose files no version from the position `oldest` on needs."""
     if oldest < state.since:
         return ()
     needed_ids = {write.id for write in state.find_needed(oldest)}

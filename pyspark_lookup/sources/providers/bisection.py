@@ -24,8 +24,7 @@ Outcome: TypeAlias = "pa.Table | LookupFunctionError | None"
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call for some keys (their places). `problem`: the error of an earlier call with these keys, in which retries were made; this call
-    makes none."""
+    """A call for some keys, given by position. `problem`: the error of an earlier call with these keys, which was retried; this call is not."""
 
     keys: Numbers
     problem: LookupFunctionError | None = None
@@ -36,14 +35,14 @@ MakeCalls = Callable[[Sequence[Call], int], Sequence[Outcome]]
 
 
 class Bisection:
-    """Asks for `count` keys, `size` of them in a call, and by halves for the keys of a failed call, down to single keys.
+    """Asks for `count` keys, `size` of them in a call, and halves the keys of a failed call, down to single keys.
 
     A system that is down is spared. If no call of the first round succeeds, a few single keys are tried, or all if there are few; if these
     fail, too, all keys have failed. All remaining keys fail when many calls in a row fail, or when one times out. The number of calls for
     halves is limited: the keys that are left then fail together.
 
-    `rows`: the keys and rows of each successful call. `failures`: the errors of the other keys, by place. `problem`: the first error of any
-    call.
+    `rows`: the keys and rows of each successful call. `failures`: the errors of the other keys, by position. `problem`: the first error of
+    any call.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -85,7 +84,7 @@ class Bisection:
         return calls
 
     def _settle(self, calls: Sequence[Call], outcomes: Sequence[Outcome]) -> bool:
-        """Take the outcomes of a round. True if one of them succeeded."""
+        """Record the outcomes of a round. True if one of its calls succeeded."""
         answered = timed_out = False
         for call, outcome in zip(calls, outcomes, strict=True):
             if outcome is None:
@@ -106,7 +105,7 @@ class Bisection:
         return answered
 
     def _probe(self, make_calls: MakeCalls) -> bool:
-        """Ask for a few keys, spread over all of them, and take their outcomes. True if one succeeded."""
+        """Ask for a few keys, spread over all of them, and record the outcomes. True if one of these calls succeeded."""
         pending = np.concatenate([call.keys for call in self._pending])
         tried = {int(key) for call in self._pending if call.problem is not None for key in call.keys}
         number = _PROBES if len(pending) > _FEW else len(pending)

@@ -49,7 +49,7 @@ class KeyLookupFunction(LookupFunction):
 
     @abc.abstractmethod
     def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
-        """The rows that have this key, as dictionaries with the key's own columns; None or nothing if there are none."""
+        """The rows that have this key, as dictionaries with the key's own columns; None or no rows if there are none."""
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         rows = [row for key in keys.to_pylist() for row in self.lookup_key(key) or ()]

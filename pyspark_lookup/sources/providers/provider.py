@@ -50,10 +50,10 @@ _Function = LookupFunction | AsyncLookupFunction
 
 
 class ProvidedTable:
-    """A provider as `lookup.provider` names it. Belongs to one process.
+    """This process's instance of the provider that `lookup.provider` names.
 
-    `name`: as in the option. Raises OptionError if the factory cannot be imported or called, or returns no provider, and LookupTimeoutError
-    if it hangs.
+    `name`: the option's value. Raises OptionError if the factory cannot be imported or called, or returns no provider, and
+    LookupTimeoutError if it hangs.
     """
 
     def __init__(self, options: LookupOptions, clock: HostClock) -> None:

@@ -465,7 +465,7 @@ def wrap(data: bytes | memoryview, name: str) -> bytes:
 
 
 def unwrap(blob: bytes, name: str) -> memoryview | None:
-    """The payload of a file made for `name`; None if the file is not exactly that."""
+    """The payload of a file made for `name`; None if the file is damaged or was made for another name."""
     if len(blob) < HEADER_BYTES:
         return None
     magic, length, crc, name_digest = _HEADER.unpack_from(blob)

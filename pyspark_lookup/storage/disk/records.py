@@ -305,7 +305,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def record_value(blob: bytes, name: str) -> Any | None:
-    """The value of a record's file; None if the file is not exactly that."""
+    """The value in a record's file; None if the file is damaged or belongs to another record."""
     data = unwrap(blob, name)
     try:
         return None if data is None else json.loads(bytes(data))

@@ -260,7 +260,7 @@ class Segments(Records):
     def open_numbers(self, table: str, name: str, count: int, create: bool = False) -> memoryview | None:
         """`count` (> 0) int64 beside a segment, zero at first, which all processes map for writing; None if that fails.
 
-        For values that may be lost or wrong, because nothing protects them. The process that publishes the segment creates them before.
+        For values that may be lost or wrong, because nothing protects them. The process that publishes the segment creates them first.
         """
         size = 8 * max(count, 1)
         try:

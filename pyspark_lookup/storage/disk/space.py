@@ -271,7 +271,7 @@ class Space(Directory, abc.ABC):
         return self._read_usage() or self._count()
 
     def recount(self) -> None:
-        """Correct the account from the files on disk, for killed writers and files removed by hand make it wrong."""
+        """Correct the account from the files on disk: killed writers and files removed by hand make it wrong."""
         before = self._read_usage()
         counted = self._count()
         with self._account() as usage:

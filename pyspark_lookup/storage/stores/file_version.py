@@ -78,7 +78,7 @@ class FileStatistics:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """How files store a column that the table calls `name`: as `stored`, or under a field id. `parts`: of a nested column.
+    """How files store a column that the table calls `name`: as `stored`, or under a field id. `parts`: the columns inside a nested column.
 
     `names`: its possible names in files without field ids (None: there it is found by position, or in ORC by `stored`). `default`: its
     value, as text, in files that lack it (None: null). `uuid`: the files have 16 bytes for what is text in the table.

@@ -1,4 +1,4 @@
-"""Any other fsspec filesystem."""
+"""Stores other than S3 and local disks, through fsspec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_lookup.storage.stores.store import REMOTE_GRANULE_S, Count, Listing
 
 @translate_errors
 class FsspecStore:
-    """Any other fsspec filesystem; it cannot pin, so `Ufs` compares the version after each read."""
+    """Any fsspec filesystem except S3 and local disks. It cannot pin, so `Ufs` compares the version after each read."""
 
     pins = False
     lists_after = False
@@ -155,7 +155,7 @@ class FsspecStore:
         return max(times, default=None), self._now_s()
 
     def _refuse(self, path: str, *_: object) -> NoReturn:
-        """Raises NotSupportedError: an exclusive create is, in most of these filesystems, a check and then a write."""
+        """Raises NotSupportedError: in most of these filesystems an exclusive create is a check followed by a write."""
         raise NotSupportedError(
             f"{redact('path', path)}: managed tables can be written to local disks and to S3 only; exclusive create is not proven "
             f"for {self._protocol}"

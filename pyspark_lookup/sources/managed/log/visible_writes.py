@@ -1,4 +1,4 @@
-"""`VisibleWrites`: which of the writes that a list of write ids lets through make up a version.
+"""`VisibleWrites`: which of the writes that are valid in a list of write ids make up a version.
 
 Visible are the rows of the highest valid overwrite and of the writes above it. A compaction takes the place of the writes that it has
 compacted. A write by key deletes rows that were committed before it.
@@ -78,7 +78,8 @@ class VisibleWrites:
     def _find_deleting(self, replaced_ids: set[int]) -> list[TableWrite]:
         """The writes that may delete visible rows: those with deletes that were committed after the first visible write.
 
-        An overwrite may have replaced them, and they still count if rows of a higher write id were committed before them.
+        These include writes that an overwrite has replaced: they may have been committed after rows of a higher write id, which are still
+        visible.
         """
         first = min((self.end(write) for write in self.visible if write.files), default=self._position + 1)
         deleting_writes = (
@@ -92,7 +93,7 @@ class VisibleWrites:
         return list({write.id: write for write in (*self.visible, *self.deleting)}.values())
 
     def rewrites(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """(names of its files, names of the files that they replaced) for each of the latest compactions, and for the compactions inside them."""
+        """(names of its files, names of the files that they replaced) for each of the latest compactions, oldest first."""
         compactions = sorted((write for write in self.valid if write.replaces), key=self.end)
         for write in compactions[-_REWRITES_AT_MOST:]:
             replaced_writes = [self._writes[id_] for id_ in write.replaces if id_ in self._writes]
