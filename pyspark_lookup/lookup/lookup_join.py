@@ -653,7 +653,7 @@ class LookupPass:
             raise NotSupportedError(
                 f"{results.count:,} rows of the table have one key, here {self._key(arguments, results.first)}: Spark would need {size:,} "
                 f"bytes for one row, of at most {row_bytes:,} (an eighth of spark.executor.memory, or of spark.driver.memory with a "
-                "local master). Look up fewer columns, filter the key out before, join it by Spark's own join with "
+                "local master). Look up fewer columns, filter this key out first, use Spark's own join with "
                 "spark.read.format('lookupcache').load(…), or give Spark more memory"
             )
 

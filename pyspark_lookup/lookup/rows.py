@@ -37,7 +37,7 @@ def as_arrow_rows(
     """The rows as an Arrow table or stream.
 
     `table_schema`: returns the table's columns; called only for rows without types. `complete`: all dictionaries must have the same
-    columns, for a missing value is not a null. Raises TypeError for anything else, SchemaError for dictionaries whose values have no common
+    columns: a missing value is not a null. Raises TypeError for anything else, SchemaError for dictionaries whose values have no common
     type.
     """
     if isinstance(rows, (pa.Table, pa.RecordBatchReader)):

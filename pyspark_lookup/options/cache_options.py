@@ -257,8 +257,8 @@ class FullCacheOptions:
         for key in () if cached else ("on-reload-failure", "max-staleness"):
             if FULL + key in explicit_keys:
                 raise OptionError(
-                    f"option {FULL}{key} has no meaning with lookup.metadata.source = 'UFS': "
-                    "every query checks the version at the store"
+                    f"option {FULL}{key} has no effect with lookup.metadata.source = 'UFS', where every query asks the store for the "
+                    "version: set lookup.metadata.source = 'CACHE', or remove it"
                 )
         if self.max_staleness_s is not None and self.max_staleness_s < (self.interval_s or 0):
             raise OptionError(

@@ -67,8 +67,8 @@ class FileOptions:
     )
     busy_wait_s: float = option(
         "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
-        doc="How long a query waits for a job that writes the files, if this host knows no version, or has not cached "
-            "files that the job has removed.",
+        doc="How long a query waits for a job that writes the files, if this host knows no version, or the job has removed "
+            "files that this host has not cached.",
     )
     busy_timeout_s: float = option(
         "lookup.busy-timeout", DURATION, 600.0, default_text="10 min",

@@ -334,7 +334,7 @@ def option(
     key: str, kind: Kind, default: Any, *, doc: str, default_text: str = "", hashed: bool = True, secrets: str = ""
 ) -> Any:
     """A field of `LookupOptions`. `default_text`: the default as users see it, if that is not its text."""
-    if not default_text and default is not None:
+    if not default_text and default not in (None, ()):
         default_text = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
     metadata = {
         "key": key,

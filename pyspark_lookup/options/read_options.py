@@ -104,7 +104,7 @@ class ReadOptions:
             self.valid_from is None or (self.valid_to is None and "lookup.overlap" in validity_options)
         ):
             raise OptionError(
-                f"option {min(validity_options)} has no meaning without lookup.valid-from and lookup.valid-to"
+                f"option {min(validity_options)} has no effect without lookup.valid-from and lookup.valid-to: set them, or remove it"
             )
         if self.view not in (enums.View.DATA, enums.View.TOKEN, enums.View.CHANGES) and (self.where or self.columns):
             raise OptionError(
@@ -124,7 +124,7 @@ class VersionOptions:
             "(CACHE).",
     )
     sync_interval_s: float | None = option(
-        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="required with CACHE, unless FULL",
+        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="none; CACHE needs it, unless lookup.cache=FULL",
         doc="With CACHE: ask the store again when the known version is older than this (-1: never, 0: always).",
     )
     number: int | None = option(
@@ -138,7 +138,7 @@ class VersionOptions:
     )
     valid_write_ids: str | None = option(
         "lookup.valid-write-ids", Kind("`table:5:2:2:4`", parse_write_ids), None,
-        doc="Managed tables: read only the writes that this list lets through, in Hive's format: table id, high "
+        doc="Managed tables: read only the writes that are valid in this list. It has Hive's format: table id, high "
             "watermark, least open id, open ids, aborted ids.",
     )
     floor: str | None = option(

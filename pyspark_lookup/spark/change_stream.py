@@ -79,7 +79,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(position, int)
         if position > state.position:
             raise OptionError(
-                f"option lookup.stream.start = '{position}': the log of the table ends at {state.position}"
+                f"option lookup.stream.start = '{position}': the log of the table ends at {state.position}; give an earlier position, or LATEST"
             )
         self._reached = self._offset(state, position)
         return self._reached

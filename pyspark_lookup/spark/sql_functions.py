@@ -59,8 +59,8 @@ def register_lookup(
         raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
     if in_pipeline(spark):
         raise NotSupportedError(
-            f"register_lookup, name = {name!r}: Spark creates no functions in a pipeline. Call lookup_join in the function of a flow, or in "
-            "SQL join the table itself, which CREATE TABLE … USING lookupcache has made before"
+            f"register_lookup, name = {name!r}: Spark creates no functions in a pipeline. Call lookup_join in the function of a flow, or, in "
+            "SQL, join a table that was created before with CREATE TABLE … USING lookupcache"
         )
     keys = [key] if isinstance(key, str) else list(key)
     dim_table = look_up(spark, table, keys, columns, options or {}, key_argument="key")

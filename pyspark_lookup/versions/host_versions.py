@@ -251,7 +251,7 @@ class HostVersions:
         return self.reaches(version.commit, table.url, options)
 
     def reaches(self, log: Sequence[Any] | None, url: str, options: LookupOptions) -> bool:
-        """Whether a version at `log`, (table id, position), includes this host's commits; True without a log, for then there are none."""
+        """Whether a version at `log`, (table id, position), includes this host's commits; True for tables without a log, which have none."""
         if log is None:
             return True
         return all(log[0] == table_id and log[1] >= position for table_id, position in self.floors(url, options))

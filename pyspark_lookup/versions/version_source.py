@@ -176,7 +176,7 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether a directory with a marker's name has a file that every such table has, for other programs may use the name, too."""
+        """Whether a directory with a marker's name has a file that every such table has: other programs may use the name, too."""
         return True
 
     @abc.abstractmethod

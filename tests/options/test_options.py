@@ -273,7 +273,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
         ("lookup.format", "csv"), ("lookup.partition", "max_pt()"), ("lookup.success-file", "true"), ("lookup.settle", "1 s"),
         ("lookup.storage.anon", "true"), ("lookup.storage.endpoint_url", "http://h")]),
     ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter it in Spark"]),
-    *((given, ["has no meaning without lookup.valid-from and lookup.valid-to"]) for given in [
+    *((given, ["has no effect without lookup.valid-from and lookup.valid-to"]) for given in [
         {"lookup.valid-to": "until"}, {"lookup.overlap": "NEWEST"}, {"lookup.valid-from": "since", "lookup.overlap": "NEWEST"}]),
 ]  # fmt: skip
 

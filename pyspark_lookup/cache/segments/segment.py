@@ -90,7 +90,7 @@ class Segment:
             raise ValueError("a probe with the first row's key does not find it: the seed or the index is wrong")
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
-        """All rows of all keys. `hashes`: of the keys under this segment's seed."""
+        """The rows of all `keys`. `hashes`: of the keys under this segment's seed."""
         assert self._index is not None
         return self._index.probe(keys, hashes)
 

@@ -117,7 +117,7 @@ class FilesSource(VersionSource):
         )
 
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
-        """Whether waiting may help: a job may end soon, or may have just begun, for an overwrite removes files before its own directory is listed."""
+        """Whether waiting may help: a job may end soon, or have just begun, because an overwrite removes files before its directory is listed."""
         if not table.busy.keep or table.kind == Kind.FILE:
             return False
         if isinstance(problem, TableBusyError):

@@ -107,7 +107,7 @@ def extend_definition(
     definition = state.definition
     if keys is not None and [k.lower() for k in keys] != [k.lower() for k in definition.keys]:
         raise OptionError(
-            f"option lookup.keys = {','.join(keys)!r}: {origin} was created with {','.join(definition.keys) or 'none'!r}; "
+            f"option lookup.keys = {','.join(keys)!r}: {origin} was created with the keys {','.join(definition.keys) or 'none'!r}; "
             "leave the option out"
         )
     row_names = {name.lower() for name in schema.names}

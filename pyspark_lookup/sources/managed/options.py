@@ -125,7 +125,7 @@ class WriteOptions(KindOptions):
         doc="Writes: add columns that the table does not have; older rows have null there.",
     )
     missing_columns: enums.MissingColumns | None = option(
-        "lookup.write.missing-columns", choice(enums.MissingColumns), None, default_text="such an upsert is refused",
+        "lookup.write.missing-columns", choice(enums.MissingColumns), None, default_text="the upsert is refused",
         doc="Upserts whose rows lack columns: an existing row keeps its values there (KEEP), or they become null "
             "(NULL).",
     )

@@ -84,7 +84,7 @@ def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
         and not options.full_cache.reloads
     ):
         raise OptionError(
-            f"option {FULL}periodic-reload.interval is missing: set it, for provider {provided_table.name} brings no reload trigger"
+            f"option {FULL}periodic-reload.interval is missing: set it, because provider {provided_table.name} brings no reload trigger"
         )
 
 

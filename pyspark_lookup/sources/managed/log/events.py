@@ -121,8 +121,8 @@ class Allocate(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Write(Event):
-    """Files of a write. Nobody reads them before its commit. `deletes`: delete files, for rows of other writes. `replaces`: for a compaction,
-    the writes whose rows these are."""
+    """Files of a write. Nobody reads them before its commit. `deletes`: delete files, for rows of other writes. `replaces`: the
+    writes whose rows a compaction has written anew."""
 
     kind = "write"
     write_id: int

@@ -133,7 +133,7 @@ class LogPages:
         self._states, self._ends = {}, {}
 
     def find_state_by_write_ids(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
-        """The state that covers an earlier list of write ids: the one at the end of the first page by which all of its writes were committed."""
+        """The state that covers an earlier list of write ids: it is at the end of the first page by which all writes of the list were committed."""
         place = state.table_id, str(write_ids)
         if place not in self._ends:
             end_state = self._search_pages(state, write_ids)

@@ -369,7 +369,7 @@ class TableState:
             if write.deletes and visible.end(write) > first and not write.replaces and write.id != own_write_id:
                 raise VersionGoneError(
                     f"the list {str(write_ids)!r} lets through write {write.id}, which followed a compaction, but not all writes "
-                    "that this compaction replaced: it is not known which of their rows write {write.id} deletes"
+                    f"that this compaction replaced: it is not known which of their rows write {write.id} deletes"
                 )
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
