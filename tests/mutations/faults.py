@@ -97,7 +97,7 @@ FAULTS = [
                 try: $path.unlink(missing_ok=True); $link
                 except FileExistsError: $exists
             """),
-        ("tests/storage/test_disk.py::test_the_first_record_stays",)),
+        ("tests/storage/test_disk.py::test_a_record_that_another_process_creates_meanwhile_stays",)),
     Fault("a-row-of-records-goes-back", "storage/disk/records.py::Records.succeed_record",
         "Who was stopped before it put a record puts it over a newer one.",
         remove("if max($numbers, default=0) != $number + 1: return False"),

@@ -15,7 +15,7 @@ import pytest
 from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.storage.disk import BlockKey, key_of, memory_backed, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
-from pyspark_lookup.storage.disk.space import RECORDS_SHARE
+from pyspark_lookup.storage.disk.space import RECORDS_SHARE, Kind
 from tests.support.disks import BLOCK_DAMAGE, Opened, data_of, files_at_most, holding, key, opened
 
 __all__ = ["opened"]
@@ -252,6 +252,20 @@ def test_the_first_record_stays(opened: Opened) -> None:
         opened.disk.remove_record("version", "k0")
         assert opened.disk.get_record("version", "k0") is None
     assert os.listdir(opened.root / "tmp") == []
+
+
+def test_a_record_that_another_process_creates_meanwhile_stays(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who saw no record before another process created it gets that one."""
+    other = Opened(opened.root.parent)
+    take = opened.disk.take
+
+    def take_later(kind: Kind, amount: int) -> None:
+        other.disk.create_record("version", "k", "first")
+        take(kind, amount)
+
+    monkeypatch.setattr(opened.disk, "take", take_later)
+    assert opened.disk.create_record("version", "k", "second") == "first"
+    assert other.disk.get_record("version", "k") == "first"
 
 
 def test_records_are_found_by_prefix(opened: Opened) -> None:
