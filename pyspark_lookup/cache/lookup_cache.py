@@ -29,7 +29,7 @@ Row = Mapping[str, Any]  # column -> value
 class CachedRows:
     """The cached rows of some keys.
 
-    `present`: bool per key, also True for a key that is known to have no rows. `rows`: the rows of those keys, with `KEY_INDEX` as their
+    `present`: bool per key, also True for a key that is known to have no rows. `rows`: the rows of these keys, with `KEY_INDEX` as their
     last column, ascending; rows of one key in the order in which they were put. None: the cache was never given a row, so it does not know
     their columns.
     """
@@ -45,7 +45,7 @@ class LookupCache(abc.ABC):
     - A key that was put with no rows is present and has none: that is a hit.
     - An entry whose age reaches its time to live is gone at that moment. Reading an entry restarts the time since
       its last access, only putting it restarts the time since it was written.
-    - `put` replaces all rows of a key. Two keys are one as `pyspark_lookup.columnar.keys` says: NaN is NaN, -0.0 is 0.0.
+    - `put` replaces all rows of a key. Keys are compared as in `pyspark_lookup.columnar.keys`: NaN equals NaN, -0.0 equals 0.0.
     - Rows come back as they were put: later changes of what was passed in do not show.
     - Key tables have the same columns (in name, order and type) in all calls, and so have row tables.
     """
@@ -76,7 +76,7 @@ class LookupCache(abc.ABC):
 
     @abc.abstractmethod
     def invalidate_many(self, keys: pa.Table) -> None:
-        """Drop those keys. Counts nothing."""
+        """Drop these keys. Counts nothing."""
 
     @abc.abstractmethod
     def size(self) -> int:

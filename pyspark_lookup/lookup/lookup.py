@@ -273,7 +273,7 @@ def _partial_answer(plan: ReadPlan, request: _PartialRequest, rows: pa.Table, sc
 def get_cached_rows(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, names: Sequence[str], version: TableVersion
 ) -> tuple[pa.Table, Numbers]:
-    """The cached rows of those keys, without a load; and for each key whether it has an answer.
+    """The cached rows of these keys, without a load; and for each key whether it has an answer.
 
     Only `lookup.cache=PARTIAL` has such rows.
     """
@@ -508,7 +508,7 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
 def rows_of_keys(
     reader: TableReader, read: KeyedRead, keys: pa.Table, version: TableVersion, snapshot: Snapshot | None
 ) -> pa.Table:
-    """The rows of a version with those keys: key columns, the other columns, `key_index`. `snapshot`: the version's, if the caller has it."""
+    """The rows of a version with these keys: key columns, the other columns, `key_index`. `snapshot`: the version's, if the caller has it."""
     return get_many_from_version(reader, read.plan, keys, read.names, None, *_resolve(reader, read, version, snapshot))[
         0
     ]
@@ -525,7 +525,7 @@ def _resolve(
 def forget_keys(
     engine: Engine, resolved_table: ResolvedTable, options: LookupOptions, keys: KeysLike | KeyMaker
 ) -> None:
-    """Drop the rows of those keys from this host's partial caches. Raises the errors of `LookupTable.invalidate`."""
+    """Drop the rows of these keys from this host's partial caches. Raises the errors of `LookupTable.invalidate`."""
     if options.cache.mode is CacheMode.FULL:
         raise OptionError(
             "option lookup.cache = 'FULL': a snapshot has all keys of one version and cannot forget single keys: use reload()"

@@ -170,7 +170,7 @@ class Transaction:
         self.write(rows, "upsert")
 
     def delete(self, keys: KeysLike) -> None:
-        """Delete the rows with those keys, like `LookupTable.delete`."""
+        """Delete the rows with these keys, like `LookupTable.delete`."""
         self._check_open()
         self._writes.delete(as_key_table(keys, self._engine.managed.keys(self._options)))
 
@@ -193,7 +193,7 @@ class Transaction:
         return get_rows(self._engine.reader, open_table.read, key, open_table.resolved_table.version, None)
 
     def get_many(self, keys: KeysLike) -> pa.Table:
-        """The rows that the transaction sees with those keys, in the form of `LookupTable.get_many`."""
+        """The rows that the transaction sees with these keys, in the form of `LookupTable.get_many`."""
         open_table = self._open()
         key_table = as_key_table(keys, key_names(open_table.options))
         return rows_of_keys(self._engine.reader, open_table.read, key_table, open_table.resolved_table.version, None)
@@ -357,7 +357,7 @@ class LookupTable:
             )
 
     def invalidate(self, keys: KeysLike | KeyMaker) -> None:
-        """Drop the cached rows of those keys (as for `get_many`) on this host, and the information that a key has no rows.
+        """Drop the cached rows of these keys (as for `get_many`) on this host, and the information that a key has no rows.
 
         The next lookup asks the table again. This affects all references to the table with the same key columns and lookup.cache=PARTIAL,
         in all processes. A load that is under way does not cache its rows of these keys. One metadata call in UFS mode. Raises OptionError
@@ -450,7 +450,7 @@ class LookupTable:
         return Transaction(runtime().engine(self._options), self._options, runtime().clock)
 
     def delete(self, keys: KeysLike | None = None, *, where: str | None = None) -> int:
-        """Delete the rows with those keys (as for `get_many`), or for which the predicate `where` is true, in one commit; returns its log
+        """Delete the rows with these keys (as for `get_many`), or for which the predicate `where` is true, in one commit; returns its log
         position.
 
         `where`: SQL as in `lookup.where`, on all rows of the table, for which no keys are needed. It also deletes rows that others commit

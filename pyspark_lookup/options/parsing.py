@@ -168,7 +168,7 @@ def _is_encodable(path: str) -> bool:
 
 
 def parse_character(text: str) -> str:
-    """One character; a tab may be written as `\t`."""
+    """One character; a tab may be written as `\\t`."""
     character = "\t" if text == "\\t" else text
     if len(character) != 1 or not character.isascii() or character in "\r\n\0":
         raise ValueError("one ASCII character, such as ; or \\t")

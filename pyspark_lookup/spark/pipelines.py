@@ -1,8 +1,8 @@
 """Declarative Pipelines: whether code runs in one of their files, where Spark refuses some operations.
 
 In a flow's function (`@dp.materialized_view`, `@dp.table`, …) nothing may be analysed or executed: the datasets that it reads may not exist
-yet. Code in such a file must not change the session. Each refusal leaves a stack trace in the server's log, so nothing is tried to find
-out.
+yet. Code in such a file must not change the session. Each refusal leaves a stack trace in the server's log, so this
+module tries no operation to find out.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ RECOMMENDED: Mapping[str, str] = {
 def configure(spark: SparkSession) -> SparkSession:
     """Set the recommended run-time confs on a session, even if it has other values; returns the session.
 
-    `lookupcache` works without them. They make its logs queryable, and the batches larger that an Arrow UDF after a scan gets.
+    `lookupcache` works without them. They make its logs queryable, and give an Arrow UDF after a scan larger batches.
     """
     for key, value in RECOMMENDED.items():
         spark.conf.set(key, value)

@@ -17,7 +17,7 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 
 def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for a function that a worker calls, or whose generator it reads: of this package's errors Spark then shows only the message."""
+    """A decorator for a function that a worker calls, or whose generator it reads: Spark then shows only the message of our errors."""
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **named: Any) -> Any:

@@ -112,11 +112,11 @@ class CurrentVersions:
         return self.ask(table) if learned_version is None else learned_version
 
     def find_recorded(self, table: Table, digest: str) -> TableVersion | None:
-        """The version of that digest, if this host has it on record; else None. No store call."""
+        """The version with this digest, if this host has it on record; else None. No store call."""
         return self._host.files(table, digest)
 
     def find(self, table: Table, digest: str, newest: float) -> TableVersion | None:
-        """The version of that digest, from the host's records or else the store; None if the store no longer has it.
+        """The version with this digest, from the host's records or else the store; None if the store no longer has it.
 
         `newest`: its `TableVersion.newest`, which finds a version to whose table only files were added since.
         """

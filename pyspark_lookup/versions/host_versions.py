@@ -309,7 +309,7 @@ class HostVersions:
         return True
 
     def files(self, table: Table, digest: str) -> TableVersion | None:
-        """The version of that digest, if this host has it on record; else None."""
+        """The version with this digest, if this host has it on record; else None."""
         if self._context.disk is None:
             return None
         parse_version = functools.partial(self._parse_version, table)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def read_again(read: Callable[[], T], *problems: type[Exception]) -> T:
-    """What `read` returns. After one of the `problems` it is called again, until the same problem comes twice in a row.
+    """The result of `read`. After one of the `problems` it is called again, until the same problem comes twice in a row.
 
     The race: a clean-up removes old files of a log at any moment, also between a listing and the read of what it lists. The files that
     replace them exist before, so the next attempt finds them.

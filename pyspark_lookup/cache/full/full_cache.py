@@ -121,7 +121,7 @@ class OverdueReloads:
     """Starts the overdue reloads of one table, and lets queries of this process wait for them.
 
     The race: if every process lives for one query only, none may be alive when a reload comes due, and a live process may be suspended. So
-    each query that finds a reload due asks for it, whoever else may have, and waits up to `lookup.full-cache.build-wait`: its answer is at
+    each query that finds a reload due asks for it, even if others have, and waits up to `lookup.full-cache.build-wait`: its answer is at
     most one interval and one load old. The wait counts from the start of the load, so a later query waits only for the rest of it.
 
     `limit_s`: how long to wait for a reload. `tell`: called with the reason, once per reload, when a wait ends without the reload.

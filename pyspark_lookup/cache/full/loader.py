@@ -607,7 +607,7 @@ def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers
 
 
 def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
-    """A digest of the deleted rows of those files; "" if there are none."""
+    """A digest of the deleted rows of these files; "" if there are none."""
     parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
     return key_of(*parts) if parts else ""
 

@@ -83,7 +83,7 @@ class PartialCache:
                 self._set_gauges(query.cache)
 
     def get_held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
-        """The rows of those keys that this process or its host has cached, with `KEY_INDEX`; and for each key whether it is cached."""
+        """The rows of these keys that this process or its host has cached, with `KEY_INDEX`; and for each key whether it is cached."""
         requested_keys = Keys(keys)
         query = self._query(keys, fresh)
         missing_keys, present = self._find_in_process(requested_keys, keys, query)
@@ -132,7 +132,7 @@ class PartialCache:
         query.failures = {int(missing_keys[place]): query.failures[int(places[place])] for place in failed}
 
     def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query) -> Numbers:
-        """Those of `numbers`, positions in `keys`, whose keys the host lacks. Adds the rows of the others to the query."""
+        """The positions among `numbers` whose keys the host lacks. Adds the rows of the others to the query."""
         if not len(numbers):
             return numbers
         key_arrays = _take(keys, numbers)

@@ -121,7 +121,7 @@ class Segment:
         return self._columns[name]
 
     def take(self, names: Sequence[str], rows: Numbers) -> list[pa.Array]:
-        """The named columns of those rows, with codes decoded."""
+        """The named columns of these rows, with codes decoded."""
         indices = as_indices(rows)
         return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
 

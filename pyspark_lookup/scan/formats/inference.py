@@ -38,7 +38,7 @@ _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """What the numbers of a column are like.
+    """The properties of a column's numbers that decide its type.
 
     `whole`: the most digits before the point. `scales`: the fewest and most digits after it, of numbers that have a point. `integers`,
     `fractions`: whether there are some. `fits64`: all integers fit into int64. `exact`: each number is a double, written without
@@ -191,7 +191,7 @@ def infer_times(texts: pa.Array) -> Inferred:
 
 
 def infer_numbers(texts: pa.Array) -> Number | None:
-    """What the numbers in texts (none null) are like; None if a text is not a number, or is not written like one."""
+    """The properties of the numbers in texts (none null); None if a text is not a number, or is not written like one."""
     if _matches(texts, _SHORT_INTEGER):
         return Number(pc.max(pc.utf8_length(pc.utf8_ltrim(texts, "-"))).as_py(), (0, 0), True, False, True, True)
     integers = pc.match_substring_regex(texts, _INTEGER)

@@ -53,7 +53,7 @@ class Catalog:
         )
 
     def _within(self, call: Callable[[], T]) -> T:
-        """What a call returns. Raises CatalogUnavailableError if it takes longer than `call_s`."""
+        """The result of a call. Raises CatalogUnavailableError if it takes longer than `call_s`."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:

@@ -71,7 +71,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
 
 
 def _take_table(response: Any, *_: object, **__: object) -> None:
-    """Take a table out of a REST catalog's raw answer, for PyIceberg would parse all of it and refuse what it does not know yet."""
+    """Take a table out of a REST catalog's raw answer: PyIceberg would parse all of it, and refuse what it does not know yet."""
     try:
         answer = json.loads(response.content)
         location, metadata, _ = answer["metadata-location"], answer["metadata"], answer["metadata"]["format-version"]

@@ -223,7 +223,7 @@ class IcebergSource(VersionSource):
         return redact("path", table.url)
 
     def _find_cached(self, table: Table, digest: str) -> TableVersion | None:
-        """The version of that digest, if this process or host has it; else None. No store call."""
+        """The version with this digest, if this process or host has it; else None. No store call."""
         return self._versions.get((table.id, digest)) or self._parts.host.files(table, digest)
 
     def _keep(self, table: Table, version: TableVersion) -> TableVersion:

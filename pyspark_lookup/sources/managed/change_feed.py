@@ -306,7 +306,7 @@ class _Changes:
         return _kinds(self._match(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
 
     def _find_removed(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
-        """The positions of the rows in those files that the marks name, by URL, and their keys. Rows deleted earlier are left out."""
+        """The positions of the rows in these files that the marks name, by URL, and their keys. Rows deleted earlier are left out."""
         marks = self._rows.read_delete_files(self._definition, self.task.marks)
         urls_by_path = {self.path(file): file.url for file in files}
         deleted_by_url = self._files(True).read_deleted(self.task.table, files)

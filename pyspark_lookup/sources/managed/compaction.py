@@ -34,7 +34,7 @@ _DELETED_SHARE = 0.2
 def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[TableWrite]:
     """The writes that are worth compacting, by size; none if that would gain nothing.
 
-    Takes writes from the smallest on, as long as each is small, or at most twice as large as all before it together. So a row is rewritten
+    Takes writes from the smallest on, as long as each is small, or at most twice as large as all smaller ones together. So a row is rewritten
     only a few times, however often the table is compacted. `is_requested`: a person asks for it, and not a commit.
     """
     with_rows = {write.id for write in state.find_visible()}

@@ -35,7 +35,7 @@ class OpenWrites:
     """The writes of one transaction so far. Each is in the log as soon as it is made. `since`: the table when the transaction began (None:
     there was none).
 
-    An overwrite makes the writes before it moot, so it takes a write id of its own.
+    An overwrite replaces the writes before it, so it takes a write id of its own.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OpenWrites:
         self._attempt(lambda: self._add(schema, batches, mode), mode is WriteMode.OVERWRITE)
 
     def delete(self, keys: pa.Table) -> None:
-        """Delete the rows with those keys, also rows of this transaction. Raises the errors of `TableWriter.delete`."""
+        """Delete the rows with these keys, also rows of this transaction. Raises the errors of `TableWriter.delete`."""
         key_table = self._writer.cast_key_table(keys)
         if key_table.num_rows:
             self._attempt(lambda: self._hide(self._begin(key_table.schema, WriteMode.DELETE), [], key_table), False)

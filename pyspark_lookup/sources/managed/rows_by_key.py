@@ -75,7 +75,7 @@ class KeyedRows:
             raise self._twice(keys, int(at), "is in the table already")
 
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
-        """The live rows of those files that have one of the keys: key columns, `deletes.PATH` and `deletes.ROW`.
+        """The live rows of these files that have one of the keys: key columns, `deletes.PATH` and `deletes.ROW`.
 
         Reads only the key columns, and only of row groups that may have such keys.
         """
@@ -89,7 +89,7 @@ class KeyedRows:
         return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
 
     def find_where(self, definition: Definition, where: str, files: Sequence[FileVersion]) -> pa.Table:
-        """The live rows of those files for which a predicate is true, in the form that `find` returns. Raises PredicateError."""
+        """The live rows of these files for which a predicate is true, in the form that `find` returns. Raises PredicateError."""
         predicate = parse_where(where, definition.schema)
         places = [*definition.keys, PATH, ROW]
         names = [
@@ -181,7 +181,7 @@ class KeyedRows:
             yield places, batch
 
     def count(self, files: Sequence[FileVersion]) -> int:
-        """The number of live rows in those files."""
+        """The number of live rows in these files."""
         rows = self._files(True).rows(self._table, files)
         assert rows is not None  # parquet footers have the number of rows
         return rows

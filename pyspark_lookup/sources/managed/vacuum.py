@@ -1,4 +1,4 @@
-"""Vacuum: removes the files that only versions need which were superseded before the retention time.
+"""Vacuum: removes files that are needed only by versions superseded longer ago than the retention time.
 
 The race: a reader may want such a version. So an event first names the writes that lose their files, and every version that needs one of
 them is known to be gone before its files are. All times are the store's: when it wrote events and files, and, for now, when it writes a new

@@ -185,7 +185,7 @@ class TableWriter:
         return state
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
-        """The effect of a write of those files on the rows of others, by its mode and the options."""
+        """The effect of a write of these files on the rows of others, by its mode and the options."""
         if job.kept_columns:
 
             def write_rows(definition: Definition, rows: pa.Table) -> list[DataFile]:
@@ -210,7 +210,7 @@ class TableWriter:
         return Independent()
 
     def deletion(self, keys: pa.Table) -> Effect:
-        """The effect that deletes the rows with those keys. `keys`: the key columns, in their types."""
+        """The effect that deletes the rows with these keys. `keys`: the key columns, in their types."""
         return ByKey(self._rows, self._table, lambda _: keys)
 
     def deletion_where(self, where: str) -> Effect:
@@ -383,7 +383,7 @@ class TableWriter:
         return pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
 
     def delete(self, keys: pa.Table) -> int:
-        """Delete the rows with those keys, in one commit. Returns the log position after it."""
+        """Delete the rows with these keys, in one commit. Returns the log position after it."""
         key_table = self.cast_key_table(keys)
         state = self._log.cached_state()
         if key_table.num_rows:

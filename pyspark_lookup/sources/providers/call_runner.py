@@ -107,7 +107,7 @@ class Calls:
         threads.ends_with_process(self)
 
     def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """What `call()` returns. Raises CallFailedError, or CallTimeoutError after `timeout_s`.
+        """The result of `call()`. Raises CallFailedError, or CallTimeoutError after `timeout_s`.
 
         After a timeout the next call gets a new thread, and so do the calls that are waiting behind this one.
         """

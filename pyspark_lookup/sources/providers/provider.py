@@ -249,7 +249,7 @@ class ProvidedTable:
         metrics: CacheMetricGroup,
         retried: bool = True,
     ) -> Any:
-        """What a call returns in its first successful attempt. Only if `retried` is there more than one."""
+        """The result of a call's first successful attempt. There is more than one attempt only if `retried` is true."""
 
         async def attempt() -> Any:
             return await _call_and_await(call, *args)

@@ -22,7 +22,7 @@ class ReturnedRows:
         self._schema = schema
 
     def with_columns(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
-        """What a function returned, checked: a table with the key columns, `columns`, and no columns that the schema lacks."""
+        """The checked result of a function: a table with the key columns, `columns`, and no columns that the schema lacks."""
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         if not isinstance(rows, pa.Table):

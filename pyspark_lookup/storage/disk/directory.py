@@ -141,7 +141,7 @@ class Directory:
                     self._remove(self._root / above)
 
     def _retry(self, act: Callable[[], T]) -> T:
-        """What `act` returns. The race: another process may remove a directory that `act` has just found or made. Then it is called again."""
+        """The result of `act`. The race: another process may remove a directory that `act` has just found or made. Then it is called again."""
         for _ in range(_TRIES):
             with contextlib.suppress(FileNotFoundError):
                 return act()
