@@ -280,7 +280,7 @@ class TableVersion:
         return all(file.cacheable for file in self.files)
 
     def settled(self) -> TableVersion:
-        """The same version, with files so old that each identity stands for one content."""
+        """The same version, with files marked as so old that a later change gives them another identity."""
         if all(file.settled for file in self.files):
             return self
         files = tuple(dataclasses.replace(file, settled=True) for file in self.files)

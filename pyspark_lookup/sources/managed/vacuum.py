@@ -124,7 +124,7 @@ def _put_at_s(file: FileVersion) -> float:
 
 
 def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | None:
-    """The position of the change that was current at that time; None if there was none."""
+    """The position of the change that was current at `until_s`; None if there was none."""
     position = log.find_position(state, until_s)
     if position is None:
         return None
