@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from pyspark_lookup.core.credentials import without_credentials
-from pyspark_lookup.core.printable import printable
+from pyspark_lookup.core.credentials import printable, without_credentials
 
 _LONGEST = 100_000  # characters of a foreign text that are examined: nobody reads more, and each takes time
 

@@ -18,7 +18,7 @@ from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
 from pyspark_lookup.options.lookup_options import options_table
 from pyspark_lookup.scan.formats.inference import infer_texts
-from pyspark_lookup.sources.managed.log.properties import LOG_RETENTION, VACUUM_AFTER
+from pyspark_lookup.sources.managed.log.state import LOG_RETENTION, VACUUM_AFTER
 from pyspark_lookup.sources.registry import OPTIONS, parse_options
 from pyspark_lookup.spark.session import RECOMMENDED
 

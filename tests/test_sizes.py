@@ -28,7 +28,8 @@ from pyspark_lookup.columnar.roaring import read_roaring
 from pyspark_lookup.core import memory
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, PysparkLookupError, without_credentials
 from pyspark_lookup.scan import contract
-from pyspark_lookup.scan.formats import file_names, parquet
+from pyspark_lookup.scan.formats import model as file_names
+from pyspark_lookup.scan.formats import parquet
 from pyspark_lookup.sources.iceberg.manifests import read_manifest_list
 from pyspark_lookup.sources.iceberg.metadata import parse_metadata
 from pyspark_lookup.storage.stores import PART_OF_FILE, FileVersion

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import pyspark_lookup
 from pyspark_lookup.cli.main import _group
-from pyspark_lookup.core.printable import names_shown
+from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.lookup.catalog_tables import absolute_path
 from pyspark_lookup.lookup.lookup_table import LookupTable

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.credentials import printable
 from pyspark_lookup.core.metrics import CacheMetricGroup
-from pyspark_lookup.core.printable import printable
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.registry import parse_options

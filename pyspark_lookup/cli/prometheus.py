@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.credentials import printable
 from pyspark_lookup.core.metrics import (
     BOUNDS_MS,
     COUNTERS,
@@ -26,7 +27,6 @@ from pyspark_lookup.core.metrics import (
     bucket_names,
     cumulate_buckets,
 )
-from pyspark_lookup.core.printable import printable
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.host_metrics import TableCounts, host_gauges, read_table_counts
 

@@ -14,8 +14,8 @@ import jinja2
 
 from pyspark_lookup import __version__
 from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.credentials import printable
 from pyspark_lookup.core.metrics import BOUNDS_MS, UNSET, cumulate_buckets
-from pyspark_lookup.core.printable import printable
 from pyspark_lookup.storage.disk import Disk, DiskSpace
 from pyspark_lookup.storage.host_metrics import Reload, TableCounts, read_reloads, read_table_counts
 

@@ -2,15 +2,18 @@
 
 The text is parsed by sqlglot in its Spark dialect. Parts that cannot be evaluated exactly like in Spark (functions, column against column,
 patterns, session-dependent casts) are refused by an error that quotes them.
+
+Binding puts a literal into the type of the column with which it is compared, by Spark's coercion.
 """
 
 from __future__ import annotations
 
+import datetime
 import decimal
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -18,19 +21,208 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from pyspark_lookup.columnar.binding import (
-    bind_compare,
-    bind_in,
-    bind_null_safe,
-    count_digits,
-    parse_date,
-    parse_timestamp,
-    refuse_collated,
+from pyspark_lookup.columnar.predicate import (
+    And,
+    Compare,
+    Constant,
+    In,
+    IsNull,
+    NullSafeEqual,
+    Or,
+    Predicate,
+    StartsWith,
+    negate,
 )
-from pyspark_lookup.columnar.predicate import And, Constant, IsNull, Or, Predicate, StartsWith, negate
-from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.columnar.types import collated_field, resolve_names
 from pyspark_lookup.core.decoding import UNREADABLE, show
 from pyspark_lookup.errors import PredicateError, SchemaError
+
+
+def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
+    """`field op value` with the literal in the column's own domain, by Spark's coercion.
+
+    Raises PredicateError naming the column and both types if Spark would compare through a cast that depends on the session, or not at all.
+    """
+    refuse_collated(field)
+    if value is None:
+        return Constant(None)
+    kind = field.type
+    scale = _exact_scale(kind)
+    if scale is not None and isinstance(value, float):
+        return Compare(field.name, op, value)  # Spark compares both as doubles
+    if scale is not None and isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool):
+        # To Spark, a literal with a point, or too large for a BIGINT, is a DECIMAL.
+        is_decimal = isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
+        if pa.types.is_integer(kind) and is_decimal and op in ("<", "<=", ">", ">="):
+            limit = 1 << (kind.bit_width - 1)
+            if not -limit <= decimal.Decimal(value) <= limit - 1:
+                # By Spark's DecimalPrecision rule this is a constant, even for rows that are null.
+                return Constant(op.startswith("<") == (value > 0))
+        return _bind_exact(field, op, decimal.Decimal(value), scale)
+    return Compare(field.name, op, _coerce(field, value))
+
+
+def refuse_collated(field: pa.Field) -> None:
+    """Raise PredicateError for a column with a collation: Spark does not compare its texts by their bytes."""
+    if collated_field(field) is not None:
+        raise PredicateError(
+            f"column {field.name!r} has a collation, by which Spark compares texts, but lookup.where compares bytes: filter it "
+            "with Spark's WHERE, or declare it as STRING in lookup.schema"
+        )
+
+
+def bind_null_safe(field: pa.Field, value: Any) -> Predicate:
+    """`field <=> value`; a value outside the column's domain equals no row, null rows included."""
+    if value is None:
+        return IsNull(field.name)
+    comparison = bind_compare(field, "=", value)
+    return NullSafeEqual(field.name, comparison.value) if isinstance(comparison, Compare) else Constant(False)
+
+
+def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
+    """`field IN values`, where values outside the column's domain match nothing."""
+    literals = [value for value in values if value is not None]
+    if any(isinstance(value, float) for value in literals):  # one DOUBLE makes the whole list doubles
+        literals = [
+            float(v) if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool) else v for v in literals
+        ]
+    exact = [decimal.Decimal(v) for v in literals if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool)]
+    if (scale := _exact_scale(field.type)) is not None:
+        _check_digits(field, scale, exact)
+    comparisons = [bind_compare(field, "=", value) for value in literals]
+    domain_values = tuple(dict.fromkeys(leaf.value for leaf in comparisons if isinstance(leaf, Compare)))
+    return In(field.name, domain_values, has_null=any(value is None for value in values))
+
+
+_SPARK_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}  # DecimalType.forType
+
+
+def _exact_scale(kind: pa.DataType) -> int | None:
+    """Fractional digits of an exact numeric type; None for others."""
+    if pa.types.is_integer(kind):
+        return 0
+    return int(kind.scale) if pa.types.is_decimal(kind) else None
+
+
+def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) -> Predicate:
+    """Compare an integer or decimal column with any number, without rounding or overflow."""
+    with decimal.localcontext(decimal.Context(prec=200)):
+        _check_digits(field, scale, [value])
+        scaled = value.scaleb(scale)
+        floor = scaled.to_integral_value(decimal.ROUND_FLOOR)
+        if scaled != floor:  # between two values of the column: no row equals it
+            if op in ("=", "<>"):
+                return Constant(op == "<>", field.name)
+            op = "<=" if op in ("<", "<=") else ">"
+        digits = field.type.precision if pa.types.is_decimal(field.type) else None
+        limit = decimal.Decimal(10) ** digits - 1 if digits else decimal.Decimal(2) ** (field.type.bit_width - 1) - 1
+        low = -limit if digits else -limit - 1
+        if floor > limit:
+            return Constant(op in ("<", "<=", "<>"), field.name)
+        if floor < low:
+            return Constant(op in (">", ">=", "<>"), field.name)
+        exact = floor.scaleb(-scale)
+    return Compare(field.name, op, exact if digits else int(floor))
+
+
+def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) -> None:
+    """Raise PredicateError if column and values need a decimal type of more than 38 digits: Spark would round."""
+    kind = field.type
+    whole, fraction = kind.precision - scale if pa.types.is_decimal(kind) else _SPARK_DIGITS[kind], scale
+    if len(values) == 1 and abs(values[0]) > decimal.Decimal(10) ** whole:
+        return  # beyond the column's range, rounded or not
+    for value in values:
+        digits = count_digits(value)
+        whole, fraction = max(whole, digits[0]), max(fraction, digits[1])
+        if whole + fraction > 38:
+            raise PredicateError(
+                f"option lookup.where: Spark would round column {field.name!r} of type {kind} or {value:f} to compare them: "
+                "give a number with fewer digits"
+            )
+
+
+def count_digits(value: decimal.Decimal) -> tuple[int, int]:
+    """The number of digits that a finite number needs before and after the point."""
+    with decimal.localcontext(decimal.Context(prec=400)):
+        exponent = value.normalize().as_tuple().exponent
+    assert isinstance(exponent, int)
+    return max(value.adjusted() + 1, 0), max(-exponent, 0)
+
+
+def _coerce(field: pa.Field, value: Any) -> Any:
+    """`value` as a Python value of the column's type. Raises PredicateError if Spark would mean another value."""
+    kind = field.type
+    if pa.types.is_floating(kind) and isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
+        return float(value)
+    same_domain = ((pa.types.is_string, str), (pa.types.is_binary, bytes), (pa.types.is_boolean, bool))
+    if any(test(kind) and isinstance(value, python) for test, python in same_domain):
+        return value
+    if pa.types.is_date(kind):
+        if isinstance(value, str):
+            value = _parse(parse_date, value, field)
+        if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+            return value
+    if pa.types.is_timestamp(kind):
+        return _coerce_timestamp(field, value)
+    raise PredicateError(
+        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {_show_literal(value)}"
+        + (f"; quote it: '{value}'" if pa.types.is_string(kind) else "")
+    )
+
+
+def _show_literal(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, datetime.date) else repr(value)
+
+
+def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
+    zoned = field.type.tz is not None
+    if isinstance(value, str):
+        value = _parse(parse_timestamp, value, field)
+    elif isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        value = datetime.datetime.combine(value, datetime.time())
+    if isinstance(value, datetime.datetime) and zoned == (value.tzinfo is not None):
+        try:
+            return value.astimezone(datetime.timezone.utc) if zoned else value
+        except OverflowError:  # year 0 or 10000 in UTC
+            pass
+    need = "with its zone, e.g. '2024-01-31 12:00:00+00:00'" if zoned else "without a zone, e.g. '2024-01-31 12:00:00'"
+    raise PredicateError(
+        f"option lookup.where: give {_show_literal(value)} for column {field.name!r} as a timestamp {need}"
+    )
+
+
+# Only spellings that Spark and all Python versions read alike. Spark takes more, and Python takes others.
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TIMESTAMP = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)? ?(Z|UTC|[+-]\d\d:\d\d)?)?", re.ASCII
+)
+
+
+def parse_date(text: str) -> datetime.date:
+    """The date of a text such as `2024-01-31`. Raises ValueError for any other spelling."""
+    if not _DATE.fullmatch(text.strip()):
+        raise ValueError(text)
+    return datetime.date.fromisoformat(text.strip())
+
+
+def parse_timestamp(text: str) -> datetime.datetime:
+    """The timestamp of a text such as `2024-01-31 12:00:00.5 +01:00`, of which all but the date may be missing. Raises ValueError for other texts."""
+    match = _TIMESTAMP.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    day, minutes, seconds, fraction, zone = match.groups(default="")
+    zone = "+00:00" if zone in ("Z", "UTC") else zone
+    return datetime.datetime.fromisoformat(f"{day}T{minutes or '00:00'}:{seconds or '00'}.{fraction:0<6}{zone}")
+
+
+def _parse(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
+    try:
+        return parse(text)
+    except ValueError:
+        raise PredicateError(
+            f"option lookup.where: {text!r} is not a valid {field.type} value for column {field.name!r} (write ISO-8601)"
+        ) from None
+
 
 NUMBERED = "\ue000"
 """The prefix of a numbered literal, which tells it from literals that the parser makes itself."""

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.core.printable import names_shown
+from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.errors import NotSupportedError, SchemaError, UnreadableColumnError, raise_ours
 
 _UNSIGNED = {

@@ -12,7 +12,7 @@ import json
 import logging
 from typing import Any
 
-from pyspark_lookup.core.printable import printable
+from pyspark_lookup.core.credentials import printable
 from pyspark_lookup.errors import foreign_text
 
 

@@ -1,20 +1,18 @@
-"""Background threads, which end before the interpreter does.
-
-The race: while the process is ending, Python (before 3.14) ends a daemon thread that acquires the GIL, wherever that thread is. In a
-destructor of Arrow's, for instance of a batch over a mapped file, this aborts the process. So all our threads are started here. At the end
-of the process they are asked to end, and awaited: they stop their work at the next place where nothing is half done (`check`). They are
-daemons nevertheless, so that a thread that hangs in foreign code, or in a store that does not answer, keeps no process from ending.
-"""
+"""Threads: those of the background, which end before the interpreter does, and those that work for one caller, who gets their results in order."""
 
 from __future__ import annotations
 
 import atexit
+import collections
+import concurrent.futures
+import contextlib
 import logging
+import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 from pyspark_lookup.core.forks import resets_in_child
 
@@ -138,3 +136,78 @@ def end_all() -> None:
     if late_threads:
         names = ", ".join(sorted(thread.name for thread in late_threads))
         _log.info("the process ends although these threads did not stop in time: %s", names)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _Workers(Generic[T, R]):
+    """Threads that call `do` for submitted items. If the caller disappears without ending them, they end with the process."""
+
+    def __init__(self, do: Callable[[T], R], at_most: int) -> None:
+        self._do = do
+        self._submitted: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._ending = False
+        ends_with_process(self)
+        with contextlib.suppress(RuntimeError):  # there are too many threads, or there is no address space for one more
+            for number in range(at_most):
+                self._threads.append(start(f"lookupcache-build-{number}", self._work))
+
+    @property
+    def count(self) -> int:
+        return len(self._threads)
+
+    def submit(self, item: T) -> concurrent.futures.Future[R]:
+        future: concurrent.futures.Future[R] = concurrent.futures.Future()
+        self._submitted.put((future, item))
+        return future
+
+    def _work(self) -> None:
+        while (submitted := self._submitted.get()) is not None:
+            future, item = submitted
+            if self._ending:
+                future.cancel()
+            elif future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._do(item))
+                except BaseException as problem:
+                    future.set_exception(problem)
+            del submitted, future, item
+
+    def end(self) -> None:
+        """Start no more items, and tell the threads to end."""
+        self._ending = True
+        for _ in self._threads:
+            self._submitted.put(None)
+
+    def wait(self) -> None:
+        """Wait until all threads have ended."""
+        for thread in self._threads:
+            thread.join()
+
+
+def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """The results of `do` for each item, in order, from `threads` threads that run only a little ahead of the caller. 0: in the caller's thread."""
+    workers = _Workers(do, threads)
+    ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
+    try:
+        if not workers.count:
+            for item in items:
+                check()
+                yield do(item)
+            return
+        for item in items:
+            check()
+            ahead.append(workers.submit(item))
+            if len(ahead) > workers.count:
+                yield ahead.popleft().result()
+        while ahead:
+            check()
+            yield ahead.popleft().result()
+    finally:
+        for future in ahead:
+            future.cancel()
+        workers.end()
+        workers.wait()

@@ -19,7 +19,7 @@ from pyspark_lookup.columnar.predicate import And, Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import check_all_readable, check_readable, collated_field, resolve_names
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.printable import names_shown
+from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.errors import CHANGED_KIND, OptionError, SchemaError
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.options.conf_file import redact

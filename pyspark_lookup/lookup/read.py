@@ -2,7 +2,8 @@
 
 `ReadPlan` and `ReadTask` are values that travel from the planning process to the reading processes; `TableReader` executes them. A task
 that resolves its version while reading returns its first batch only after all its bytes are secured. So it can restart with a newer version
-without mixing two.
+without mixing two. `HostSchemas` caches the columns of versions by
+digest: a version never changes.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.cache.full.full_cache import FullCache, FullTables
 from pyspark_lookup.cache.full.loader import Layout
-from pyspark_lookup.cache.full.registry import FullTables
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.snapshot_scan import snapshot_batches
 from pyspark_lookup.cache.memory import LookupCache
@@ -26,7 +27,7 @@ from pyspark_lookup.cache.partial import PartialTables
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, referenced_columns
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import resolve_names, unreadable
+from pyspark_lookup.columnar.types import resolve_names, schema_of_text, text_of_schema, unreadable
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.decoding import as_text
 from pyspark_lookup.core.metrics import CacheMetricGroup
@@ -36,18 +37,57 @@ from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.contract import PreparedScan, TableScan, all_columns, collect_table, cut_share, to_slices
-from pyspark_lookup.scan.open_file import Projection, Slice
-from pyspark_lookup.scan.schema_cache import HostSchemas
+from pyspark_lookup.scan.open_file import Latest, Projection, Slice
 from pyspark_lookup.scan.table_scan import Scan
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import SETTLED_AFTER_S, FileVersion
 from pyspark_lookup.versions.executions import Execution, Resolution
-from pyspark_lookup.versions.model import Table, TableVersion
+from pyspark_lookup.versions.model import Table, TableVersion, require_metadata
 from pyspark_lookup.versions.partitions import select_partitions
 from pyspark_lookup.versions.resolver import Resolver
 from pyspark_lookup.versions.restarts import read_with_restarts
+
+_AT_MOST = 8  # versions in a process
+
+
+class HostSchemas:
+    """The columns of versions, read by `scan` and cached."""
+
+    def __init__(self, scan: TableScan, context: HostContext) -> None:
+        self._scan = scan
+        self._context = context
+        self._schemas = Latest[tuple[pa.Schema, pa.Schema]](_AT_MOST)
+
+    def get_columns(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
+        """(columns in the files, partition columns) of a version, from the table's metadata or, without that, from its files."""
+        if version.metadata is not None or table.retained:
+            return require_metadata(table, version).columns
+        if not all(file.cacheable for file in version.files):
+            return self._scan.schema(table, version.files)
+        key = key_of(version.digest, table.format)
+        schemas = self._schemas.get((key,)) or self._keep(table, version, key)
+        self._schemas.put((key,), schemas, 1)
+        return schemas
+
+    def _keep(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
+        disk = self._context.disk
+        record: tuple[pa.Schema, pa.Schema] | None = disk.get_record("schema", key, _parse_schemas) if disk else None
+        if record is not None:
+            return record
+        schemas = self._scan.schema(table, version.files)
+        if disk:
+            try:
+                disk.replace_record("schema", key, [text_of_schema(schema) for schema in schemas])
+            except OSError:
+                self._context.metrics.inc("cacheFailureCount")
+        return schemas
+
+
+def _parse_schemas(texts: Any) -> tuple[pa.Schema, pa.Schema]:
+    data, partitions = map(schema_of_text, texts)
+    return data, partitions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import NotSupportedError
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.scan.equality import DeletedValues
+from pyspark_lookup.scan.deletes import DeletedValues
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion

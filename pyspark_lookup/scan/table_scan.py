@@ -17,8 +17,7 @@ from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import DamagedFileError, SchemaError
 from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, evaluate_mask, matching_rows, to_slices
-from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
-from pyspark_lookup.scan.equality import DeletedValues, EqualityDeleted, merge_positions
+from pyspark_lookup.scan.deletes import DeletedRows, DeletedValues, EqualityDeleted, drop_deleted, merge_positions
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, join_inferred, open_format
 from pyspark_lookup.scan.open_file import KnownFiles, OpenFile, Projection, Slice, decode, is_missing, to_read
 from pyspark_lookup.scan.stored_columns import find_names, may_lack, missing_value, stats_as_planned, type_as_planned

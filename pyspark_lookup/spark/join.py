@@ -29,8 +29,8 @@ from pyspark.storagelevel import StorageLevel
 
 from pyspark_lookup.columnar.keys import accepts
 from pyspark_lookup.columnar.types import resolve_names, widens
+from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.core.forks import ForkSafeLock
-from pyspark_lookup.core.printable import names_shown
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN
 from pyspark_lookup.options.enums import CacheMode, OnError, View

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from pyspark import TaskContext
 
-from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.lookup.lookup import read_rows
 from pyspark_lookup.lookup.lookup_join import issue_token, join_tokens, open_pass, options_from_json
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches

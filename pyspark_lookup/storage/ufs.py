@@ -15,7 +15,7 @@ import tenacity
 
 from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.core.metrics import CacheMetricGroup
-from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.errors import (
     PutUnknownError,
     SourceChangedError,

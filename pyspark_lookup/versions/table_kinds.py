@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.errors import OptionError, TableFormatError, UfsError, UfsNotFoundError, UfsPermissionError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName, MetadataSource, OnBusy

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.columnar.binding import bind_compare, bind_in
 from pyspark_lookup.columnar.predicate import (
     And,
     ColumnStats,
@@ -32,7 +31,7 @@ from pyspark_lookup.columnar.predicate import (
     negate,
     referenced_columns,
 )
-from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.sql_predicate import bind_compare, bind_in, parse_where
 from pyspark_lookup.errors import OptionError, PredicateError
 from tests.support.fuzzing import MORE
 

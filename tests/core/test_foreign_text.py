@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.core.credentials import without_credentials, without_url_credentials
+from pyspark_lookup.core.credentials import printable, without_credentials, without_url_credentials
 from pyspark_lookup.core.log_events import log_event
-from pyspark_lookup.core.printable import printable
 from pyspark_lookup.errors import (
     LookupFunctionError,
     OptionError,

@@ -24,7 +24,7 @@ from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.sources.managed import WriteSizes
 from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE
-from pyspark_lookup.sources.managed.log import properties
+from pyspark_lookup.sources.managed.log import state as properties
 from pyspark_lookup.sources.registry import parse_options
 from tests.history.checker import Rows, own_rows
 from tests.support.change_feed import Feed

@@ -189,7 +189,7 @@ def test_an_iterator_that_was_left(home: Path) -> None:
     code, said = run(
         """
         import mmap
-        from pyspark_lookup.core.parallel import run_in_order
+        from pyspark_lookup.core.threads import run_in_order
 
         def drop(number):
             for _ in range(1000):

@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, spark_type
-from pyspark_lookup.core.printable import printable
+from pyspark_lookup.core.credentials import printable
 from pyspark_lookup.errors import DamagedFileError, OptionError, SchemaError
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
 from pyspark_lookup.scan.formats.arrow_schema import Table
-from pyspark_lookup.scan.formats.file_names import detect_format
+from pyspark_lookup.scan.formats.model import detect_format
 from pyspark_lookup.scan.formats.parquet import spark_fields
 from pyspark_lookup.storage.stores import FileVersion, Range
 from tests.support.fuzzing import fuzzed, memory_at_most

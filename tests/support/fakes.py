@@ -14,7 +14,7 @@ from typing import Any
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.lookup.read import TableReader
-from pyspark_lookup.sources.managed.sizes import WriteSizes
+from pyspark_lookup.sources.managed.data_files import WriteSizes
 from pyspark_lookup.sources.managed.tables import ManagedTables
 from pyspark_lookup.sources.registry import SOURCES
 from pyspark_lookup.storage.block_cache import BlockCache

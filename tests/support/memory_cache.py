@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.cache.lookup_cache import Key, KeyLookupCache
-from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, default_cache, growing
+from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, default_cache
 from pyspark_lookup.cache.memory import default_cache as access_log
+from pyspark_lookup.cache.memory import entries as growing
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from tests.support.fakes import FakeClock
 

@@ -28,11 +28,10 @@ from pyspark_lookup.columnar.hash_index import SkewedError
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, draw_seed, one_array
 from pyspark_lookup.columnar.types import conform_columns, is_source
 from pyspark_lookup.core.memory import free_bytes
-from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.errors import CacheFullError
 from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan
-from pyspark_lookup.scan.deletes import live_mask
-from pyspark_lookup.scan.equality import DeletedValues, merge_positions
+from pyspark_lookup.scan.deletes import DeletedValues, live_mask, merge_positions
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.storage.disk import Disk, ReservedFile, SegmentWriter, key_of

@@ -24,7 +24,7 @@ from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, without_h
 from pyspark_lookup.columnar.hash_index import IndexBuilder, Order, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
 from pyspark_lookup.columnar.types import text_of_schema
-from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.storage.disk import ReservedFile, SegmentWriter
 
 ROW_BITS = np.uint64(40)  # of a position: the file's number is above, the row in the file below

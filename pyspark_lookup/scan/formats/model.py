@@ -1,11 +1,16 @@
-"""The interface that all formats share, and a file object over the byte ranges that are in memory."""
+"""The interface that all formats share, a file over the ranges that are in memory, and what a file says of itself: its format, by its name, and
+the types that Spark noted when it wrote it.
+"""
 
 from __future__ import annotations
 
 import abc
 import bisect
+import bz2
 import contextlib
 import dataclasses
+import functools
+import gzip
 import io
 import struct
 import zlib
@@ -16,9 +21,126 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.errors import DamagedFileError, NoMemoryError, PysparkLookupError, raise_ours
+from pyspark_lookup.columnar.types import unreadable_type
+from pyspark_lookup.errors import (
+    DamagedFileError,
+    NoMemoryError,
+    NotSupportedError,
+    OptionError,
+    PysparkLookupError,
+    raise_ours,
+)
+from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats.inference import Inferred
 from pyspark_lookup.storage.stores import FileVersion, Range
+
+_EXTENSIONS = {
+    ".parquet": FileFormatName.PARQUET, ".parq": FileFormatName.PARQUET, ".pq": FileFormatName.PARQUET,
+    ".arrow": FileFormatName.ARROW, ".feather": FileFormatName.ARROW, ".ipc": FileFormatName.ARROW,
+    ".csv": FileFormatName.CSV, ".json": FileFormatName.JSON, ".jsonl": FileFormatName.JSON,
+    ".ndjson": FileFormatName.JSON, ".orc": FileFormatName.ORC,
+}  # fmt: skip
+TEXT_AT_MOST = 2**31 - 2  # bytes of a text file, decompressed
+_PART = 1024 * 1024
+_DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50  # a possible decompression bomb is first measured
+
+
+def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
+    """The decompressed content. Raises NotSupportedError before content that is too large to be read is in memory."""
+    if not content:  # a file without rows
+        return b""
+    doubtful = max(_DOUBTFUL_BYTES, _DOUBTFUL_RATIO * len(content))
+    parts: list[bytes] = []
+    size = 0
+    with open_file(io.BytesIO(content)) as file:
+        while part := file.read(_PART):
+            size += len(part)
+            if size > TEXT_AT_MOST:
+                raise NotSupportedError(
+                    f"it holds more than {TEXT_AT_MOST} bytes of text, and text is read as a whole: split the file, or write parquet"
+                )
+            if size <= doubtful:
+                parts.append(part)
+            else:
+                parts.clear()
+    if size <= doubtful:
+        return b"".join(parts)
+    with open_file(io.BytesIO(content)) as file:
+        return file.read()
+
+
+DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
+    ".gz": functools.partial(_decompress, lambda file: gzip.GzipFile(fileobj=file)),
+    ".bz2": functools.partial(_decompress, bz2.BZ2File),
+}
+
+
+def detect_format(urls: Sequence[str]) -> FileFormatName:
+    """The one format that the names of files show. Raises OptionError if a name shows none, or if they show several."""
+    urls_by_format: dict[FileFormatName, str] = {}
+    for url in urls:
+        name = base_name(url)
+        for suffix in DECOMPRESS:
+            name = name.removesuffix(suffix)
+        kind = _EXTENSIONS.get("." + name.rsplit(".", 1)[-1]) if "." in name else None
+        if kind is None:
+            raise OptionError(
+                f"the name of {url} does not show its format: set lookup.format (parquet, arrow, csv, json, orc)"
+            )
+        urls_by_format.setdefault(kind, url)
+    if len(urls_by_format) > 1:
+        raise OptionError(
+            f"files of several formats: {', '.join(urls_by_format.values())}: give a glob that matches one format, or set lookup.format"
+        )
+    return next(iter(urls_by_format))
+
+
+def base_name(url: str) -> str:
+    """The last part of a URL, in lower case. A web URL's query is left out; in other URLs a `?` is part of the name."""
+    path = url.partition("?")[0] if url.startswith(("http://", "https://")) else url
+    return path.rsplit("/", 1)[-1].lower()
+
+
+def typed_fields(fields: Sequence[pa.Field], spark_types: Mapping[str, Any], url: str) -> list[pa.Field]:
+    """Fields in the types that `spark_types` has for their names, in Spark's JSON; the other fields stay as they are.
+
+    A VARIANT, a TIME or a year-month interval is an `unreadable_type`, because a Python source cannot return it to Spark.
+    """
+    return [field if field.name not in spark_types else _field(field, spark_types[field.name], url) for field in fields]
+
+
+def _field(field: pa.Field, spark_type: Any, url: str) -> pa.Field:
+    try:
+        return field.with_type(_apply_spark_type(field.type, spark_type))
+    except NotSupportedError as problem:
+        return field.with_type(unreadable_type(f"column {field.name!r} is of {problem} ({url})"))
+
+
+def _apply_spark_type(kind: pa.DataType, spark_type: Any) -> pa.DataType:
+    if isinstance(spark_type, str):
+        if spark_type == "variant" or spark_type.startswith(("interval year", "interval month")):
+            instead = "to_json(v)" if spark_type == "variant" else "a number of months"
+            raise NotSupportedError(
+                f"Spark's type {spark_type}, which no Python source can read: write it as {instead} instead"
+            )
+        if spark_type.startswith("time(") and pa.types.is_int64(kind):  # in ORC
+            raise NotSupportedError(
+                f"Spark's type {spark_type}, which no Python source can read: write it as text instead"
+            )
+        if spark_type == "timestamp_ntz" and pa.types.is_int64(kind):  # in ORC
+            return pa.timestamp("us")
+        return pa.duration("us") if spark_type.startswith("interval ") and pa.types.is_int64(kind) else kind
+    inner = spark_type.get("type") if isinstance(spark_type, dict) else None
+    if inner == "struct" and pa.types.is_struct(kind):
+        types = {field.get("name"): field.get("type") for field in spark_type.get("fields", ())}
+        return pa.struct([field.with_type(_apply_spark_type(field.type, types.get(field.name))) for field in kind])
+    if inner == "array" and pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_apply_spark_type(kind.value_type, spark_type.get("elementType"))))
+    if inner == "map" and pa.types.is_map(kind):
+        key = _apply_spark_type(kind.key_type, spark_type.get("keyType"))
+        return pa.map_(key, kind.item_field.with_type(_apply_spark_type(kind.item_type, spark_type.get("valueType"))))
+    return kind
+
 
 Data = bytes | memoryview
 

@@ -13,10 +13,9 @@ from pyspark_lookup.columnar.calendars import Convert, convert_columns, gregoria
 from pyspark_lookup.columnar.types import lenient_schema, split_type, unreadable
 from pyspark_lookup.core import memory
 from pyspark_lookup.core.forks import cached_property
-from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, RangesFile, Unit, reading
+from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, RangesFile, Unit, reading, typed_fields
 from pyspark_lookup.scan.formats.orc_tail import OrcTail, read_tail
 from pyspark_lookup.scan.formats.orc_times import UTC_NAMES, StoredTimes
-from pyspark_lookup.scan.formats.spark_types import typed_fields
 from pyspark_lookup.storage.stores import FileVersion, Range
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"

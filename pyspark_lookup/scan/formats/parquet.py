@@ -29,8 +29,16 @@ from pyspark_lookup.columnar.types import lenient_schema, split_type, with_colla
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.scan.formats.arrow_schema import narrow_parquet
-from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
-from pyspark_lookup.scan.formats.spark_types import typed_fields
+from pyspark_lookup.scan.formats.model import (
+    BATCH_ROWS,
+    FileIndex,
+    FooterFormat,
+    RangesFile,
+    Unit,
+    inside,
+    reading,
+    typed_fields,
+)
 from pyspark_lookup.storage.stores import FileVersion, Range
 
 _DECODED_FOOTER = 12  # bytes of memory per byte of footer: measured 670 kB for 63 kB with 300 columns

@@ -12,10 +12,19 @@ from pyspark_lookup.errors import NotSupportedError, SchemaError
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.file_options import CsvOptions
 from pyspark_lookup.scan.formats.csv_text import CsvFile
-from pyspark_lookup.scan.formats.file_names import DECOMPRESS, TEXT_AT_MOST, base_name
 from pyspark_lookup.scan.formats.inference import fits
 from pyspark_lookup.scan.formats.json_text import JsonFile
-from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, reading
+from pyspark_lookup.scan.formats.model import (
+    BATCH_ROWS,
+    DECOMPRESS,
+    TEXT_AT_MOST,
+    Data,
+    FileIndex,
+    RangesFile,
+    Unit,
+    base_name,
+    reading,
+)
 from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.storage.stores import FileVersion, Range
 

@@ -13,8 +13,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from pyspark_lookup.core import threads
 from pyspark_lookup.errors import CatalogUnavailableError, NotSupportedError, OptionError, raise_ours
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.storage.stores.file_version import FileVersion
-from pyspark_lookup.storage.stores.store import CATALOG_SCHEME, Count, Listing, Store
+from pyspark_lookup.storage.stores.store import CATALOG_SCHEME, Count, FileVersion, Listing, Store
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyspark_lookup.errors import UfsError, UfsNotFoundError, WriteConflictError, redact_cause
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.managed.conflicts import Rewriting, RowsByKey
+from pyspark_lookup.sources.managed.data_files import WriteSizes
 from pyspark_lookup.sources.managed.log import NotificationLog, TableState, TableWrite, WriteMode
-from pyspark_lookup.sources.managed.sizes import WriteSizes
 from pyspark_lookup.sources.managed.source import managed_version
 from pyspark_lookup.sources.managed.writer import TableWriter
 from pyspark_lookup.storage.stores import FileVersion

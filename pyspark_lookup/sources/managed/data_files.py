@@ -1,8 +1,13 @@
-"""Writes rows to data files: in the table's columns, sorted by key, in row groups small enough for a point read."""
+"""What a write of a managed table writes: a `Job` and what the log says of it, and its rows in data files.
+
+Files have the table's columns, are sorted by key, and have row groups small enough for a point read. `WriteSizes`: the sizes at which
+writes and compactions behave differently.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterable, Iterator
@@ -12,11 +17,93 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.errors import PutUnknownError, UfsError, UfsUnavailableError, raise_ours
 from pyspark_lookup.sources.managed.definitions import conform
-from pyspark_lookup.sources.managed.jobs import Job
-from pyspark_lookup.sources.managed.log import DataFile
-from pyspark_lookup.sources.managed.sizes import WriteSizes
+from pyspark_lookup.sources.managed.log import DataFile, Definition, TableState, TableWrite, WriteMode
+from pyspark_lookup.sources.managed.log.events import PAGE
+from pyspark_lookup.storage.stores.own_files import is_data_file
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.deletes import delete_file_bytes, distinct_places
+
+_MIB = 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteSizes:
+    """Sizes in bytes, part of a `Runtime`. Tests make them smaller, so that small tables have many files, row groups and compactions.
+
+    `file_bytes`: of rows in memory that are sorted and written as one file; rows that come in order are sorted four times as many at once.
+    `row_group_bytes`: of a row group, with `row_group_rows` (at least, at most) rows. `merge_bytes`: of the files whose rows a compaction
+    sorts together.
+
+    `compact_bytes`: a compaction takes every write that is smaller. `unasked_compact_bytes`: the same for a compaction that a commit
+    starts, which takes no write larger than `unasked_write_bytes`. `small_file_bytes`: files that are smaller on average are too many.
+    `log_page`: the events in a page of a new table's log.
+    """
+
+    file_bytes: int = 128 * _MIB
+    row_group_bytes: int = _MIB
+    row_group_rows: tuple[int, int] = (1024, 128 * 1024)
+    merge_bytes: int = 32 * _MIB
+    compact_bytes: int = 64 * _MIB
+    unasked_compact_bytes: int = 4 * _MIB
+    unasked_write_bytes: int = 256 * _MIB
+    small_file_bytes: int = 8 * _MIB
+    log_page: int = PAGE
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A write under way: all that its tasks and its commit need, in any process.
+
+    `write_id` None: it is allocated at the commit. `definition`: the columns of its files. `nonce`: of the event that has allocated the id;
+    a table that was restored from a copy may have given the id to another write as well. `kept_columns`: the columns that its rows lack, in
+    which existing rows keep their values.
+    """
+
+    table_id: str
+    write_id: int | None
+    mode: WriteMode
+    directory: str
+    definition: Definition
+    began_s: float
+    nonce: str = ""
+    kept_columns: tuple[str, ...] = ()
+
+    @property
+    def mark(self) -> str:
+        """The 16 digits of a nonce by which the job's files are recognised: only their names have it. "" if no nonce is known."""
+        of_write = self.write_id is not None and self.directory == write_directory(self.write_id)
+        return self.nonce[:16] if of_write else self.directory.rpartition("-")[2]
+
+    def has_put(self, name: str) -> bool:
+        """Whether a task of the job has put the file with this name below the table's directory."""
+        directory, _, last = name.rpartition("/")
+        return bool(self.mark) and directory == self.directory and f"-{self.mark}-" in last and is_data_file(name)
+
+
+def write_directory(write_id: int) -> str:
+    return f"write-{write_id:020d}"
+
+
+def batch_directory(batch: tuple[str, int], nonce: str) -> str:
+    """The directory for the files of one attempt to write a batch."""
+    return f"stream-{batch[0]}/{batch[1]:012d}-{nonce}"
+
+
+def own_write(state: TableState, job: Job) -> TableWrite | None:
+    """The job's write, if the state has it. A write with its id may be another one, if the table was restored from a copy."""
+    write = state.writes.get(job.write_id) if state.table_id == job.table_id else None
+    return None if write is None or (job.nonce and write.nonce and job.nonce != write.nonce) else write
+
+
+def named_files(state: TableState, job: Job) -> set[str]:
+    """The files in a job's directory that writes in the log name, except for aborted writes."""
+    writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
+    job_write = state.writes.get(job.write_id)
+    if job_write is not None and job.directory == write_directory(job_write.id):
+        writes = [job_write]  # no other write has files in it
+    paths = (file.path for write in writes for file in (*write.files, *write.deletes))
+    return {path for path in paths if path.startswith(job.directory + "/")}
+
 
 _AT_ONCE = 4  # this many files' rows are sorted together if rows come in order
 

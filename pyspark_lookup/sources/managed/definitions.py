@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark_lookup.columnar.ddl import type_ddl
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.types import conform_columns, spark_schema, spark_type, widens
-from pyspark_lookup.core.printable import names_shown
+from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.enums import MissingColumns
 from pyspark_lookup.options.lookup_options import LookupOptions

@@ -35,9 +35,8 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.aborts import Aborts, append_unseen, nothing_written
 from pyspark_lookup.sources.managed.conflicts import ByKey, Effect, Independent, Keeping, NewKeys, RowsByKey, Where
-from pyspark_lookup.sources.managed.data_files import DataFiles
+from pyspark_lookup.sources.managed.data_files import DataFiles, Job, WriteSizes, own_write, write_directory
 from pyspark_lookup.sources.managed.definitions import define, extend_definition, find_kept_columns, match_definition
-from pyspark_lookup.sources.managed.jobs import Job, own_write, write_directory
 from pyspark_lookup.sources.managed.log import (
     Allocate,
     Batch,
@@ -51,9 +50,8 @@ from pyspark_lookup.sources.managed.log import (
     Write,
     WriteMode,
 )
-from pyspark_lookup.sources.managed.log.properties import parse_properties
+from pyspark_lookup.sources.managed.log.state import parse_properties
 from pyspark_lookup.sources.managed.options import WriteOptions
-from pyspark_lookup.sources.managed.sizes import WriteSizes
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs

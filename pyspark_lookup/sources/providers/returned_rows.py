@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark_lookup.columnar.key_rows import match_rows, take_matches
 from pyspark_lookup.columnar.keys import Keys, one_array
 from pyspark_lookup.columnar.types import cast_column, spark_type, widens
-from pyspark_lookup.core.printable import names_shown
+from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.errors import LookupFunctionError, SchemaError, raise_ours
 
 

@@ -16,9 +16,16 @@ from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, UfsUnava
 from pyspark_lookup.storage.disk.directory import sync_directory
 from pyspark_lookup.storage.no_links import open_below
 from pyspark_lookup.storage.stores.error_mapping import read_error, translate_errors
-from pyspark_lookup.storage.stores.file_version import PART_OF_FILE, FileVersion
 from pyspark_lookup.storage.stores.own_files import split_path
-from pyspark_lookup.storage.stores.store import LOCAL_GRANULE_S, Count, Listing, is_entered, log_directories
+from pyspark_lookup.storage.stores.store import (
+    LOCAL_GRANULE_S,
+    PART_OF_FILE,
+    Count,
+    FileVersion,
+    Listing,
+    is_entered,
+    log_directories,
+)
 
 _WALKS = 5  # attempts to list a directory whose name leads to another one after each attempt
 _HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is kept, and files in one

@@ -29,8 +29,7 @@ from pyspark_lookup.storage.stores.error_mapping import (
     read_error,
     translate_errors,
 )
-from pyspark_lookup.storage.stores.file_version import FileVersion
-from pyspark_lookup.storage.stores.store import Count, Listing, is_entered, log_directories
+from pyspark_lookup.storage.stores.store import Count, FileVersion, Listing, is_entered, log_directories
 
 _PAGE = 1000  # objects that one request lists or removes
 

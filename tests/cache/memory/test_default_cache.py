@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.cache.memory import KEY_INDEX, default_cache, growing
+from pyspark_lookup.cache.memory import KEY_INDEX, default_cache
+from pyspark_lookup.cache.memory import entries as growing
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.core.metrics import UNSET
 from pyspark_lookup.errors import SchemaError

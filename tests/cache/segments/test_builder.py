@@ -32,7 +32,7 @@ from pyspark_lookup.columnar.buffers import ColumnWriter
 from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.types import spark_type
-from pyspark_lookup.core.parallel import run_in_order
+from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter, space
 from pyspark_lookup.storage.disk.directory import is_unlocked
 from tests.support.disks import Opened, files_at_most, handles_below

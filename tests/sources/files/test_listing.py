@@ -25,7 +25,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.enums import FileFormatName
-from pyspark_lookup.sources.files.listing import data_files, refuse_tables
+from pyspark_lookup.sources.files.source import data_files, refuse_tables
 from pyspark_lookup.sources.managed.source import MANAGED
 from pyspark_lookup.sources.registry import SOURCES, parse_options
 from pyspark_lookup.storage.glob import glob_root, is_glob

@@ -22,15 +22,8 @@ from hypothesis import strategies as st
 from pyspark_lookup import errors
 from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.sources.managed import log
-from pyspark_lookup.sources.managed.log import (
-    Allocate,
-    DataFile,
-    Event,
-    NotificationLog,
-    TableState,
-    WriteMode,
-    properties,
-)
+from pyspark_lookup.sources.managed.log import Allocate, DataFile, Event, NotificationLog, TableState, WriteMode
+from pyspark_lookup.sources.managed.log import state as properties
 from pyspark_lookup.sources.managed.log.checkpoints import parse_state, state_to_json
 from pyspark_lookup.sources.managed.log.events import PAGE, event_bytes, parse_event, seal
 from pyspark_lookup.sources.managed.log.state import EarlierStateError

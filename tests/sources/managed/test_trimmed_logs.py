@@ -9,7 +9,8 @@ import pytest
 
 from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.sources.managed.log import WriteMode, properties
+from pyspark_lookup.sources.managed.log import WriteMode
+from pyspark_lookup.sources.managed.log import state as properties
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.spark import change_stream
 from tests.support.change_feed import feed_of, told

@@ -11,8 +11,8 @@ from typing import Any
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_counts, as_number, as_positive, as_text
 from pyspark_lookup.errors import DamagedFileError, SourceChangedError, UfsError, UfsNotFoundError
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.sources.managed.log.event_files import DIGITS
 from pyspark_lookup.sources.managed.log.events import (
+    DIGITS,
     FORMAT,
     WriteMode,
     definition_json,

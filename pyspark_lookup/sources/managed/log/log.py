@@ -29,10 +29,9 @@ from pyspark_lookup.errors import (
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.sources.managed.log import properties
+from pyspark_lookup.sources.managed.log import state as properties
 from pyspark_lookup.sources.managed.log.checkpoints import Checkpoints, state_from_json, state_to_json
-from pyspark_lookup.sources.managed.log.event_files import EventFiles
-from pyspark_lookup.sources.managed.log.events import Event, event_bytes, parse_event
+from pyspark_lookup.sources.managed.log.events import Event, EventFiles, event_bytes, parse_event
 from pyspark_lookup.sources.managed.log.pages import LogPages
 from pyspark_lookup.sources.managed.log.state import TableState
 from pyspark_lookup.storage.block_cache import make_path_key

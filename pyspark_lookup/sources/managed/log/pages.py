@@ -12,8 +12,7 @@ from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.errors import DamagedFileError, SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.managed.log.checkpoints import Checkpoints
-from pyspark_lookup.sources.managed.log.event_files import EventFiles
-from pyspark_lookup.sources.managed.log.events import DataFile
+from pyspark_lookup.sources.managed.log.events import DataFile, EventFiles
 from pyspark_lookup.sources.managed.log.state import TableState
 from pyspark_lookup.sources.managed.log.writes import Change, TableWrite
 
