@@ -89,9 +89,6 @@ def source(tmp_path: Path, cache_dir: Path) -> Source:
     return Source(tmp_path / "t" / "file", cache_dir)
 
 
-# --- what the cache knows of a path ------------------------------------------------------------------
-
-
 def test_the_three_cases(source: Source) -> None:
     """A path is unknown, known in another version, or known in this one; each is counted, none asks the store."""
     names = ("getBlocksAndLocationsCount", "fileLoadedCount", "fileResyncedCount", "fileCachedCount")
@@ -115,9 +112,6 @@ def test_the_three_cases(source: Source) -> None:
     away = source.another()
     away.store.scope = "s3://elsewhere"
     assert source.locate(away, new).cached_blocks == frozenset()
-
-
-# --- hits, misses and requests -----------------------------------------------------------------------
 
 
 THOUSAND = [(n * 100, 100) for n in range(1000)]
@@ -167,9 +161,6 @@ def test_neighbours_share_a_request(tmp_path: Path, cache_dir: Path) -> None:
     assert counts(source.host, *HITS_AND_MISSES) == (0, 9)
 
 
-# --- versions ----------------------------------------------------------------------------------------
-
-
 def test_a_version_not_settled_is_read_and_not_kept(source: Source) -> None:
     """Bytes of a file that may still change under its identity, or has none, come from the store and stay there."""
     settled = source.version()
@@ -186,22 +177,6 @@ def test_a_version_not_settled_is_read_and_not_kept(source: Source) -> None:
     assert counts(host, *HITS_AND_MISSES) == (0, 5)
     assert source.locate(version=settled).cached_blocks == {(0, 10)}
     assert source.locate(version=nameless).cached_blocks == frozenset()
-
-
-def test_a_changed_file_is_no_bytes(source: Source) -> None:
-    """Blocks of a version that is gone are an error; those on disk can still be read, and nothing new is kept."""
-    old = source.version()
-    before = source.right((0, 10))
-    source.read((0, 10), version=old)
-    source.write(2)
-    with pytest.raises(SourceChangedError):
-        source.read((0, 10), (50_000, 10), version=old)
-    assert source.read((0, 10), version=old) == before
-    assert source.locate(version=old).cached_blocks == {(0, 10)}
-    assert source.read((0, 10), (50_000, 10)) == source.right((0, 10), (50_000, 10))
-
-
-# --- several loaders ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,9 +28,6 @@ def takes(size: int) -> int:
 
 
 ROOM = 5 * MIB // 3 + 4096  # for as many blocks of 10,000 bytes as a MiB has without directories
-
-
-# --- blocks ------------------------------------------------------------------------------------------
 
 
 def test_a_block_is_what_was_put(opened: Opened) -> None:
@@ -64,20 +60,6 @@ def test_what_is_held_is_listed(opened: Opened) -> None:
     assert opened.disk.versions_held(key_of("file", 2)) == frozenset()
 
 
-def test_nobody_else_may_look(opened: Opened) -> None:
-    """The directory is closed to other users, under the laxest umask too, whatever lies in it."""
-    before = os.umask(0)
-    try:
-        loose = Opened(opened.root.parent.parent / "a" / "b")
-        loose.disk.put_blocks({key(1): data_of(1)})
-        loose.disk.create_record("version", "k", 1)
-    finally:
-        os.umask(before)
-    root = loose.root.parent
-    for directory in (root, loose.root, *(loose.root / name for name in ("blocks", "records", "locks", "tmp"))):
-        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-
-
 @pytest.mark.parametrize(
     "other", [key(2), key(1, 1000, "w"), BlockKey(key(1).path_key, key(1).version_key, 1000, 1000)]
 )
@@ -90,9 +72,6 @@ def test_a_block_in_anothers_place_is_a_miss(opened: Opened, other: BlockKey) ->
         opened.disk.put_blocks({key(1): data_of(1, length)})
     assert opened.disk.get_block(key(1)) is None
     assert opened.count("blockDamagedCount") == 4
-
-
-# --- the budget --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 200], ids=["one by one", "some at once", "all at once"])
@@ -118,19 +97,13 @@ def test_the_budget_holds(cache_dir: Path, at_once: int) -> None:
     assert (opened.count("blockRefusedCount"), opened.disk.get_block(key(300, large))) == (1, bytes(large))
 
 
-def aged(opened: Opened, number: int, size: int, age_s: float) -> None:
-    """A block last used `age_s` ago."""
-    opened.disk.put_blocks({key(number, size): data_of(number, size)})
-    used_at = opened.clock.wall_s - age_s
-    os.utime(opened.path(key(number, size)), (used_at, used_at))
-
-
 def test_an_eviction_takes_old_blocks_and_few(cache_dir: Path) -> None:
     """Going over the budget removes about a tenth of it, from the older half, and leaves no empty directory."""
     opened = Opened(cache_dir, ROOM)
     size, total = 10_000, 80
     for n in range(total):
-        aged(opened, n, size, 10_000 - n)
+        opened.disk.put_blocks({key(n, size): data_of(n, size)})
+        os.utime(opened.path(key(n, size)), (opened.clock.wall_s - 10_000 + n,) * 2)
     assert opened.count("blockEvictedCount") == 0
     opened.disk.put_blocks({key(1000, size): data_of(1, size)})
     gone = [n for n in range(total) if not opened.path(key(n, size)).exists()]
@@ -179,9 +152,6 @@ def test_a_lock_held_for_long_costs_a_moment(cache_dir: Path, name: str) -> None
     assert opened.disk.get_block(key(200, 10_000)) == data_of(200, 10_000)
 
 
-# --- a full disk -------------------------------------------------------------------------------------
-
-
 def test_a_full_disk(opened: Opened) -> None:
     """When a file may not grow, as on a full disk, puts are counted, nothing partial stays, and the counter is right."""
     blocks = {key(n, n * 1000): data_of(n, n * 1000) for n in range(1, 20)}
@@ -196,9 +166,6 @@ def test_a_full_disk(opened: Opened) -> None:
     assert (opened.disk.check().damaged, os.listdir(opened.root / "tmp")) == ((), [])
     # The counter may lag by the block that failed last, never by more.
     assert 0 <= opened.usage() - opened.disk.used_bytes() <= on_disk(19_000 + HEADER_BYTES)
-
-
-# --- whose directory it is ---------------------------------------------------------------------------
 
 
 def test_a_directory_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
@@ -230,8 +197,6 @@ def test_a_directory_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CacheDirectoryError, match=f"cache directory {path}"):
             Opened(path)
 
-
-# --- records -----------------------------------------------------------------------------------------
 
 VALUES = [0, False, "", [], {}, {"a": [1, None, "ü\ud800"]}, "x" * 100_000, 1.5, -(2**60)]
 
@@ -280,9 +245,6 @@ def test_records_are_found_by_prefix(opened: Opened) -> None:
     assert list(opened.disk.records("nothing", "")) == []
 
 
-# --- locks -------------------------------------------------------------------------------------------
-
-
 def test_a_lock_excludes_other_processes(opened: Opened) -> None:
     """A lock held elsewhere is had when its holder dies, and after release; kinds never exclude each other, and have 4096 locks each."""
     with holding(opened.disk.lock_path("block", "x")) as holder:
@@ -299,19 +261,8 @@ def test_a_lock_excludes_other_processes(opened: Opened) -> None:
     assert 4000 < len({opened.disk.lock_path("block", str(n)) for n in range(50_000)}) <= 4096
 
 
-# --- upkeep ------------------------------------------------------------------------------------------
-
-
-KEPT_DAYS = {
-    "execution": 1,
-    "plan": 1,
-    "unsettled": 1,
-    "files": 7,
-    "schema": 7,
-    "table": 30,
-    "version": 30,
-    "of-another-release": 30,
-}
+KEPT_DAYS = {**dict.fromkeys(("execution", "plan", "unsettled"), 1), **dict.fromkeys(("files", "schema"), 7)}
+KEPT_DAYS |= dict.fromkeys(("table", "version", "of-another-release"), 30)
 
 
 def test_what_is_past_its_time_is_swept(opened: Opened) -> None:
@@ -417,9 +368,6 @@ def test_check_finds_everything(opened: Opened) -> None:
     assert opened.disk.get_block(key(count + 2)) == data_of(count + 2)
     assert opened.disk.get_record("version", "sound") == 1
     assert os.listdir(opened.root / "tmp") == ["busy"]
-
-
-# --- names and places --------------------------------------------------------------------------------
 
 
 def test_keys_are_equal_for_equal_parts_only() -> None:

@@ -15,16 +15,8 @@ import pytest
 import tenacity
 from fsspec.implementations.memory import MemoryFileSystem
 
+from pyspark_lookup import errors
 from pyspark_lookup.core.metrics import COUNTERS
-from pyspark_lookup.errors import (
-    NotSupportedError,
-    SourceChangedError,
-    UfsError,
-    UfsNotFoundError,
-    UfsPermissionError,
-    UfsTimeoutError,
-    UfsUnavailableError,
-)
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import Host, make_host
 from tests.support.s3server import S3Server
@@ -70,8 +62,6 @@ def unpinned() -> Iterator[MemoryFileSystem]:
     MemoryFileSystem.store.clear()
 
 
-# --- further attempts --------------------------------------------------------------------------------
-
 CALLS: dict[str, Callable[[Host, FileVersion], object]] = {
     "get_meta": lambda host, file: host.ufs.get_meta(file.url),
     "list_status": lambda host, file: host.ufs.list_status(file.url.rpartition("/")[0]),
@@ -84,11 +74,16 @@ CALLS: dict[str, Callable[[Host, FileVersion], object]] = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_attempts_end(path: Path, call: Callable[[Host, FileVersion], object]) -> None:
     """After max_retries + 1 attempts, or one where another will not mend it, the store's own last error is raised, with no pause after it."""
-    lasting = (UfsNotFoundError("f"), UfsPermissionError("no"), SourceChangedError("f"), UfsError("disk"))
-    for error in (UfsUnavailableError("503"), UfsTimeoutError("slow"), *lasting):
+    lasting = (
+        errors.UfsNotFoundError("f"),
+        errors.UfsPermissionError("no"),
+        errors.SourceChangedError("f"),
+        errors.UfsError("disk"),
+    )
+    for error in (errors.UfsUnavailableError("503"), errors.UfsTimeoutError("slow"), *lasting):
         host, attempts = make_host(str(path), None, max_retries=2), 1 if error in lasting else 3
         fail(host, itertools.repeat(error))
-        with pytest.raises(UfsError) as caught:
+        with pytest.raises(errors.UfsError) as caught:
             call(host, file_of(host, path))
         assert caught.value is error
         assert not isinstance(error.__cause__, tenacity.RetryError)
@@ -100,7 +95,7 @@ def test_pauses_grow_and_are_bounded(path: Path) -> None:
     """The pauses lie between nothing and a bound that doubles from 0.1 s up to 5 s."""
     host = make_host(str(path), None, max_retries=12)
     for _ in range(20):
-        fail(host, [UfsUnavailableError("503")] * 12)
+        fail(host, [errors.UfsUnavailableError("503")] * 12)
         host.ufs.get_meta(str(path))
     assert len(host.clock.slept) == 240
     assert all(0 <= pause <= min(0.1 * 2 ** (n % 12), 5) for n, pause in enumerate(host.clock.slept))
@@ -114,7 +109,7 @@ def test_one_ranges_failure_repeats_that_range_only(path: Path) -> None:
     def before(kind: str, subject: object) -> None:
         if subject == (file.url, 10, 10) and not failed:
             failed.append(subject)
-            raise UfsUnavailableError("503")
+            raise errors.UfsUnavailableError("503")
 
     file, host.store.before = file_of(host, path), before
     assert b"".join(host.ufs.read_ranges(file, [(0, 10), (10, 10), (20, 10)])) == BYTES[:30]
@@ -122,15 +117,12 @@ def test_one_ranges_failure_repeats_that_range_only(path: Path) -> None:
     assert sorted(host.store.calls) == [("get", (file.url, n, 10)) for n in (0, 10, 10, 20)]
 
 
-# --- bytes of one version ----------------------------------------------------------------------------
-
-
 def test_a_short_read_is_tried_again_and_never_handed_out(unpinned: MemoryFileSystem) -> None:
     """Fewer bytes than asked for are a transient failure, and the bytes that came are counted."""
     host = make_host("memory://f", None, max_retries=2)
     file = file_of(host, "memory://f").as_immutable()  # so it cannot have changed
     unpinned.pipe_file("memory://f", BYTES[:14])
-    with pytest.raises(UfsUnavailableError, match="short read: 9 of 10 bytes at 5"):
+    with pytest.raises(errors.UfsUnavailableError, match="short read: 9 of 10 bytes at 5"):
         host.ufs.read_ranges(file, [(5, 10)])
     assert counts(host) == {"ufsGetCount": 3, "ufsGetBytes": 27, "ufsRetryCount": 2}
 
@@ -142,7 +134,7 @@ def test_an_unpinned_store_is_asked_again_after_the_bytes(unpinned: MemoryFileSy
     assert (host.ufs.read_ranges(file, []), host.ufs.read_many([])) == ([], [])
     assert host.ufs.read_many([(file, []), (file, [])]) == [[], []]
     host.store.before = lambda kind, subject: unpinned.rm_file("memory://f") if kind == "head" else None
-    with pytest.raises(SourceChangedError, match=r"memory://.*f was replaced or removed"):
+    with pytest.raises(errors.SourceChangedError, match=r"memory://.*f was replaced or removed"):
         host.ufs.read_ranges(file, [(0, 100)])
     assert host.store.kinds() == ["get", "head"]
 
@@ -163,9 +155,6 @@ def test_sixteen_requests_at_once(path: Path, files: int, ranges: int) -> None:
     host.ufs.read_many([(file_of(host, path), [(n, 1) for n in range(ranges)])] * files)
     assert (met, counts(host)["ufsGetCount"]) == ([], files * ranges)
     assert {*threading.enumerate()} <= before
-
-
-# --- put_if_absent -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -190,7 +179,7 @@ def test_first_come(place: tuple[str, Callable[[], Host]], lost: int) -> None:
     def answered(*args: Any) -> Any:
         found = put(*args)
         if next(left, None) is not None:
-            raise UfsTimeoutError("lost")
+            raise errors.UfsTimeoutError("lost")
         return found
 
     one.store.put_if_absent = answered
@@ -203,34 +192,10 @@ def test_first_come(place: tuple[str, Callable[[], Host]], lost: int) -> None:
     assert one.ufs.put_if_absent(name, b"one")  # ours already, as after a restart
 
 
-def test_a_put_that_never_arrived(place: tuple[str, Callable[[], Host]]) -> None:
-    """After n + 1 attempts the error is raised, and the name is free."""
-    path, make = place
-    host = make()
-    fail(host, [UfsUnavailableError("lost")] * 3)
-    with pytest.raises(UfsUnavailableError):
-        host.ufs.put_if_absent(f"{path}/1", b"mine")
-    assert host.store.kinds() == ["put"] * 3 + ["head"]
-    assert host.ufs.put_if_absent(f"{path}/1", b"else")
-
-
-def test_conflicts_at_the_store(s3: S3Server) -> None:
-    """409 (another conditional write is under way) and 503 are tried again; 403 is not."""
-    s3.client.create_bucket(Bucket="conflicts")
-    host = make_host("s3://conflicts/t", None, max_retries=1, storage={"endpoint_url": s3.endpoint})
-    for status in (409, 503):
-        answers = iter([status])
-        s3.before = lambda method, path, answers=answers: next(answers, None) if method == "PUT" else None
-        assert host.ufs.put_if_absent(f"s3://conflicts/t/{status}", b"mine")
-    s3.before = lambda method, path: 403 if method == "PUT" else None
-    with pytest.raises(UfsPermissionError):
-        host.ufs.put_if_absent("s3://conflicts/t/403", b"mine")
-
-
 def test_stores_without_an_exclusive_create() -> None:
     """Other stores are refused, and an empty file is no proof of anything."""
     host = make_host("memory://log", None)
-    with pytest.raises(NotSupportedError, match="memory"):
+    with pytest.raises(errors.NotSupportedError, match="memory"):
         host.ufs.put_if_absent("memory://log/1", b"mine")
     with pytest.raises(ValueError, match="empty"):
         host.ufs.put_if_absent("memory://log/1", b"")

@@ -24,7 +24,6 @@ from tests.support.fakes import FakeClock
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 SPACE = "0" * 32
 V1, V2 = "1" * 32, "2" * 32  # of a version's digest nothing is the beginning of another
-BOUND_S = 60.0  # far above what any of this takes
 WAIT_S = 60.0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -156,40 +155,6 @@ def test_damaged_files(host: Host, how: str) -> None:
     assert host.disk.check().damaged == ()
     assert host.sums() == {"a": 1, "b": 1}
     del keep, damaged
-
-
-def test_killed_processes(host: Host) -> None:
-    """What a process has published counts although it was killed; its file can be folded then, and not before."""
-    children = []
-    for number in range(3):
-        ready, told = os.pipe()
-        child = os.fork()
-        if not child:
-            publisher = host.publisher(hits=10 + number)
-            publisher.metrics.inc("hitCount", 1000)  # the batch in its hands
-            os.write(told, b"x")
-            signal.pause()
-        os.read(ready, 1)
-        children.append(child)
-    own = host.publisher()
-    assert own.host_total()["hitCount"] == 33
-    assert sum(counts.alive for counts in host.disk.counters("t")) == 4
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert own.host_total()["hitCount"] == 33
-    assert sum(counts.alive for counts in host.disk.counters("t")) == 1
-    assert read_table_counts(host.disk, host.now)[0].processes == 1
-
-
-def test_many_processes_come_and_go(host: Host) -> None:
-    """However many processes there were, there are few files, and the sum is that of all."""
-    for number in range(200):
-        host.publisher(hits=number)
-    assert len(host.files()) <= 66
-    (table,) = read_table_counts(host.disk, host.now)
-    assert (table.url, table.values["hitCount"]) == ("/data/t", 199 * 100)
-    assert "ended" in host.publisher().by_worker()
 
 
 def test_applications_come_and_go(host: Host) -> None:

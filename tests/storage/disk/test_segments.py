@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import gc
 import itertools
@@ -24,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.storage.disk import OpenSegment, SegmentWriter, directory, on_disk
+from pyspark_lookup.storage.disk import OpenSegment, directory, on_disk
 from pyspark_lookup.storage.disk.space import Usage
 from tests.support.disks import (
     BLOCK_DAMAGE,
@@ -32,9 +31,7 @@ from tests.support.disks import (
     REGIONS,
     Opened,
     data_of,
-    files_at_most,
     flipped,
-    handles_below,
     key,
     opened,
     path_of,
@@ -48,7 +45,6 @@ __all__ = ["opened"]
 
 TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
 MAGIC = b"LKUPSEG1"
-BOUND_BYTES = 16  # which name it was made for
 HOUR_S = 3600.0
 
 
@@ -82,9 +78,6 @@ def layout(path: Path) -> tuple[int, dict[str, tuple[int, int]]]:
     for offset, size, of in footer["regions"].values():
         assert zlib.crc32(blob[offset : offset + size]) == of
     return len(blob) - TAIL.size - length, {n: (o, size) for n, (o, size, _) in footer["regions"].items()}
-
-
-# --- writing and reading -------------------------------------------------------------------------------------
 
 
 def test_a_segment_is_what_was_published(opened: Opened) -> None:
@@ -140,29 +133,6 @@ def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory,
     assert content(opened) == {**regions, **added}
 
 
-def test_a_segment_given_up_is_gone(opened: Opened) -> None:
-    """A writer closed before it published leaves no file and no handle, at any step, also where a full disk ends it; closing again is nothing."""
-    before = handles_below(opened.root)
-    steps: list[Callable[[SegmentWriter], object]] = [
-        lambda writer: None, lambda writer: writer.append("r", bytes(10_000)), lambda writer: writer.finish({"much": "x" * 1000}),
-    ]  # fmt: skip
-    for count, limit in [*((count, None) for count in range(4)), *((3, limit) for limit in (0, 5000, 10_100, 10_400))]:
-        full = contextlib.ExitStack()
-        if limit is not None:
-            full.enter_context(pytest.raises(OSError, match=os.strerror(errno.EFBIG)))
-            full.enter_context(files_at_most(limit))
-        with full, contextlib.ExitStack() as stack:
-            writer = opened.disk.create_segment({"r": 10_000})
-            stack.callback(writer.close)
-            for step in steps[:count]:
-                step(writer)
-            assert len(os.listdir(opened.root / "tmp")) == 1
-        assert os.listdir(opened.root / "tmp") == []
-        writer.close()
-        assert handles_below(opened.root) == before
-    assert opened.disk.segments("t") == []
-
-
 def test_a_segment_gets_its_name_when_it_is_on_the_disk(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is brought to the disk before it gets its name, and the name after that, so a crash leaves it whole or absent."""
     events: list[tuple[str, str]] = []
@@ -188,9 +158,6 @@ def test_a_segment_gets_its_name_when_it_is_on_the_disk(opened: Opened, monkeypa
     path, record = str(path_of(opened)), str(record_of(opened))
     order = [("fsync", temporary), ("rename", path), ("rename", record), ("fsync", os.path.dirname(path))]
     assert events == order
-
-
-# --- removing ----------------------------------------------------------------------------------------------
 
 
 USES: dict[str, Callable[[OpenSegment], Any]] = {
@@ -233,25 +200,6 @@ def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
     assert (opened.disk.segments("t"), opened.disk.segments("u")) == ([], ["other"])
 
 
-def test_a_mapping_outlives_its_file(opened: Opened) -> None:
-    """What a reader has mapped stays what it was when another finds its file damaged, or the directory is removed under it."""
-    path = published(opened)
-    found = opened.disk.open_segment("t", "s")
-    assert found is not None
-    edited(path, in_footer)
-    assert opened.disk.open_segment("t", "s") is None
-    assert not path.exists()
-    assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
-    published(opened)
-    found = opened.disk.open_segment("t", "s")
-    assert found is not None
-    shutil.rmtree(opened.root.parent)
-    assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
-    assert opened.disk.open_segment("t", "s") is None
-    assert opened.disk.segments("t") == []
-    assert opened.disk.remove_segment("t", "s")
-
-
 def fill(opened: Opened) -> None:
     """Ask for more space than there is, so that everything goes that can be evicted."""
     with contextlib.suppress(OSError):
@@ -267,6 +215,8 @@ UPKEEP: dict[str, Callable[[Opened], object]] = {
     "unlink": lambda opened: opened.disk.unlink_segment("t", "s"),
     "publish again": published,
     "no room": fill,
+    "another's opening, which finds it damaged": lambda opened: Opened(opened.root.parent).disk.open_segment("t", "s"),
+    "the directory's removal": lambda opened: shutil.rmtree(opened.root.parent),
 }
 
 
@@ -303,9 +253,6 @@ def test_who_has_a_segment_locked_and_stands_still(opened: Opened, monkeypatch: 
     assert content(opened) == REGIONS
 
 
-# --- damage ------------------------------------------------------------------------------------------------
-
-
 def in_footer(blob: bytes) -> bytes:
     return flipped(blob, (len(blob) - TAIL.size - 20) * 8 + 3)
 
@@ -339,31 +286,6 @@ def test_a_damaged_segment_is_absent(opened: Opened) -> None:
         published(opened)
         assert content(opened) == REGIONS
     assert opened.count("cacheFailureCount") == 0
-
-
-def test_any_flipped_bit_is_noticed_or_harmless(opened: Opened) -> None:
-    """No bit can change, but in the gaps between regions, nor the end be lost, so that other bytes than those written are handed out."""
-    regions = {"a": b"data", "b": b"x"}
-    path = published(opened, regions=regions, meta={})
-    blob = path.read_bytes()
-    end, places = layout(path)
-    gaps = set(range(len(MAGIC) + BOUND_BYTES, end)) - {
-        at for offset, size in places.values() for at in range(offset, offset + size)
-    }
-    unnoticed = set()
-    changed = [flipped(blob, bit) for bit in range(len(blob) * 8)] + [blob[:size] for size in range(len(blob))]
-    for number, other in enumerate(changed):
-        path.write_bytes(other)
-        os.utime(path, ns=(1, number + 1))
-        found = content(opened)
-        assert found is None or found == regions, number
-        if found is not None:
-            unnoticed.add(number // 8)
-    assert unnoticed == gaps
-    assert opened.count("snapshotDamagedCount") == len(changed) - len(gaps) * 8
-
-
-# --- what was verified once --------------------------------------------------------------------------------
 
 
 def reads_regions(opened: Opened) -> bool:
@@ -426,30 +348,6 @@ def test_without_its_record_a_segment_is_read_through(opened: Opened) -> None:
     assert opened.count("snapshotDamagedCount") == len(LOST)
 
 
-# --- a disk that does not take it ----------------------------------------------------------------------------
-
-
-def test_publishing_where_it_cannot_be(opened: Opened) -> None:
-    """A segment that cannot get its name, or be written at all, is an OSError; nothing half is there, and the rest is."""
-    writer = opened.disk.create_segment({"r": 1})
-    writer.append("r", b"x")
-    writer.finish({})
-    path_of(opened, "taken").mkdir(parents=True)
-    with pytest.raises(OSError, match="taken"):
-        opened.disk.publish_segment("t", "taken", writer)
-    assert opened.disk.open_segment("t", "taken") is None
-    assert not opened.disk.remove_segment("t", "taken")  # it is not ours
-    assert path_of(opened, "taken").is_dir()
-    os.unlink(writer.file.path)
-    with pytest.raises(OSError, match="No such file"):
-        opened.disk.publish_segment("t", "s", writer)
-    writer.close()
-    assert os.listdir(opened.root / "tmp") == []
-
-
-# --- upkeep ------------------------------------------------------------------------------------------------
-
-
 def test_check_reads_every_region(opened: Opened) -> None:
     """`check` finds damaged segments whatever their records say, changes nothing, and with `repair` removes them."""
     sound = published(opened, "sound", "u")
@@ -499,9 +397,6 @@ def test_a_sweep_removes_segments_of_forgotten_tables(opened: Opened) -> None:
     opened.disk.sweep()
     assert not opened.disk.has_record("snapshot", "known")
     assert not kept.exists()
-
-
-# --- several processes -------------------------------------------------------------------------------------
 
 
 def mappings() -> list[list[str]]:

@@ -16,7 +16,6 @@ import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,9 +24,7 @@ import pytest
 from pyspark_lookup import CacheFullError, LookupTable, VersionGoneError
 from pyspark_lookup.cache.full import loader
 from pyspark_lookup.cache.memory import DefaultLookupCache
-from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.core.metrics import CacheMetricGroup
-from pyspark_lookup.errors import UfsUnavailableError
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.runtime import Runtime
@@ -311,44 +308,6 @@ def die_beside_a_child(cache_dir: Path) -> None:
 def test_a_file_that_is_being_written_outlives_no_process(cache_dir: Path) -> None:
     """It is swept when its writer has died, not because it is old."""
     in_fresh_process(die_beside_a_child, cache_dir)
-
-
-def test_a_build_that_was_given_up_is_tried_again(
-    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another table was in its way, and it took more than was thought: with the room of both it is built."""
-    noise = {"noise": [random.Random(n).randbytes(400) for n in range(EACH)]}
-    for name, files in (("other", 2), ("dim", 4)):
-        for number in range(files):
-            publish(tmp_path / name, number, 1, columns=noise)
-    clock = FakeClock(time.time() + 10)
-    other, table = (
-        Table(tmp_path / name, cache_dir, MODES["FULL"], clock, max_bytes=5 * MIB // 4) for name in ("other", "dim")
-    )
-    other.full.reload()
-    monkeypatch.setattr(loader, "_DECODED_SHARE", 0.6)
-    monkeypatch.setattr(loader, "DECODED_AT_MOST", 0)
-    for _ in range(2):
-        with pytest.raises(CacheFullError):
-            table.full.reload()
-    other.full.close()
-    clock.tick(1000)
-    table.full.reload()
-    assert table.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
-
-
-def test_loads_that_fail_leave_nothing(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a reload has written when it fails does not stay for as long as reloads fail."""
-    for number in range(10):
-        publish(tmp_path / "dim", number, 1)
-    table = Table(tmp_path / "dim", cache_dir, CACHE)
-    table.get(0)
-    publish(tmp_path / "dim", 0, 2)
-    monkeypatch.setattr(SegmentBuilder, "finish", mock.Mock(side_effect=UfsUnavailableError("no answer")))
-    for _ in range(3):
-        table.due_after()
-    assert table.metric("numLoadFailures") == 3
-    assert len(table.segments()) == 1
 
 
 def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:

@@ -13,16 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from werkzeug.serving import make_server
 
-from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import (
-    DamagedFileError,
-    UfsError,
-    UfsNotFoundError,
-    UfsPermissionError,
-    UfsTimeoutError,
-    UfsUnavailableError,
-    VersionGoneError,
-)
+from pyspark_lookup import LookupTable, errors
 from tests.support.fakes import make_host
 from tests.support.proxy import kind_of
 
@@ -70,22 +61,22 @@ def refuse(s3: S3Server, kinds: Iterable[str], status: int, code: str, message: 
     s3.between = between
 
 
-REFUSALS: list[tuple[int, str, str, dict[str, str], type[UfsError], str]] = [
-    (400, "ExpiredToken", "The provided token has expired.", {}, UfsPermissionError, "renew them, and restart this process"),
-    (400, "InvalidToken", "The provided token is malformed.", {}, UfsPermissionError, "renew them, and restart this process"),
-    (403, "InvalidAccessKeyId", "It does not exist.", {}, UfsPermissionError, "check the credentials"),
-    (403, "SignatureDoesNotMatch", "It does not match.", {}, UfsPermissionError, "check the credentials"),
-    (403, "RequestTimeTooSkewed", "Too large.", {}, UfsPermissionError, "set the clock of this host"),
-    (403, "AccessDenied", "Access Denied", {}, UfsPermissionError, "they need s3:{permission}"),
-    (403, "InvalidObjectState", "Glacier.", {}, UfsPermissionError, "restore it first"),
-    (404, "NoSuchBucket", "It does not exist.", {}, UfsNotFoundError, "there is no such bucket"),
-    (400, "InvalidRequest", "The object was stored using a form of Server Side Encryption.", {}, UfsError, "SSE-C"),
-    (301, "PermanentRedirect", "Elsewhere.", {"x_amz_bucket_region": "eu-west-1"}, UfsError, "is in region eu-west-1: set AWS_DEFAULT_REGION"),
-    (307, "TemporaryRedirect", "Elsewhere.", {"Location": "http://other.example/x"}, UfsError, "redirect to other.example is not followed"),
-    (400, "AuthorizationHeaderMalformed", "Wrong.", {"x_amz_bucket_region": "eu-west-1"}, UfsError, "is in region eu-west-1"),
-    (400, "RequestTimeout", "Not read.", {}, UfsTimeoutError, "Not read"),
-    (503, "SlowDown", "Please reduce your request rate.", {}, UfsUnavailableError, "Please reduce your request rate"),
-    (405, "MethodNotAllowed", "Line\n one.", {}, UfsError, "Line one (MethodNotAllowed)"),
+REFUSALS: list[tuple[int, str, str, dict[str, str], type[errors.UfsError], str]] = [
+    (400, "ExpiredToken", "The provided token has expired.", {}, errors.UfsPermissionError, "renew them, and restart this process"),
+    (400, "InvalidToken", "The provided token is malformed.", {}, errors.UfsPermissionError, "renew them, and restart this process"),
+    (403, "InvalidAccessKeyId", "It does not exist.", {}, errors.UfsPermissionError, "check the credentials"),
+    (403, "SignatureDoesNotMatch", "It does not match.", {}, errors.UfsPermissionError, "check the credentials"),
+    (403, "RequestTimeTooSkewed", "Too large.", {}, errors.UfsPermissionError, "set the clock of this host"),
+    (403, "AccessDenied", "Access Denied", {}, errors.UfsPermissionError, "they need s3:{permission}"),
+    (403, "InvalidObjectState", "Glacier.", {}, errors.UfsPermissionError, "restore it first"),
+    (404, "NoSuchBucket", "It does not exist.", {}, errors.UfsNotFoundError, "there is no such bucket"),
+    (400, "InvalidRequest", "The object was stored using a form of Server Side Encryption.", {}, errors.UfsError, "SSE-C"),
+    (301, "PermanentRedirect", "Elsewhere.", {"x_amz_bucket_region": "eu-west-1"}, errors.UfsError, "is in region eu-west-1: set AWS_DEFAULT_REGION"),
+    (307, "TemporaryRedirect", "Elsewhere.", {"Location": "http://other.example/x"}, errors.UfsError, "redirect to other.example is not followed"),
+    (400, "AuthorizationHeaderMalformed", "Wrong.", {"x_amz_bucket_region": "eu-west-1"}, errors.UfsError, "is in region eu-west-1"),
+    (400, "RequestTimeout", "Not read.", {}, errors.UfsTimeoutError, "Not read"),
+    (503, "SlowDown", "Please reduce your request rate.", {}, errors.UfsUnavailableError, "Please reduce your request rate"),
+    (405, "MethodNotAllowed", "Line\n one.", {}, errors.UfsError, "Line one (MethodNotAllowed)"),
 ]  # fmt: skip
 
 
@@ -103,7 +94,7 @@ def test_a_refusal_says_what_to_do(store: S3Server) -> None:
         for kind, (permission, call) in calls.items():
             refuse(store, {kind} if kind != "put" else {"put", "get", "head"}, status, code, message, **headers)
             host.metrics.inc("ufsRetryCount", -host.metrics.snapshot()["ufsRetryCount"])
-            with pytest.raises(UfsError, match=r"^[^\n]*s3://refusals/") as caught:
+            with pytest.raises(errors.UfsError, match=r"^[^\n]*s3://refusals/") as caught:
                 call()
             text = str(caught.value)
             assert "\n" not in text
@@ -113,9 +104,9 @@ def test_a_refusal_says_what_to_do(store: S3Server) -> None:
                 continue
             if kind != "head" or status in (301, 307):  # whose answers have no body
                 assert says.format(permission=permission) in text
-            transient = ours in (UfsUnavailableError, UfsTimeoutError)
+            transient = ours in (errors.UfsUnavailableError, errors.UfsTimeoutError)
             assert (host.metrics.snapshot()["ufsRetryCount"] > 0) is transient
-            assert isinstance(caught.value, UfsUnavailableError if kind == "put" and transient else ours)
+            assert isinstance(caught.value, errors.UfsUnavailableError if kind == "put" and transient else ours)
 
 
 def test_a_redirect_takes_nothing_along(store: S3Server) -> None:
@@ -142,7 +133,9 @@ def test_a_redirect_takes_nothing_along(store: S3Server) -> None:
     for status in (301, 302, 307, 308):
         refuse(store, ("head", "list", "get", "put", "delete"), status, "TemporaryRedirect", Location=f"http://127.0.0.1:{server.server_port}/x")  # fmt: skip
         for call in calls:
-            with pytest.raises(UfsError, match=r"another region \(the redirect to 127\.0\.0\.1 is not followed\)"):
+            with pytest.raises(
+                errors.UfsError, match=r"another region \(the redirect to 127\.0\.0\.1 is not followed\)"
+            ):
                 call()
     server.shutdown()
     thread.join()
@@ -156,17 +149,11 @@ def test_where_only_some_requests_are_allowed(store: S3Server, cache_dir: Path) 
     refuse(store, ["list"], 403, "AccessDenied")
     with LookupTable(PATH, options) as table:
         assert table.scan() == ROWS
-    with (
-        pytest.raises(UfsPermissionError, match=r"s3://refusals/dim: .*they need s3:ListBucket"),
-        LookupTable("s3://refusals/dim", options) as table,
-    ):
-        table.scan()
+    with pytest.raises(errors.UfsPermissionError, match=r"s3://refusals/dim: .*they need s3:ListBucket"):
+        LookupTable("s3://refusals/dim", options).scan()
     refuse(store, ["get", "head"], 403, "AccessDenied")
-    with (
-        pytest.raises(UfsPermissionError, match=r"dim/a\.parquet: .*they need s3:GetObject"),
-        LookupTable("s3://refusals/dim", {"lookup.cache.dir": str(cache_dir / "other")}) as table,
-    ):
-        table.scan()
+    with pytest.raises(errors.UfsPermissionError, match=r"dim/a\.parquet: .*they need s3:GetObject"):
+        LookupTable("s3://refusals/dim", {"lookup.cache.dir": str(cache_dir / "other")}).scan()
 
 
 def test_credentials_that_expire(store: S3Server, cache_dir: Path) -> None:
@@ -178,12 +165,12 @@ def test_credentials_that_expire(store: S3Server, cache_dir: Path) -> None:
         assert cached_table.get(2) == [{"id": 2, "name": "b"}]
         table.write(ROWS)
         refuse(store, ["get", "list", "head"], 400, "ExpiredToken")
-        with pytest.raises(UfsPermissionError, match="ExpiredToken"):
+        with pytest.raises(errors.UfsPermissionError, match="ExpiredToken"):
             cached_table.reload()
         assert cached_table.get(2) == [{"id": 2, "name": "b"}]
         for kinds in (["put"], ["put", "get"]):
             refuse(store, kinds, 400, "ExpiredToken")
-            with pytest.raises(UfsPermissionError, match="ExpiredToken"):
+            with pytest.raises(errors.UfsPermissionError, match="ExpiredToken"):
                 table.write(ROWS)
             store.between = None
             assert table.scan().num_rows == 3
@@ -191,35 +178,25 @@ def test_credentials_that_expire(store: S3Server, cache_dir: Path) -> None:
         assert table.scan().num_rows == 6
 
 
-def test_a_head_that_is_not_true(store: S3Server, cache_dir: Path) -> None:
+@pytest.mark.parametrize(("name", "more"), [("content-length", 10), ("content-length", -10), ("etag", None)])
+def test_a_head_that_is_not_true(store: S3Server, cache_dir: Path, name: str, more: int | None) -> None:
     """A wrong size or ETag in the answer to HEAD gives an error that names the object, and no rows."""
-    size = make_host(PATH, None).ufs.get_meta(PATH).size
-    for wrong_headers in (
-        {"content-length": str(size + 10)},
-        {"content-length": str(size - 10)},
-        {"etag": '"another"'},
-    ):
+    wrong = '"another"' if more is None else str(make_host(PATH, None).ufs.get_meta(PATH).size + more)
 
-        def between(
-            environ: WSGIEnvironment,
-            start: StartResponse,
-            app: Application,
-            wrong_headers: dict[str, str] = wrong_headers,
-        ) -> Iterable[bytes]:
-            def changed(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Any:
-                return start(status, list(({name.lower(): value for name, value in headers} | wrong_headers).items()))
+    def between(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
+        def changed(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Any:
+            return start(status, [*({key.lower(): value for key, value in headers} | {name: wrong}).items()])
 
-            if kind_of(environ) == "list":  # so that it is HEAD which tells the file's version
-                start("403 Forbidden", [])
-                return [b"<Error><Code>AccessDenied</Code><Message>x</Message></Error>"]
-            return app(environ, changed if kind_of(environ) == "head" else start)  # type: ignore[arg-type]
+        if kind_of(environ) == "list":  # so that it is HEAD which tells the file's version
+            start("403 Forbidden", [])
+            return [b"<Error><Code>AccessDenied</Code><Message>x</Message></Error>"]
+        return app(environ, changed if kind_of(environ) == "head" else start)  # type: ignore[arg-type]
 
-        store.between = between
-        options = {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": 0}
-        with (
-            pytest.raises(
-                (DamagedFileError, UfsError, VersionGoneError), match=r"^[^\n]*s3://refusals/dim/a\.parquet[^\n]*$"
-            ),
-            LookupTable(PATH, options) as table,
-        ):
-            table.scan()
+    store.between = between
+    problems, words = (
+        (errors.DamagedFileError, errors.UfsError, errors.VersionGoneError),
+        r"^[^\n]*s3://refusals/dim/a\.parquet[^\n]*$",
+    )
+    table = LookupTable(PATH, {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": 0})
+    with pytest.raises(problems, match=words), table:
+        table.scan()
