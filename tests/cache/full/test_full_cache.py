@@ -17,17 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from pyspark_lookup import LookupTable
+from pyspark_lookup import LookupTable, errors
 from pyspark_lookup.cache.full import loader
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.core import progress
-from pyspark_lookup.errors import (
-    NotSupportedError,
-    PysparkLookupError,
-    ReloadFailedError,
-    SchemaError,
-    UfsUnavailableError,
-)
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
@@ -43,7 +36,6 @@ __all__ = ["site"]
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 STRATEGY = "lookup.full-cache.reload-strategy"
-TIMED_RELOAD = "lookup.full-cache.timed-reload."
 
 
 @pytest.fixture
@@ -52,9 +44,6 @@ def directory(tmp_path: Path) -> Path:
     for number in range(10):
         publish(tmp_path / "dim", number, 1)
     return tmp_path / "dim"
-
-
-# --- UFS ----------------------------------------------------------------------------------------------
 
 
 def test_queries_and_builds(directory: Path, cache_dir: Path) -> None:
@@ -119,27 +108,6 @@ def test_files_too_new_to_tell_apart_are_read_through(directory: Path, cache_dir
     assert len(table.segments()) == 1
 
 
-# --- what a load fetches ------------------------------------------------------------------------------
-
-
-def test_a_reload_fetches_only_changed_files(directory: Path, cache_dir: Path) -> None:
-    """Of ten files only changed and new ones are read; old rows are null in a new column, and removed files vanish."""
-    table = Table(directory, cache_dir, FULL)
-    table.warm()
-    table.fetched()
-    publish(directory, 3, 2)
-    publish(directory, 4, 2, columns={"version": [2**40] * EACH, "more": ["new"] * EACH})
-    publish(directory, 10, 2)
-    (directory / "7.parquet").unlink()
-    table.warm()
-    assert table.fetched() == {"3.parquet", "4.parquet", "10.parquet"}
-    assert table.versions(1500, 5001, 3500, 0) == [2, 2, 1]
-    assert [(row["version"], row["more"]) for row in table.get(2000, 1)] == [(2**40, "new"), (1, None)]
-    table.fetched()
-    table.warm()
-    assert table.fetched() == set()
-
-
 def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> None:
     """Up to three overlays lie over the base; a later one takes the place of one that it hides, the fourth makes one of them all. Once
     a quarter of the base is hidden or lies over it, one base takes their place, beside the queries; nothing is fetched twice."""
@@ -163,16 +131,13 @@ def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> 
     for number in (0, 1):
         publish(directory, number, 10)
     table.down("1.parquet")
-    with pytest.raises(UfsUnavailableError):  # what fails half-way leaves all as it was
+    with pytest.raises(errors.UfsUnavailableError):  # what fails half-way leaves all as it was
         table.full.reload()
     assert table.segments() == before
     assert list((cache_dir / "v1" / "tmp").iterdir()) == []
     table.up()
     table.warm()
     assert table.versions(0, 500) == [10, 10]
-
-
-# --- CACHE --------------------------------------------------------------------------------------------
 
 
 def test_one_process_of_the_host_loads_at_a_time(directory: Path, cache_dir: Path) -> None:
@@ -202,7 +167,7 @@ def test_loads_that_fail(directory: Path, cache_dir: Path, caplog: pytest.LogCap
     table = Table(directory, cache_dir, CACHE)
     table.down()
     for load in (lambda: table.get(0), table.full.current) * 2:
-        with pytest.raises(UfsUnavailableError, match="no answer"):
+        with pytest.raises(errors.UfsUnavailableError, match="no answer"):
             load()
     assert table.metrics("numLoadFailures", "loadCount", "latestLoadTime") == [2, 0, -1]
     table.up()
@@ -235,7 +200,7 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
     table.due_after()
     other = Table(directory, cache_dir, options)
     for process in (table, other):
-        with pytest.raises(ReloadFailedError, match="no answer"):
+        with pytest.raises(errors.ReloadFailedError, match="no answer"):
             process.get(0)
     table.up()
     table.due_after()
@@ -313,7 +278,7 @@ def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Pa
             clock.tick(seconds)
             try:
                 found.append((table.versions(0), table.metric("staleServedCount")))
-            except ReloadFailedError as problem:
+            except errors.ReloadFailedError as problem:
                 found.append(str(problem)[-44:])
 
     slow.host.store.before = ask
@@ -340,7 +305,10 @@ def test_a_load_of_another_process_that_never_ends(directory: Path, cache_dir: P
     clock = table.host.clock
     clock.tick(601)
     stopped.host.clock.tick(601)
-    with stopped.full._stored.lock(), pytest.raises(ReloadFailedError, match=r"not ended after .*build-wait = 0 s"):
+    with (
+        stopped.full._stored.lock(),
+        pytest.raises(errors.ReloadFailedError, match=r"not ended after .*build-wait = 0 s"),
+    ):
         table.versions(0)
     clock.tick(61)
     assert table.versions(0) == [2]
@@ -394,28 +362,6 @@ def test_a_query_waits_for_the_late_load_of_another_process(directory: Path, cac
     beside.join(30)
     assert found == [[2]]
     assert table.metrics("loadCount", "staleServedCount") == [0, 0]
-
-
-def test_reloads_at_a_time_of_day(directory: Path, cache_dir: Path) -> None:
-    """TIMED by its options: loaded at once, then at that time on every second day, also in a process that begins in between; what was
-    missed while there was none is made up for once."""
-    day_s = 86_400
-    clock = FakeClock(4_000_000_000 // day_s * day_s + 9 * 3600.0)
-    timed = {STRATEGY: "TIMED", f"{TIMED_RELOAD}iso-time": "10:15Z", f"{TIMED_RELOAD}interval-in-days": "2"}
-    options = {**FULL, "lookup.metadata.source": "CACHE", **timed}
-    table = Table(directory, cache_dir, options, clock)
-    assert table.versions(0) == [1]
-    for version, (seconds, loads) in enumerate([(4499, 0), (1, 1), (day_s, 0), (day_s - 1, 0), (1, 1), (day_s, 0)], 2):
-        publish(directory, 0, version)
-        before = table.versions(0)
-        assert table.due_after(seconds) == loads
-        assert table.versions(0) == ([version] if loads else before)
-        table.end()
-        table = Table(directory, cache_dir, options, clock)
-    clock.tick(5 * day_s)
-    table.later.at_once = True
-    assert table.versions(0) == [7]
-    assert table.due_after(1) == 0
 
 
 @pytest.mark.parametrize("kind", ["files", "snapshot"])
@@ -533,7 +479,9 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
     last = trigger.context.last_reload()
     assert last is not None
     assert last.started_at_s == table.host.clock.wall_s
-    with pytest.raises(NotSupportedError, match=r"no watermark in a Spark worker: use current_processing_time\(\)"):
+    with pytest.raises(
+        errors.NotSupportedError, match=r"no watermark in a Spark worker: use current_processing_time\(\)"
+    ):
         trigger.context.current_watermark()
     publish(directory, 0, 2)
     table.due_after(10)
@@ -541,7 +489,7 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
     table.down()
     trigger.fire()
     table.later.loads()
-    assert [type(outcome) for outcome in trigger.outcomes] == [type(None), UfsUnavailableError]
+    assert [type(outcome) for outcome in trigger.outcomes] == [type(None), errors.UfsUnavailableError]
     table.end()
     assert trigger.closed
 
@@ -618,9 +566,9 @@ def test_each_schedule_is_kept(directory: Path, cache_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        *(({STRATEGY: f"{__name__}:{name}"}, PysparkLookupError, "failed") for name in ("publish", "no_such")),
-        ({STRATEGY: "builtins:repr"}, PysparkLookupError, "return a CacheReloadTrigger"),
-        ({"lookup.keys": "tags"}, SchemaError, "'tags'"),
+        *(({STRATEGY: f"{__name__}:{name}"}, errors.PysparkLookupError, "failed") for name in ("publish", "no_such")),
+        ({STRATEGY: "builtins:repr"}, errors.PysparkLookupError, "return a CacheReloadTrigger"),
+        ({"lookup.keys": "tags"}, errors.SchemaError, "'tags'"),
     ],
 )  # fmt: skip
 def test_what_is_refused_at_planning(
@@ -645,9 +593,6 @@ def test_a_schedule_also_keeps_snapshots_ready_in_ufs_mode(directory: Path, cach
     before = table.metric("snapshotReadThroughCount")
     assert table.versions(0) == [2]
     assert table.metric("snapshotReadThroughCount") == before
-
-
-# --- what stays on disk -------------------------------------------------------------------------------
 
 
 def publish_all(directory: Path) -> None:
@@ -724,7 +669,7 @@ def test_a_process_that_stands_still_in_a_load(site: Site, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(type(full.disk), "acquire", lambda disk, *args: acquire(*args))
-        with pytest.raises(ReloadFailedError, match=f"holds {path} and has made no progress for 10 minutes"):
+        with pytest.raises(errors.ReloadFailedError, match=f"holds {path} and has made no progress for 10 minutes"):
             table.reload()
     assert gets_on_s + 590 <= site.clock.steady_s - began_s <= gets_on_s + 610
     assert table.get(1) == [{"id": 1, "name": None}]

@@ -1,14 +1,17 @@
-"""The cache in memory: its contract beyond what an ordered dictionary does, and what once was wrong."""
+"""The cache in memory: its contract beyond what an ordered dictionary does, as Flink's own tests have it (FLIP-221), and what once was wrong."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import copy
+import math
+import pickle
 import random
 import sys
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +20,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.cache.memory import KEY_INDEX, default_cache
+from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, DefaultLookupCacheBuilder
 from pyspark_lookup.cache.memory import entries as growing
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.core.metrics import UNSET
-from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.registry import parse_options
 from tests.support.column_values import kinds, pieces_of
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import fuzzed
@@ -157,17 +162,6 @@ def test_rows_in_other_forms() -> None:
     assert list(zip(*(column.to_pylist() for column in found.rows.columns), strict=True)) == expected
 
 
-@pytest.mark.parametrize("bound", ["expire_after_access_s", "expire_after_write_s"])
-def test_a_put_gives_up_what_has_expired(bound: str) -> None:
-    """What has expired takes no memory for ever, though nobody asks for it or for the size."""
-    clock = FakeClock()
-    cache, metrics = opened(cache_of(clock, **{bound: 8}))
-    for number in range(5):
-        cache.put_many(keys_of(2 * number, 2 * number + 1), rows_of(1, []))
-        assert metrics.snapshot()["numCachedRecords"] == 2
-        clock.tick(9)
-
-
 def test_time_does_not_go_back() -> None:
     """A clock that is set back makes no entry younger and none older."""
     clock = FakeClock()
@@ -181,23 +175,6 @@ def test_time_does_not_go_back() -> None:
     assert held(cache, [1, 2]) == [2]
     clock.tick(9)
     assert held(cache, [1, 2]) == []
-
-
-def test_the_first_row_may_come_while_a_key_without_rows_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A get that runs while the cache learns the columns of its rows is answered."""
-    cache = cache_of()
-    cache.put({"k": 1}, [])
-    take = default_cache.as_indices
-
-    def taken(rows: Numbers) -> pa.Array:
-        monkeypatch.setattr(default_cache, "as_indices", take)
-        other = threading.Thread(target=cache.put, args=({"k": 2}, [{"v": 2}]))
-        other.start()
-        other.join(5)
-        return take(rows)
-
-    monkeypatch.setattr(default_cache, "as_indices", taken)
-    assert cache.get_many(keys_of(1, 3)).present.tolist() == [True, False]
 
 
 def test_reading_takes_no_memory_for_ever() -> None:
@@ -389,3 +366,103 @@ def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest
             assert found.rows.schema.field("c").type == kind
             assert found.rows["c"].to_pylist() == [value] * 2
         assert cache.size() == 30
+
+
+BOUNDS = [
+    "lookup.partial-cache.expire-after-access",
+    "lookup.partial-cache.expire-after-write",
+    "lookup.partial-cache.max-rows",
+    "lookup.partial-cache.max-bytes",
+]
+
+
+def named(*parts: Any) -> Row:
+    """A key or a row of texts, by column."""
+    return {f"f{number}": str(part) for number, part in enumerate(parts)}
+
+
+KEY = named("foo", "lookup", "key")
+FOUR = [named("bar", "lookup", "value", number) for number in range(4)]
+
+
+GIVEN = {
+    "expire_after_access_s": 15.513,
+    "expire_after_write_s": 18.213,
+    "max_rows": 15213,
+    "max_bytes": 2**20,
+    "cache_missing_key": False,
+}
+
+
+def test_a_copy_has_the_same_bounds() -> None:
+    """Pickling keeps the configuration, drops what is held, and caches are equal by their configuration."""
+    cache, _ = opened(DefaultLookupCache(**GIVEN))
+    cache.put(KEY, FOUR)
+    for copied in (pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
+        assert copied == cache
+        assert hash(copied) == hash(cache)
+        assert repr(copied) == repr(cache)
+        assert all(f"{name}={value!r}" in repr(copied) for name, value in GIVEN.items())
+        assert copied.size() == copied.bytes() == 0
+        assert copied.get_if_present(KEY) is None
+        copied.put(named("a"), [named("b")])  # may have other columns: nothing is left of the old ones
+        assert copied.get_if_present(named("a")) == [named("b")]
+        assert cache.size() == 4
+    for name, value in GIVEN.items():
+        other = not value if isinstance(value, bool) else value + 1
+        assert DefaultLookupCache(**{**GIVEN, name: other}) != cache
+    assert cache != GIVEN
+
+
+def options(**more: str) -> LookupOptions:
+    given = {"path": "/t", "lookup.keys": "k", "lookup.cache": "PARTIAL"}
+    return parse_options({**given, **{f"lookup.partial-cache.{name}": text for name, text in more.items()}})
+
+
+def test_options_are_honoured() -> None:
+    """`lookup.partial-cache.*` say what the builder says, and a cache of them is on the clock that it is given."""
+    found = DefaultLookupCache.from_options(
+        options(**{
+            "expire-after-access": "15513 ms", "expire-after-write": "18213 ms", "max-rows": "15213",
+            "max-bytes": "1 MiB", "cache-missing-key": "false",
+        })
+    )  # fmt: skip
+    builder = DefaultLookupCache.new_builder().expire_after_access(15.513).expire_after_write(18.213)
+    builder.max_rows(15213).max_bytes(2**20).cache_missing_key(False)
+    assert found == DefaultLookupCache(**GIVEN) == builder.build()
+    clock = FakeClock()
+    timed = DefaultLookupCache.from_options(options(**{"expire-after-write": "5 s"}), lambda: clock.steady_s)
+    assert timed == DefaultLookupCacheBuilder().expire_after_write(5).build()
+    timed.put(KEY, FOUR)
+    clock.tick(5)
+    assert timed.get_if_present(KEY) is None
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL"])
+def test_options_of_another_cache_are_refused(mode: str) -> None:
+    """Only lookup.cache=PARTIAL describes this cache."""
+    with pytest.raises(OptionError, match=r"lookup\.cache .*should be 'PARTIAL'"):
+        DefaultLookupCache.from_options(parse_options({"path": "/t", "lookup.keys": "k", "lookup.cache": mode}))
+
+
+def test_a_cache_needs_a_bound() -> None:
+    """Without any bound a cache would grow for ever: the error names all four."""
+    unbounded = options(**{"max-rows": "1"}).with_values({"lookup.partial-cache.max-rows": None})
+    for make, arguments in (
+        (options, ()),
+        (DefaultLookupCache.from_options, (unbounded,)),
+        (DefaultLookupCache, ()),
+        (DefaultLookupCacheBuilder().cache_missing_key(True).build, ()),
+    ):
+        with pytest.raises(OptionError, match=r"grow (for ever|without bound)") as caught:
+            make(*arguments)
+        assert all(bound in str(caught.value) for bound in BOUNDS)
+
+
+@pytest.mark.parametrize("name", ["expire_after_access", "expire_after_write", "max_rows", "max_bytes"])
+def test_a_bound_is_not_negative(name: str) -> None:
+    """The builder takes 0 and more, and says which bound was wrong."""
+    for wrong in (-1, math.nan):
+        with pytest.raises(ValueError, match=name):
+            getattr(DefaultLookupCacheBuilder(), name)(wrong)
+    getattr(DefaultLookupCacheBuilder(), name)(0).build()

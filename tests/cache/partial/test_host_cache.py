@@ -1,11 +1,19 @@
-"""The partial cache: rows by key, for all processes of a host."""
+"""The partial cache: rows by key, for all processes of a host; how they are merged and given up, and what goes wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
+import os
+import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -13,11 +21,27 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial import host_cache
+from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
+from pyspark_lookup.columnar.keys import Seed
+from pyspark_lookup.storage.disk import Disk
 from tests.support.column_values import kinds
+from tests.support.disks import Opened, files_at_most, handles_below, published
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import fuzzed
 from tests.support.key_values import KINDS, plain, values_of
-from tests.support.partial_cache import NONE, ROWS, Process, differing, loads, new_directory
+from tests.support.partial_cache import (
+    EXPIRING,
+    NONE,
+    ROWS,
+    SPACE,
+    Held,
+    Process,
+    differing,
+    loads,
+    new_directory,
+    rows_of,
+    using,
+)
 
 
 def test_how_long_ago_rows_were_loaded(cache_dir: Path, clock: FakeClock) -> None:
@@ -126,3 +150,419 @@ def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
         process.put({number: [number], 1: [number]})
     assert process.merge() == 1
     assert Process(cache_dir, clock).get(1, 2, 11) == {1: [11], 2: [25], 11: [11]}
+
+
+OTHER_SEED = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def test_many_segments_become_few(cache_dir: Path, clock: FakeClock) -> None:
+    """Above eight segments a process makes them one, beside whoever put the ninth; all answer as before."""
+    one, other = Process(cache_dir, clock), Process(cache_dir, clock)
+    expected: Held = {}
+    for number in range(9):
+        assert one.later.waiting == other.later.waiting == []
+        rows = {number: [number] * (number % 3), number + 1: [100 + number]}
+        (one if number % 2 else other).put(rows)
+        expected |= rows
+    assert [name.split("-")[1] for name, _ in other.later.waiting] == ["merge"]
+    assert len(one.names()) == 9
+    other.put({50: [50]})
+    assert other.merge() == 1
+    assert other.count("sharedMergeCount") == 1
+    assert len(one.names()) == 1
+    assert sorted(os.listdir(one.directory)) == [*one.names(), f"{one.names()[0]}.used"]
+    for process in (one, other, Process(cache_dir, clock)):
+        assert process.get(*expected, 50, 77) == {**expected, 50: [50], 77: None}
+        assert process.shared.sizes()[0] == sum(max(len(rows or []), 1) for rows in expected.values()) + 1
+    assert one.count("sharedCarriedOverCount") == other.count("sharedCarriedOverCount") == 0
+
+
+def test_a_large_segment_is_not_moved_each_time(process: Process) -> None:
+    """Small loads are merged among themselves until they are worth merging with what is large."""
+    process.put({n: [n] for n in range(1000)})
+    for number in range(8):
+        process.put({2000 + number: [1]})
+    (large, *small) = process.names()
+    assert process.merge() == 1
+    assert process.names() == [large, f"{small[-1]}+"]
+    assert process.get(999, 2000, 2007) == {999: [999], 2000: [1], 2007: [1]}
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("bound", EXPIRING, ids=["write", "access"])
+def test_what_a_merge_gives_up(cache_dir: Path, clock: FakeClock, bound: dict[str, float]) -> None:
+    """What has expired, lacks a column of the table, or is of a version that cannot be compared; if that is all, no segment is left."""
+    process = Process(cache_dir, clock, dataclasses.replace(NONE, **bound))
+    wider = pa.schema([*ROWS, ("more", pa.int64())])
+
+    def put(key: int, version: str) -> None:
+        """A row with a column more; of the version v0 nothing is known."""
+        rows = rows_of([[key]]).add_column(2, "more", pa.array([6], pa.int64()))
+        differ = lambda of, keys: None if of == "v0" else np.zeros(len(keys[0]), np.bool_)  # noqa: E731
+        process.put_rows([pa.array([key], pa.int64())], rows, version, differ)
+
+    put(1, "v1")
+    clock.tick(5)
+    process.put({2: [2, 3]}, "v1", differing())
+    put(3, "v0")
+    clock.tick(5)
+    put(4, "v1")
+    put(5, "v2")
+    assert process.merge() == 1
+    assert (len(process.names()), process.shared.sizes()[0]) == (1, 2)
+    found = process.get_rows([pa.array(range(1, 6), pa.int64())], wider, "v2")
+    assert found is not None
+    assert found.present.tolist() == [False, False, False, True, True]
+    assert found.rows.column("more").to_pylist() == [6, 6]
+    clock.tick(10)
+    for number in range(3):
+        process.put({number: []})
+    clock.tick(10)
+    assert process.merge() == 1
+    assert process.names() == os.listdir(process.directory) == []
+    assert process.shared.sizes() == (0, 0)
+
+
+@pytest.mark.usefixtures("often")
+def test_only_one_merges(cache_dir: Path, clock: FakeClock) -> None:
+    """While another process merges, a second one does nothing, which is no failure; afterwards it does."""
+    process = Process(cache_dir, clock)
+    for number in range(3):
+        process.put({number: [number]})
+    lock = Process(cache_dir, clock).disk.acquire("merge", SPACE, 0)
+    assert lock is not None
+    before = process.names()
+    assert process.merge() == 1
+    assert process.names() == before
+    assert process.count("sharedMergeCount") == process.count("cacheFailureCount") == 0
+    lock.release()
+    process.put({3: [3]})
+    assert process.merge() == 1
+    assert len(process.names()) == 1
+
+
+@pytest.mark.usefixtures("often")
+def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
+    """Files that were merged away are let go of at the next look, with their numbers and records, and all of them with the cache."""
+    one, other = Process(cache_dir, clock), Process(cache_dir, clock)
+    seen: set[str] = set()
+    for number in range(12):
+        one.put({number: [number], number + 1: []})
+        seen |= {*one.names()}
+        assert other.get(number) == {number: [number]}
+        one.merge()
+    assert len(one.names()) <= 2
+    other.get(0)
+    one.get(0)
+    gc.collect()
+    assert len(handles_below(cache_dir)) == 2 * 2 * len(one.names())  # each its segment and its numbers
+    assert sorted(os.listdir(one.directory)) == sorted([*one.names(), *(f"{name}.used" for name in one.names())])
+    assert {path.stat().st_mode & 0o777 for path in one.directory.iterdir()} == {0o600}
+    recorded = {name for name in seen | {*one.names()} if one.disk.has_record("segment", f"{SPACE}-{name}")}
+    assert recorded == {*one.names()}
+    del one, other
+    gc.collect()
+    assert handles_below(cache_dir) == []
+
+
+@pytest.mark.usefixtures("often")
+def test_a_merge_that_is_killed_before_it_clears_up(
+    cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a merged segment is there its members count no more; the next merge removes them."""
+    process = Process(cache_dir, clock)
+    for number in range(3):
+        process.put({number: [number], 9: [90 + number]})
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "unlink_segment", lambda self, table, name: None)
+        assert process.merge() == 1
+    for reader in (process, Process(cache_dir, clock)):
+        assert reader.get(0, 1, 2, 9) == {0: [0], 1: [1], 2: [2], 9: [92]}
+        assert (len(reader.names()), reader.shared.sizes()[0]) == (4, 4)
+    process.put({n: [n] for n in range(10, 14)})
+    assert process.merge() == 0  # two count, so there is nothing to merge
+    process.put({n: [n] for n in range(14, 18)})
+    assert process.merge() == 1
+    assert (len(process.names()), process.shared.sizes()[0]) == (1, 12)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(("merged", "up_s"), [(False, 0), (True, 0), (True, 100_000)])
+@pytest.mark.parametrize("bound", [{}, *EXPIRING, {"expire_after_access_s": 5000.0}], ids=str)
+def test_another_boot(cache_dir: Path, clock: FakeClock, bound: dict[str, float], merged: bool, up_s: float) -> None:
+    """Nobody knows how old an entry is whose host was started anew: it has expired if entries expire, merged or not, else it is good."""
+    before = FakeClock()
+    before.tick(up_s)
+    Process(cache_dir, before, boot="before").put({1: [1], 4: []})
+    clock.wall_s = before.wall_s
+    process = Process(cache_dir, clock, boot="after")
+    for key in (2, 3):
+        process.put({key: [key]})
+    if merged:
+        assert process.merge() == 1
+    clock.tick(5)
+    expiring = Process(cache_dir, clock, dataclasses.replace(NONE, **bound), boot="after")
+    assert expiring.get(1, 2, 4) == {1: None if bound else [1], 2: [2], 4: None if bound else []}
+    assert process.get(1, 2, 4) == {1: [1], 2: [2], 4: []}
+
+
+@pytest.mark.usefixtures("often")
+def test_another_seed(cache_dir: Path, clock: FakeClock) -> None:
+    """Where the record of the seed was lost and made anew, processes with both seeds share nothing, or what is right."""
+    fields = pa.schema([("k", pa.string())])
+    one, other = Process(cache_dir, clock, keys=fields), Process(cache_dir, clock, keys=fields, seed=OTHER_SEED)
+    keys = pa.array([f"key {n}" for n in range(100)])
+    for process, some in ((one, keys), (other, keys), (one, pa.array([f"new {n}" for n in range(100)]))):
+        process.put_rows([some], rows_of([[n] for n in range(100)]))
+    assert one.merge() <= 1
+    for process in (one, other):
+        found = process.get_rows([keys], ROWS)
+        assert found is None or found.rows.column("v").to_pylist() == list(range(100))
+
+
+@pytest.mark.usefixtures("often")
+def test_a_key_that_is_used_while_it_is_merged(
+    cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key whose rows lie in two batches of a merge is kept with all its rows or not at all, whenever it is used."""
+    monkeypatch.setattr(host_cache, "BATCH_ROWS", 2)
+    bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
+    merging, reading = Process(cache_dir, clock, bounds), Process(cache_dir, clock, bounds)
+    merging.put({1: [1, 2, 3, 4]}, "v1")
+    clock.tick(10)
+    for key in (2, 3):
+        merging.put({key: [key] * 4}, "v2", using(clock, reading, 1))
+    assert merging.merge() == 1
+    assert merging.get(1, version="v2", may_differ=differing())[1] in ([1, 2, 3, 4], None)
+
+
+@pytest.mark.parametrize(
+    ("bound", "most", "keys", "batch"),
+    [("rows", 100, 200, 1), ("rows", 100, 200, 5), ("rows", 100, 200, 40), ("bytes", 60_000, 3000, 50)],
+)
+def test_what_is_held_stays_within_its_bound(
+    cache_dir: Path, clock: FakeClock, bound: str, most: int, keys: int, batch: int
+) -> None:
+    """Whatever is put, what is held is above the bound by a load at most, and within it after each merge."""
+    process = Process(cache_dir, clock, dataclasses.replace(NONE, **{bound: most}))
+    for start in range(0, keys, batch):
+        clock.tick(1)
+        process.put({start + n: [n, 10**15 + n][: n % 3] for n in range(batch)})
+        process.merge()
+        size = process.shared.sizes()[bound == "bytes"]
+        assert size <= most
+    assert size > 0.4 * most
+    assert process.shared.sizes()[1] == sum((process.directory / name).stat().st_size for name in process.names())
+    assert process.count("sharedEvictedCount") > 0
+    assert process.count("sharedRefusedCount") == 0
+    assert process.get(keys - 1) == {keys - 1: [batch - 1, 10**15 + batch - 1][: (batch - 1) % 3]}
+
+
+@pytest.mark.parametrize("merged_before", [False, True])
+@pytest.mark.parametrize("number", range(4))
+def test_eviction_keeps_what_was_used_last(cache_dir: Path, clock: FakeClock, number: int, merged_before: bool) -> None:
+    """Exactly the keys used last stay, as many as fit in seven eighths of the bound; each with all its rows."""
+    rng = random.Random(number)
+    counts = {key: rng.randrange(4) for key in range(120)}
+    large = Process(cache_dir, clock)
+    keys = list(counts)
+    rng.shuffle(keys)
+    for start in range(0, 120, 12):
+        large.put({key: [key * 10 + n for n in range(counts[key])] for key in keys[start : start + 12]})
+        clock.tick(1)
+    order = rng.sample([*counts], len(counts))
+    for key in reversed(order):
+        clock.tick(0.25)
+        if rng.random() < 0.5:
+            large.touch(key)
+        else:
+            assert large.get(key) == {key: [key * 10 + n for n in range(counts[key])]}
+    if merged_before:
+        assert large.merge() == 1
+        assert len(large.names()) == 1
+    small = Process(cache_dir, clock, dataclasses.replace(NONE, rows=80))
+    clock.tick(1)
+    small.get(999)  # has it look
+    small.put({2000: [5]})
+    assert small.count("sharedRefusedCount") == 1  # above nine eighths of 80
+    assert small.merge() == 1
+    room, kept = 70, []
+    for key in order:
+        room -= max(counts[key], 1)
+        if room < 0:
+            break
+        kept.append(key)
+    held = small.get(*counts)
+    assert {key for key, rows in held.items() if rows is not None} == set(kept)
+    assert all(len(held[key] or []) == counts[key] for key in kept)
+    total = sum(max(n, 1) for n in counts.values())
+    assert small.count("sharedEvictedCount") == total - small.shared.sizes()[0]
+    assert small.shared.sizes()[0] <= 70
+
+
+def test_of_those_used_at_one_moment_some_stay(cache_dir: Path, clock: FakeClock) -> None:
+    """A single large load that is all of one age is not given up as a whole; each key stays with all its rows or goes."""
+    process = Process(cache_dir, clock, dataclasses.replace(NONE, rows=1000))
+    process.put({n: [n, n] for n in range(450)})
+    process.put({n: [n, n] for n in range(450, 550)})
+    assert process.merge() == 1
+    held = process.get(*range(550))
+    there = [key for key, rows in held.items() if rows is not None]
+    assert 850 <= 2 * len(there) <= 875
+    assert all(held[key] == [key, key] for key in there)
+
+
+def test_too_much_is_refused(cache_dir: Path, clock: FakeClock) -> None:
+    """Above nine eighths of a bound nothing more is put until a merge has made room; each refusal is counted."""
+    process = Process(cache_dir, clock, dataclasses.replace(NONE, rows=80))
+    for number in range(9):
+        process.put({number * 10 + n: [n] for n in range(10)})
+    assert process.shared.sizes()[0] == 80 * REFUSE_ABOVE
+    process.put({500: [1]})
+    assert process.shared.sizes()[0] == 80 * REFUSE_ABOVE + 1
+    assert process.count("sharedRefusedCount") == 0
+    process.put({600: [1]})
+    process.put({601: [1], 602: []})
+    assert process.count("sharedRefusedCount") == 2
+    assert process.get(600, 601) == {600: None, 601: None}
+    assert process.merge() == 1
+    process.put({600: [1]})
+    assert process.get(600) == {600: [1]}
+
+
+def test_a_load_larger_than_the_bound_is_not_shared(cache_dir: Path, clock: FakeClock) -> None:
+    """It would drive out all the rest for itself."""
+    process = Process(cache_dir, clock, dataclasses.replace(NONE, rows=10))
+    process.put({1: [1]})
+    process.put({2: list(range(11))})
+    process.put({3: list(range(10))})
+    assert process.get(1, 2, 3) == {1: [1], 2: None, 3: list(range(10))}
+    nothing = Process(cache_dir.parent / "none", clock, dataclasses.replace(NONE, rows=0))
+    nothing.put({1: [1], 2: []})
+    assert nothing.get(1, 2) == {1: None, 2: None}
+    assert nothing.names() == []
+
+
+def test_what_is_used_during_an_eviction_is_not_taken_for_unused(cache_dir: Path, clock: FakeClock) -> None:
+    """Keys that another process uses while room is made are those used last."""
+    merging, reading = (Process(cache_dir, clock, dataclasses.replace(NONE, rows=100)) for _ in range(2))
+    for keys in (range(10), range(10, 60)):
+        merging.put({key: [key] for key in keys}, "v1")
+        clock.tick(1)
+    reading.touch(*range(10))
+    merging.put({key: [key] for key in range(60, 110)}, "v2", using(clock, reading, *range(10)))
+    assert merging.merge() == 1
+    assert merging.count("sharedEvictedCount") > 0
+    assert merging.get(*range(10), version="v2") == {key: [key] for key in range(10)}
+
+
+def test_what_is_used_during_a_get_has_not_expired(cache_dir: Path, clock: FakeClock) -> None:
+    """An entry that another process uses while one looks for it is there."""
+    bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
+    one, other = Process(cache_dir, clock, bounds), Process(cache_dir, clock, bounds)
+    one.put({1: [1]}, "v1")
+    clock.tick(9)
+    other.touch(1)
+    clock.tick(9)
+    assert one.get(1, version="v2", may_differ=using(clock, other, 1)) == {1: [1]}
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("merging", [False, True], ids=["put", "merge"])
+@pytest.mark.parametrize("what", [0, 5, 100, 1500, "create_segment", "open_numbers", "publish_segment"])
+def test_what_fails_changes_nothing(process: Process, what: int | str, merging: bool) -> None:
+    """A load or merge that finds no room, or is killed before it is published, is counted and changes nothing; later it is done."""
+    rows = {n: list(range(500)) for n in range(4)}
+    for key in range(3 if merging else 2):
+        process.put({key: rows[key]})
+    before = process.names()
+    failure = OSError("failed on purpose")
+    with files_at_most(what) if isinstance(what, int) else mock.patch.object(Disk, what, side_effect=failure):
+        if merging:
+            assert process.merge() == 1
+        else:
+            process.put({2: rows[2]})
+    assert process.count("cacheFailureCount") == 1
+    for reader in (process, Process(process.root, process.clock)):
+        assert reader.get(*rows) == {**rows, 2: rows[2] if merging else None, 3: None}
+    assert process.names() == before
+    assert os.listdir(process.root / "v1" / "tmp") == []
+    (process.directory / f"{before[-1]}+.used").touch()
+    for key in (2, 3):
+        process.put({key: rows[key]})
+    assert process.merge() == 1
+    assert len(process.names()) == 1
+    assert Process(process.root, process.clock).get(*rows) == rows
+
+
+USED: dict[str, Callable[[Path], object]] = {
+    "gone": lambda path: path.unlink(),
+    "short": lambda path: path.write_bytes(b"\xff" * 3),
+    "empty": lambda path: path.write_bytes(b""),
+    "no file": lambda path: (path.unlink(), path.mkdir()),
+    **{
+        str(used): lambda path, used=used: path.write_bytes(np.full(1, used).tobytes())  # type: ignore[misc]
+        for used in (-1, -(2**63), 2**63 - 1, 10**15)
+    },
+}
+
+
+@pytest.mark.parametrize("change", USED.values(), ids=USED)
+def test_used_times_that_cannot_be(cache_dir: Path, clock: FakeClock, change: Callable[[Path], object]) -> None:
+    """Where the file of used times is gone, not whole or has times that nobody can have written, entries are as old as their load."""
+    bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
+    for age_s, expected in ((10.0, None), (9.0, [1, 2])):
+        process = Process(cache_dir / str(age_s), clock, bounds)
+        process.put({1: [1, 2]})
+        (numbers,) = process.directory.glob("*.used")
+        change(numbers)
+        clock.tick(age_s)
+        process = Process(process.root, clock, bounds)
+        assert process.get(1) == {1: expected}
+    clock.tick(9)
+    assert process.get(1) == {1: [1, 2]}  # in this process it was used, wherever that is kept
+    process.put({2: [2]})
+    assert process.get(1, 2) == {1: [1, 2], 2: [2]}
+    clock.tick(10)
+    assert process.get(1, 2) == {1: None, 2: None}
+
+
+def test_numbers_that_cannot_be_had(opened: Opened) -> None:
+    """A full disk, or no directory, is counted, and leaves nothing open."""
+    published(opened, "s", SPACE)
+    with files_at_most(15):
+        assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is None
+    assert opened.count("cacheFailureCount") == 1
+    assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is not None
+    shutil.rmtree(opened.root / "snapshots")
+    assert opened.disk.open_numbers(SPACE, "s", 2) is None
+    assert opened.count("cacheFailureCount") == 1
+    (opened.root / "snapshots").symlink_to("nowhere")
+    assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is None
+    assert opened.count("cacheFailureCount") == 2
+    gc.collect()
+    assert handles_below(opened.root) == []
+
+
+def test_what_a_small_segment_saves(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that need not outlive a crash is not brought to the disk: it is read through by whoever opens it first."""
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=AssertionError("brought to the disk")))
+    with contextlib.closing(opened.disk.create_segment({"r": 4})) as writer:
+        writer.append("r", b"1234")
+        writer.finish({}, durable=False)
+        opened.disk.publish_segment(SPACE, "s", writer)
+    assert not opened.disk.has_record("segment", f"{SPACE}-s")
+    assert opened.disk.open_segment(SPACE, "s") is not None
+    assert opened.disk.has_record("segment", f"{SPACE}-s")
+
+
+def test_the_sweep_removes_numbers_without_a_segment(opened: Opened) -> None:
+    """Numbers whose segment is gone go after a while, also of a table in use; others stay."""
+    opened.disk.create_record("snapshot", SPACE, {"seed": [1, 3]})
+    path = published(opened, "s", SPACE)
+    for name in ("s", "gone", "new"):
+        assert opened.disk.open_numbers(SPACE, name, 1, create=True) is not None
+    for name in ("s", "s.used", "gone.used"):
+        os.utime(path.parent / name, (opened.clock.wall_s - 7200,) * 2)
+    opened.disk.sweep()
+    assert sorted(os.listdir(path.parent)) == ["new.used", "s", "s.used"]

@@ -186,22 +186,6 @@ def test_a_later_call_is_not_taken_back(
     assert other.lookup(1, 2) == [[16], [26]]
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_calls_are_counted_anew_where_the_directory_was_removed(
-    cache_dir: Path, clock: FakeClock, source: Source, before: bool
-) -> None:
-    """What a process holds is forgotten, whatever number a call has among those since."""
-    holder, other = Worker(cache_dir, source, clock), Worker(cache_dir, source, clock)
-    source.versions["v1"] = {1: [15]}
-    if before:
-        other.invalidate(77)
-    assert holder.lookup(1) == [[15]]
-    shutil.rmtree(cache_dir / "v1" / "records")
-    source.versions["v1"] = {1: [16]}
-    other.invalidate(1)
-    assert holder.lookup(1) == [[16]]
-
-
 AGAIN = {"many keys": [1, 2], "damage": [1, 1, 2, 2], "lost": [1, 2], "a reboot": [1]}
 
 
@@ -232,10 +216,7 @@ def test_what_is_known_of_forgotten_keys_has_an_end(
     assert source.loaded() == AGAIN[what]
 
 
-VERSIONS = {
-    "v1": {1: [10], 2: [20, 21], 3: []},
-    "v2": {1: [11], 2: [20, 21], 3: []},
-}
+VERSIONS = {"v1": {1: [10], 2: [20, 21], 3: []}, "v2": {1: [11], 2: [20, 21], 3: []}}
 
 
 @SHARED

@@ -33,8 +33,7 @@ from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.core.threads import run_in_order
-from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter, space
-from pyspark_lookup.storage.disk.directory import is_unlocked
+from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter
 from tests.support.disks import Opened, files_at_most, handles_below
 from tests.support.fuzzing import by_day, fuzzed
 from tests.support.key_values import KINDS, SEED, plain, values_of
@@ -45,7 +44,6 @@ ALWAYS = 0
 NESTED = spark_type(pa.list_(pa.struct([("x", pa.int64()), ("y", pa.string())])))
 # What a cut takes of a file: (file, its rows in any order).
 Cut = tuple[int, Sequence[int]]
-Unit = tuple[int, int]
 
 
 @contextlib.contextmanager
@@ -189,9 +187,6 @@ def check_keys(segment: Segment, held: Sequence[pa.Array]) -> None:
     assert found == [(number, ordinal) for number, key in probed for ordinal in by_key.get(key, ())]
 
 
-# --- building --------------------------------------------------------------------------------------------
-
-
 @st.composite
 def cut_files(draw: st.DrawFn) -> tuple[list[pa.RecordBatch], list[str], list[Cut]]:
     """Files of every kind of column, the names of the keys, and batches that come in any order."""
@@ -292,9 +287,8 @@ INDEXED: list[tuple[list[str], set[str]]] = [
 ]  # fmt: skip
 
 
-@in_every_way
 @pytest.mark.parametrize(("keys", "regions"), INDEXED, ids=lambda part: " ".join(sorted(map(str, part))))
-def test_the_index_suits_the_keys(workshop: Workshop, way: str, keys: list[str], regions: set[str]) -> None:
+def test_the_index_suits_the_keys(workshop: Workshop, keys: list[str], regions: set[str]) -> None:
     """Dense whole numbers have slots wherever they begin, nulls or not; wide keys have hashes; only duplicates have `first`. A column
     of few texts is kept as codes, unless it is a key. However a segment is built, from batches in or out of order, it holds the same
     rows in the same order."""
@@ -312,9 +306,9 @@ def test_the_index_suits_the_keys(workshop: Workshop, way: str, keys: list[str],
     batch = pa.RecordBatch.from_pydict(columns)
     files = [batch.slice(0, 250), batch.slice(0, 0), batch.slice(250)]
     plainly = Segment(workshop.made(files, keys))
-    deal, partition, memory, several, spilled = WAYS[way]
     cuts = cut_up(files, 50)
-    for some in (cuts, random.Random(5).sample(cuts, len(cuts))):
+    orders = (cuts, random.Random(5).sample(cuts, len(cuts)))
+    for (deal, partition, memory, several, spilled), some in itertools.product(WAYS.values(), orders):
         with limits(deal, partition):
             opened = workshop.made(files, keys, some, memory=memory)
         assert not keys or (workshop.parts > 1) is several
@@ -351,25 +345,6 @@ def test_how_many_texts_are_few(workshop: Workshop) -> None:
         assert coded(opened, 2) is (distinct == 2**16)
         (column,) = Segment(opened).slice(["text"], 0, distinct * 4)
         assert column.equals(files[0].column("text"))
-
-
-def test_codes_that_come_after_they_were_given_up(workshop: Workshop) -> None:
-    """They are text as those before them: one temporary file does for both."""
-    codes, texts = chunks.Codes(), pa.array(map(str, range(100)))
-    columns = [texts.slice(0, 50), codes.encode(texts.slice(0, 50)), codes.encode(texts)]
-    assert [column.type for column in columns] == [pa.string(), CODES, pa.string()]
-    workshop.spills = 0
-    with contextlib.closing(chunks.ChunkStore(workshop.spill, 0, {0: codes})) as store:
-        for column, start in zip(columns, (0, 50, 100), strict=True):
-            store.add(
-                chunks.Chunk.from_columns([column], positions_of((0, range(start, start + len(column)))), [len(column)])
-            )
-        assert workshop.spills == 1
-        found = [piece.column(0) for piece in store.take(0)]
-    assert pa.concat_arrays(found).to_pylist() == [*map(str, range(50)), *map(str, range(50)), *map(str, range(100))]
-
-
-# --- much text -------------------------------------------------------------------------------------------
 
 
 @in_every_way
@@ -419,9 +394,6 @@ def test_an_index_that_does_not_find_its_first_key(
     for other in others:
         with pytest.raises(ValueError, match="first row's key does not find it"):
             Segment(dataclasses.replace(opened, meta={**opened.meta, name: other}))
-
-
-# --- what is left when something fails -----------------------------------------------------------------------
 
 
 def fill(builder: SegmentBuilder, file: pa.RecordBatch) -> None:
@@ -520,24 +492,6 @@ def test_threads_that_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
         assert list(run_in_order(str, range(9), 3)) == [*"012345678"]
-
-
-def test_an_index_is_made_in_a_file_that_a_fork_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that was forked maps it still; when the parent dies, it is a dead process's all the same."""
-    monkeypatch.setattr(builders, "_MAPPED_ABOVE_BYTES", 100)
-    workshop = Workshop(tmp_path / "cache")
-    builder = workshop.builder(pa.schema([("k", pa.int64())]), ["k"])
-    array = builder._zeros(100, np.dtype(np.int64))
-    (file,) = workshop.tmp.iterdir()
-    with open(file) as same:
-        assert not is_unlocked(same.fileno())
-    space._leave_to_parent()
-    with open(file) as same:
-        assert is_unlocked(same.fileno())
-    assert not array.any()
-
-
-# --- layers ----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
