@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -85,45 +84,6 @@ def test_parts_of_files_by_several_threads(
     lookup.close()
 
 
-@pytest.mark.parametrize(("suffix", "expected"), [("parquet", 4), ("arrow", 10), ("csv", 10)])
-def test_a_file_that_is_one_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, expected: int) -> None:
-    """Rows are dealt to as many partitions as all rows need, not those that came first; to most, where nobody knows how many come."""
-    monkeypatch.setattr(builder, "_DEAL_ABOVE_BYTES", MIB)
-    monkeypatch.setattr(builder, "_CHUNK_BYTES", MIB)
-    monkeypatch.setattr(builder, "_PARTITION_BYTES", MIB // 4)
-    monkeypatch.setattr(loader, "_FETCHED_AT_ONCE", MIB // 4)  # most slices of the file have no unit
-    bits: list[int] = []
-    begin = builder.SegmentBuilder._begin_dealing
-
-    def noting(made: builder.SegmentBuilder, wanted: int) -> Any:
-        bits.append(wanted)
-        return begin(made, wanted)
-
-    monkeypatch.setattr(builder.SegmentBuilder, "_begin_dealing", noting)
-    numbers = np.arange(500_000)
-    table = pa.table({"k": numbers, "n": numbers})  # 7.6 MiB
-    if suffix == "parquet":
-        pq.write_table(table, tmp_path / "t.parquet", row_group_size=len(numbers))
-    elif suffix == "arrow":
-        with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
-            writer.write_table(table)
-    else:
-        pyarrow.csv.write_csv(table, tmp_path / "t.csv")
-    options = {"lookup.keys": "k", "lookup.cache": "FULL", "lookup.cache.dir": str(tmp_path / "cache")}
-    with LookupTable(str(tmp_path / f"t.{suffix}"), {**options, "lookup.format": suffix}) as lookup:
-        lookup.warm()
-        assert lookup.get(499_999) == [{"k": 499_999, "n": 499_999}]
-    assert bits == [expected]
-
-
-def test_what_a_build_takes_of_the_disk() -> None:
-    """Twice what the snapshot takes, less what waits in memory: a quarter of what it is given, and 1 GiB at most."""
-    nothing: Any = None
-    for memory, held in ((16 * MIB, 4 * MIB), (4096 * MIB, 1024 * MIB), (65536 * MIB, 1024 * MIB)):
-        made = loader.SnapshotLoader(nothing, nothing, nothing, nothing, "t", memory)
-        assert made.estimate(nothing, nothing, 5000 * MIB, 2.0) == 2 * 10_000 * MIB - held
-
-
 GROWN = """
 import json, sys, threading, time
 from pyspark_lookup import LookupTable
@@ -165,40 +125,3 @@ def test_a_build_within_its_memory(tmp_path: Path) -> None:
         grown[memory] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     assert grown[16] < (16 + 150) * MIB
     assert grown[16] * 2 < grown[1024] < 1024 * MIB
-
-
-LEAVING = """
-import sys, threading
-import pyarrow as pa
-from pyspark_lookup import FullCachingLookupProvider, LookupTable
-from pyspark_lookup.core import threads
-from pyspark_lookup.scan.table_scan import Scan
-
-begun = threading.Semaphore(0)
-
-def hang(*args):
-    begun.release()
-    threading.Event().wait()
-
-def scan():
-    yield hang()
-
-def provider(context):
-    return FullCachingLookupProvider(scan, pa.schema([("k", pa.int64())]))
-
-threads._END_S = threads._FOREIGN_END_S = 1.0
-Scan.prepare = hang
-for name, more in ((sys.argv[1], {}), ("x", {"lookup.provider": "__main__:provider", "lookup.metadata.source": "CACHE"})):
-    options = {"lookup.keys": "k", "lookup.cache": "FULL", "lookup.cache.dir": sys.argv[2], **more}
-    if more:
-        options["lookup.full-cache.periodic-reload.interval"] = "1 d"
-    threading.Thread(target=LookupTable(name, options).warm, daemon=True).start()
-    begun.acquire()
-"""
-
-
-def test_a_process_that_ends_while_it_builds(tmp_path: Path) -> None:
-    """It waits neither for files that are fetched nor for what a provider scans."""
-    write(tmp_path / "0.parquet", rows_of(0))
-    command = [sys.executable, "-c", LEAVING, str(tmp_path / "0.parquet"), str(tmp_path / "cache")]
-    subprocess.run(command, check=True, timeout=60)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -204,22 +203,3 @@ def test_an_iterator_that_was_left(home: Path) -> None:
         home,
     )
     assert (code, said) == (0, "")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("work", ["PARTIAL", "CACHE"])
-def test_sixty_processes_end(home: Path, work: str) -> None:
-    """As users' do, at any moment of what goes on beside them."""
-    for number in range(60):
-        script = f"""
-        import random
-        rng, table = random.Random({number}), open_table({work!r})
-        for _ in range(rng.randrange(1, 40)):
-            table.get_many([rng.randrange(10_000) for _ in range(40)])
-            if {work == "CACHE"}:
-                table._open_table.full.ask_reload()
-        if {number} % 2:
-            table.close()
-        """
-        pq.write_table(pa.table({"id": [20_000 + number], "v": [time.time_ns()]}), home / "t" / "1.parquet")
-        assert run(script, home) == (0, ""), number

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import itertools
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import threading
@@ -23,9 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.lookup.lookup_table import LookupTable
@@ -70,9 +65,6 @@ def right(path: Path, blocks: list[tuple[int, int]]) -> list[bytes]:
 
 def gets(host: Host) -> list[tuple[int, int]]:
     return sorted(subject[1:] for kind, subject in host.store.calls if kind == "get")  # type: ignore[index]
-
-
-# --- racing ------------------------------------------------------------------------------------------
 
 
 def racer(path: Path, cache_dir: Path, me: int, start: Any, answer: Path) -> None:
@@ -132,31 +124,6 @@ def test_a_record_has_one_winner(tmp_path: Path, cache_dir: Path) -> None:
     assert len(winners) > 1  # or they did not race
     assert [disk.get_record("execution", f"k{n}") for n in range(300)] == [told[0] for told in rounds]
 
-
-def test_two_that_found_a_damaged_record_agree(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is about to clear a damaged record away never clears away what another has put in its place."""
-    disk = disk_of(cache_dir)
-    disk.create_record("execution", "k", "damaged next")
-    (cache_dir / "v1" / "records" / "execution" / "k").write_bytes(b"noise")
-    answers: list[str] = []
-    early = threading.Thread(target=lambda: answers.append(disk.create_record("execution", "k", "early")))
-    look, looks = Disk.get_record, itertools.count(1)
-
-    def looked(self: Disk, *args: Any) -> Any:
-        found = look(self, *args)
-        if next(looks) == 2:  # the last look at what is damaged
-            early.start()
-            early.join(0.2)
-        return found
-
-    monkeypatch.setattr(Disk, "get_record", looked)
-    answers.append(disk.create_record("execution", "k", "late"))
-    early.join(BOUND_S)
-    assert len(answers) == 2
-    assert {*answers} == {disk.get_record("execution", "k")}
-
-
-# --- killed ------------------------------------------------------------------------------------------
 
 STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.utime", "os.scandir", "fcntl.flock"}
 
@@ -306,70 +273,6 @@ def test_killed_at_every_step_of_a_fill(tmp_path: Path, source: Path, full: bool
     assert len(reached) > 50
 
 
-def fill_at_most(path: Path, cache_dir: Path, limit: int) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    fill(path, cache_dir, lambda kind: None)
-
-
-def kill_at_every_byte(path: Path, base: Path, answer: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ends: list[int] = []
-    for limit in (0, 1, 3, 4, 35, 36, 37, 50, 52, 500, 1000, 1035, 1036):
-        cache_dir = base / str(limit)
-        prepared(path, cache_dir, False)
-        child = forked(fill_at_most, path, cache_dir, limit)
-        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        if 36 < limit < 1036:
-            assert limit in [left.stat().st_size for left in (cache_dir / "v1" / "tmp").iterdir()]
-        assert_sound(path, cache_dir, f"killed when a file had {limit} bytes")
-    answer.write_text(json.dumps(ends))
-
-
-def test_killed_in_the_middle_of_a_write(tmp_path: Path, source: Path) -> None:
-    """A filler killed when a file has got any number of its bytes leaves a leftover, never a block or record."""
-    in_fresh_process(kill_at_every_byte, source, tmp_path / "caches", tmp_path / "answer")
-    ends = json.loads((tmp_path / "answer").read_text())
-    assert ends == [-signal.SIGXFSZ] * 12 + [0]
-
-
-# --- forked ------------------------------------------------------------------------------------------
-
-
-def read_in_child(path: Path, cache_dir: Path, blocks: list[tuple[int, int]]) -> None:
-    host = make_host(str(path), cache_dir, wait_s=0.2)
-    assert read(host, path, blocks) == right(path, blocks)
-
-
-def fork_during_a_read(path: Path, cache_dir: Path) -> None:
-    host = make_host(str(path), cache_dir)
-    reached, go_on = threading.Event(), threading.Event()
-
-    def pause(kind: str, subject: object) -> None:
-        if kind == "get":
-            reached.set()
-            go_on.wait(BOUND_S)
-
-    host.store.before = pause
-    answers: list[list[bytes]] = []
-    thread = threading.Thread(target=lambda: answers.append(read(host, path, FEW)))
-    thread.start()
-    assert reached.wait(BOUND_S)
-    # The thread holds the locks of its blocks and has a request under way.
-    run_processes("fork", read_in_child, [(path, cache_dir, blocks) for blocks in (FEW, BLOCKS[3:6])])
-    go_on.set()
-    thread.join(BOUND_S)
-    assert answers == [right(path, FEW)]
-    again = make_host(str(path), cache_dir, wait_s=0)
-    assert read(again, path, BLOCKS[:6]) == right(path, BLOCKS[:6])
-    assert gets(again) == []
-
-
-def test_fork_during_a_read(cache_dir: Path, source: Path) -> None:
-    """A child forked while a thread of its parent fetches under locks reads the same and other blocks within a bound."""
-    in_fresh_process(fork_during_a_read, source, cache_dir)
-
-
 def scan_in_child(path: str, parent: int) -> None:
     mine = runtime()
     assert mine.pid == os.getpid() != parent
@@ -415,50 +318,3 @@ def test_a_forked_child_builds_its_own_runtime(tmp_path: Path, cache_dir: Path, 
         s3.client.put_object(Bucket="forked", Key="t.csv", Body=CSV.encode())
         given = "s3://forked/t.csv", {"lookup.storage.endpoint_url": s3.endpoint}
     in_fresh_process(fork_while_busy, given[0], cache_dir, tmp_path / "conf", given[1])
-
-
-# --- memory -------------------------------------------------------------------------------------------
-
-ROWS = 1_000_000
-
-
-def memory(within: str = "") -> Counter[str]:
-    """Bytes of this process's memory by smaps' names, of the mappings of such files."""
-    found = Counter[str]()
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        head = line.split()
-        if not head[0].endswith(":"):
-            inside = within in line
-        elif inside and head[-1] == "kB":
-            found[head[0].rstrip(":")] += int(head[1]) * 1024
-    return found
-
-
-def probe(path: Path, options: dict[str, str], size: int) -> None:
-    table = LookupTable(str(path), options)
-    table.get(1)
-    rng = np.random.default_rng(1)
-    ids = [pa.table({"id": rng.integers(0, ROWS, 65_536)}) for _ in range(20)]
-    table.get_many(ids[0].slice(0, 10))
-    before = memory()
-    for keys in ids:
-        assert table.get_many(keys).num_rows == 65_536
-    assert memory("/snapshots/")["Rss"] > 0.5 * size
-    assert memory("/snapshots/")["Private_Dirty"] == 0
-    assert memory()["Private_Dirty"] - before["Private_Dirty"] < 0.1 * size + 40 * 2**20  # a batch of answers, once
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_a_worker_has_no_copy(tmp_path: Path) -> None:
-    """A process that probes a snapshot all over has under a tenth of it to itself; what is mapped it shares (`test_segments`)."""
-    path = tmp_path / "dim"
-    path.mkdir()
-    ids = np.random.default_rng(1).permutation(ROWS)
-    texts = pa.array([f"customer-{n:016d}" for n in ids])
-    pq.write_table(pa.table({"id": ids, "v": ids / 7, "name": texts, "w": ids * 3}), path / "a.parquet")
-    options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(tmp_path / "cache")}
-    LookupTable(str(path), options).warm()
-    (segment,) = (tmp_path / "cache" / "v1" / "snapshots").glob("*/*")
-    in_fresh_process(probe, path, options, segment.stat().st_size)

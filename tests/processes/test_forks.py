@@ -8,7 +8,6 @@ import gc
 import importlib
 import os
 import queue
-import random
 import signal
 import sys
 import threading
@@ -227,30 +226,3 @@ def fork_while_a_thread_imports(home: Path) -> None:
 def test_a_fork_while_a_thread_imports(tmp_path: Path) -> None:
     """A child imports anew what another thread of its parent was importing; without that it would wait for ever."""
     in_fresh_process(fork_while_a_thread_imports, tmp_path)
-
-
-def fork_while_threads_work(home: Path, children: int) -> None:
-    tables = open_tables(home)
-    stop = threading.Event()
-
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        while not stop.is_set():
-            with LookupTable(str(home / "t"), tables[rng.choice(["NONE", "PARTIAL", "FULL"])].given) as table:
-                assert table.get(7) == [{"id": 7, "v": 49}]
-                table.scan(predicate=f"id < {rng.randrange(100)}")
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    try:
-        ends = [in_child(lambda: use(open_tables(home))) for _ in range(children)]
-    finally:
-        stop.set()
-    assert ends == [0] * children
-
-
-@pytest.mark.nightly
-def test_children_of_a_busy_process(tmp_path: Path) -> None:
-    """Forks at any moment while six threads use tables: each child answers."""
-    in_fresh_process(fork_while_threads_work, tmp_path, 40, bound_s=1800)
