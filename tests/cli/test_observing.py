@@ -61,9 +61,6 @@ def counted(disk: Disk, url: str, application: str = "", **values: int) -> Publi
     return publisher
 
 
-# --- Prometheus -------------------------------------------------------------------------------------
-
-
 def exposed(disk: Disk) -> dict[str, float]:
     """What a scrape gives, by series, its table, application and bucket."""
     registry = CollectorRegistry()
@@ -115,9 +112,6 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
     del two, other, every, apps
 
 
-# --- Grafana ----------------------------------------------------------------------------------------
-
-
 def test_the_dashboard() -> None:
     """Each query names series that this package exposes. It loads without edits: its data source is a variable, its panels have ids,
     its labels are those of the metrics."""
@@ -134,9 +128,6 @@ def test_the_dashboard() -> None:
     assert set(re.findall(r"\$\{?(\w+)", text)) <= variables | {"__rate_interval", "__all"}
     assert "__inputs" not in dashboard
     assert set(re.findall(r"(\w+)=~", text)) == {"table", "host", "application"}
-
-
-# --- the report -------------------------------------------------------------------------------------
 
 
 def busy(disk: Disk) -> list[Publisher]:
@@ -272,9 +263,6 @@ def test_a_line_of_the_log_can_be_read_back(caplog: pytest.LogCaptureFixture) ->
     assert record.lookup_fields["seconds"] == 1.23456  # type: ignore[attr-defined]
 
 
-# --- how far a build is -----------------------------------------------------------------------------
-
-
 def test_a_long_build_is_told(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,8 +288,6 @@ def test_a_long_build_is_told(
         assert ("loading dim" in shown and "200k" in shown) == (after_s == 0 and interactive)
     assert caplog.records == []
 
-
-# --- hints ------------------------------------------------------------------------------------------
 
 NOTHING = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys([*GAUGES, "reloadLag"], -1)}
 
@@ -352,8 +338,6 @@ def test_times_and_savings() -> None:
     assert [quantile_ms(found, "lookupTime", share) for share in (0.4, 0.6, 0.75, 0.99)] == [0.1, 0.3, 30, math.inf]
     assert saved_bytes({**NOTHING, "resolvedBytes": 5, "ufsGetBytes": 7}) == 0
 
-
-# --- sizes ------------------------------------------------------------------------------------------
 
 ROOM = DiskSpace(0, 10**12, 0, 10**12)
 

@@ -48,9 +48,6 @@ def left_of(before: Rows, gone: Iterable[int]) -> Rows:
     return Rows({row: n for row, n in before.items() if row[0] not in keys})
 
 
-# --- tables -------------------------------------------------------------------------------------------
-
-
 def small(table: LookupTable) -> None:
     """Four writes, of which two have hidden rows of others."""
     table.write(rows(range(1, 7), "b1"))
@@ -83,8 +80,6 @@ def position_of(table: LookupTable) -> int:
     found: int = table.describe()["position"]
     return found
 
-
-# --- writes -------------------------------------------------------------------------------------------
 
 Step = tuple[str, pa.Table]
 Write = Callable[[Caller], "int | None"]
@@ -178,8 +173,6 @@ def stream(caller: Caller) -> int | None:
         raise
     return None if state is None else state.position
 
-
-# --- what they do -------------------------------------------------------------------------------------
 
 Events = list[dict[str, Any]]
 

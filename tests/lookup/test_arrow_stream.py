@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import NotATableError, UfsNotFoundError
 
 ROWS = pa.table({"id": [1, 2**40], "name": ["a", None], "parts": [[1], [2, 3]]})
 
@@ -63,9 +62,3 @@ def test_a_schema_that_is_asked_for(table: LookupTable, asked: list[Any], given:
     assert found.to_pylist() == ROWS.to_pylist()
     with pytest.raises(ValueError, match="names"):
         table.__arrow_c_stream__(pa.schema([("id", pa.int64())]).__arrow_c_schema__())
-
-
-def test_no_table(tmp_path: Path) -> None:
-    """The error is that of a read."""
-    with pytest.raises((UfsNotFoundError, NotATableError)):
-        pa.table(LookupTable(str(tmp_path / "none"), {"lookup.cache.dir": str(tmp_path / "cache")}))

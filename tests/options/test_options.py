@@ -39,8 +39,6 @@ def refusal(*layers: Mapping[str, str], conf: Mapping[str, str] | None = None) -
     return str(caught.value)
 
 
-# --- every option's valid forms ----------------------------------------------------------------------
-
 # Options that are one of a few values, which come in any letter case, with spaces around; and what they need beside them.
 VALIDITY = {"lookup.valid-from": "since", "lookup.valid-to": "until"}
 CHOICES: list[tuple[str, type[enum.Enum], dict[str, str]]] = [
@@ -290,20 +288,13 @@ def test_what_is_refused(options: dict[str, str], words: list[str]) -> None:
     assert all(word in message for word in words)
 
 
-# --- precedence --------------------------------------------------------------------------------------
-
-
 def test_precedence() -> None:
     """A read option beats a table option, which beats the conf file, which beats the default; storage options do so by name. Options
     are a value."""
     conf = {
-        "lookup.max-retries": "1",
-        "lookup.scan.split-size": "1m",
-        "lookup.settle": "1 s",
-        "lookup.storage.anon": "false",
-        "lookup.storage.endpoint_url": "http://h:9",
-        "lookup.storage.nothing": "null",
-    }
+        "lookup.max-retries": "1", "lookup.scan.split-size": "1m", "lookup.settle": "1 s", "lookup.storage.anon": "false",
+        "lookup.storage.endpoint_url": "http://h:9", "lookup.storage.nothing": "null",
+    }  # fmt: skip
     storage = {"LOOKUP.STORAGE.client_kwargs": '{"verify": false}', "lookup.storage.anon": "true"}
     table = {"path": "s3://b/x", "lookup.max-retries": "2", "lookup.scan.split-size": "2m", **storage}
     read = {"lookup.max-retries": "4", "lookup.storage.max_concurrency": "5"}
@@ -312,16 +303,7 @@ def test_precedence() -> None:
     assert (options.files.settle_s, options.files.busy_wait_s) == (1.0, 30.0)
     nested = {"max_concurrency": 5, "client_kwargs": {"verify": False}}
     assert dict(options.storage.parameters) == {**nested, "anon": True, "endpoint_url": "http://h:9", "nothing": None}
-    assert (
-        len(
-            {
-                options,
-                parse(read, dict(reversed(table.items())), conf),
-                pickle.loads(pickle.dumps(options)),
-            }
-        )
-        == 1
-    )
+    assert len({options, parse(read, dict(reversed(table.items())), conf), pickle.loads(pickle.dumps(options))}) == 1
     assert parse({"path": "/read"}, table).files.path == "/read"
     # A conf file's are for remote tables; those of a read are the reader's word.
     assert [parse({"path": path}, conf=conf).storage.parameters for path in ("/x", "file:/x")] == [(), ()]
@@ -368,9 +350,6 @@ def test_cache_directory_default_is_per_user(monkeypatch: pytest.MonkeyPatch, tm
     assert not default.exists()
     monkeypatch.setenv("HOME", "/home/x")
     assert parse({"path": "/t", "lookup.cache.dir": "~/c"}).cache.directory() == Path("/home/x/c")
-
-
-# --- the conf file -----------------------------------------------------------------------------------
 
 
 def conf_file(tmp_path: Path, text: str | bytes, name: str = "x.conf") -> dict[str, str]:
@@ -422,8 +401,6 @@ def test_what_is_no_conf_file(tmp_path: Path) -> None:
         chain = (caught.value, caught.value.__cause__, caught.value.__context__)
         assert SECRET not in repr((chain, [vars(one) for one in chain if one is not None]))
 
-
-# --- credentials -------------------------------------------------------------------------------------
 
 SECRET_KEYS = [
     "key", "secret", "token", "password", "passwd", "account_key", "sas_token", "sas", "credential", "credentials",
