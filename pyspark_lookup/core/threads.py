@@ -1,4 +1,10 @@
-"""Threads: those of the background, which end before the interpreter does, and those that work for one caller, who gets their results in order."""
+"""Background threads, which end before the interpreter does; and threads that work for one caller, who gets their results in order.
+
+The race: while the process is ending, Python (before 3.14) ends a daemon thread that acquires the GIL, wherever that thread is. In a
+destructor of Arrow's, for instance of a batch over a mapped file, this aborts the process. So all our threads are started here. At the end
+of the process they are asked to end, and awaited: they stop their work at the next place where nothing is half done (`check`). They are
+daemons nevertheless, so that a thread that hangs in foreign code, or in a store that does not answer, keeps no process from ending.
+"""
 
 from __future__ import annotations
 

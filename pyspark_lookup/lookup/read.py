@@ -2,8 +2,7 @@
 
 `ReadPlan` and `ReadTask` are values that travel from the planning process to the reading processes; `TableReader` executes them. A task
 that resolves its version while reading returns its first batch only after all its bytes are secured. So it can restart with a newer version
-without mixing two. `HostSchemas` caches the columns of versions by
-digest: a version never changes.
+without mixing two. `HostSchemas` caches the columns of versions by digest, because a version never changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Deleted rows: of a version's files by position, and by their values (Iceberg's equality deletes), as positions in their files.
+"""The positions of deleted rows in a version's files, whether they are deleted by position or by their values (Iceberg's equality deletes).
 
-Null equals null, and NaN equals NaN, but -0.0 is not 0.0, as Iceberg compares.
+Values are compared as in Iceberg: null equals null, and NaN equals NaN, but -0.0 does not equal 0.0.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _KEPT_BYTES = 64 * 1024 * 1024
 _FILES_KEPT = 4 * 1024 * 1024  # positions in total
 
 ReadRows = Callable[[FileVersion, pa.Schema], pa.Table]
-"""Reads all rows of a file with such columns, deleted rows included."""
+"""Reads all rows of a file, deleted rows included, with the columns of a schema."""
 PlaceRows = Callable[[FileVersion, pa.Schema, Predicate | None], Iterator[tuple[Numbers, pa.RecordBatch]]]
-"""(positions, columns of that schema) of the rows of a file for which a predicate may be true, deleted rows included."""
+"""Reads (positions, columns of a schema) of the rows of a file for which a predicate may be true, deleted rows included."""
 
 
 def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Columns that are equal in exactly those rows in which `columns` are, but without nulls and floats, and with structs as their only field."""
+    """Columns that are equal in the same rows as `columns`, but have no nulls and no floats; a struct is replaced by its only field."""
     values: list[pa.Array] = []
     for column in columns:
         while pa.types.is_struct(column.type):

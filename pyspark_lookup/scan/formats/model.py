@@ -1,5 +1,6 @@
-"""The interface that all formats share, a file over the ranges that are in memory, and what a file says of itself: its format, by its name, and
-the types that Spark noted when it wrote it.
+"""The interface that all formats share, and a file object over the byte ranges that are in memory.
+
+Also the format that a file's name shows, and the types that Spark noted in a file when it wrote it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`FilesSource`: the versions of plain files. A version is what one listing shows while no job writes.
 
-What Spark's jobs leave in such a table belongs to it: directories of jobs that write or have died, and the log of a streaming sink.
+Spark's jobs leave more in such a table: directories of jobs that write or have died, and the log of a streaming sink.
 """
 
 from __future__ import annotations

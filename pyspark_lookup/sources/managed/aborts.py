@@ -1,5 +1,6 @@
-"""Heartbeats of writers, and `Aborts`: ends writes without a commit whose writers have shown none for `lookup.write.timeout`, and removes the files
-that they leave behind.
+"""`Heartbeats` shows which writers are alive. `Aborts` ends writes without a commit, and removes the files that they leave behind.
+
+A write is also aborted if its writer has shown no heartbeat for `lookup.write.timeout`.
 """
 
 from __future__ import annotations

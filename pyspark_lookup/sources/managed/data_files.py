@@ -1,4 +1,4 @@
-"""What a write of a managed table writes: a `Job` and what the log says of it, and its rows in data files.
+"""A write of a managed table (`Job`), what the log says of it, and the data files to which it writes rows (`DataFiles`).
 
 Files have the table's columns, are sorted by key, and have row groups small enough for a point read. `WriteSizes`: the sizes at which
 writes and compactions behave differently.

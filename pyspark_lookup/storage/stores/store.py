@@ -1,4 +1,4 @@
-"""The values and the interface that all stores share. `FileVersion`: one state of one file, with what a table's metadata says of the file."""
+"""The interface that all stores share, and its values, above all `FileVersion`: one state of one file, with what a table's metadata says of it."""
 
 from __future__ import annotations
 

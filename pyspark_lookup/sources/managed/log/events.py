@@ -1,7 +1,7 @@
 """The events of a managed table's log: one immutable event per file, named after its position, in one total order (like Hive's notification log).
 
 An event is JSON with its position, its table's id, a nonce of its writer, and a format version. A file that does not parse, or belongs to
-another table, is an error that names it: nothing is guessed. `EventFiles`: the files in the store.
+another table, is an error that names it: nothing is guessed. `EventFiles` reads and removes the files in the store.
 """
 
 from __future__ import annotations
