@@ -29,7 +29,7 @@ PACKAGE = "pyspark_lookup"
 _LIMIT_S = 600  # of all tests of a fault
 _TEST_LIMIT_S = 60  # of one of them: a fault that makes a test hang is caught
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".venvs", "site", "*_cache", "tmp*")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 _PYTEST = [
     *("-m", "pytest", "-x", "-q", "-n0", "-m", "not nightly", "-p", "no:cacheprovider"),
     *("-o", f"timeout={_TEST_LIMIT_S}"),
