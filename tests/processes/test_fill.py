@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 BLOCKS = [(n * 70_000, 1000) for n in range(12)]  # too far apart to share a request
 FEW = BLOCKS[:3]
+RACERS = 16
 MAX_BYTES = 2**20  # of the directories of those that are killed
 
 
@@ -67,7 +67,7 @@ def gets(host: Host) -> list[tuple[int, int]]:
     return sorted(subject[1:] for kind, subject in host.store.calls if kind == "get")  # type: ignore[index]
 
 
-def racer(path: Path, cache_dir: Path, me: int, start: Any, answer: Path) -> None:
+def racer(path: Path, cache_dir: Path, start: Any, answer: Path) -> None:
     host = make_host(str(path), cache_dir, wait_s=BOUND_S)
     location = located(host, path)
     start.wait(BOUND_S)
@@ -75,54 +75,24 @@ def racer(path: Path, cache_dir: Path, me: int, start: Any, answer: Path) -> Non
     answer.write_text(json.dumps([hashlib.sha256(data).hexdigest(), gets(host)]))
 
 
+def race(path: Path, cache_dir: Path, answers: Path, method: str) -> None:
+    start = multiprocessing.get_context(method).Barrier(RACERS)  # type: ignore[attr-defined]
+    run_processes(method, racer, [(path, cache_dir, start, answers / str(number)) for number in range(RACERS)])
+
+
 @pytest.mark.parametrize("method", by_day(["fork", "spawn"], 2))
 def test_racing_processes_fetch_each_block_once(tmp_path: Path, cache_dir: Path, source: Path, method: str) -> None:
     """Of 16 processes that want the same blocks at once every one reads them whole, and the store is asked once per block."""
-    answers = raced(tmp_path, method, 16, racer, source, cache_dir)
-    assert {digest for digest, _ in answers} == {hashlib.sha256(b"".join(right(source, BLOCKS))).hexdigest()}
-    asked = Counter(tuple(block) for _, blocks in answers for block in blocks)
-    assert asked == Counter(BLOCKS)
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    in_fresh_process(race, source, cache_dir, answers, method)
+    digests, asked = zip(*(json.loads(answer.read_text()) for answer in answers.iterdir()), strict=True)
+    assert (len(digests), {*digests}) == (RACERS, {hashlib.sha256(b"".join(right(source, BLOCKS))).hexdigest()})
+    assert sorted(tuple(block) for blocks in asked for block in blocks) == BLOCKS
     disk = disk_of(cache_dir)
     assert (disk.check().blocks, disk.check().damaged) == (len(BLOCKS), ())
     assert disk.used_bytes() == disk.usage().total
     assert list((cache_dir / "v1" / "tmp").iterdir()) == []
-
-
-def raced(home: Path, method: str, count: int, function: Callable[..., None], *given: Any) -> list[Any]:
-    """What processes answer that run a function at the same time: given these, the number of each, a barrier and where to answer."""
-    (home / "answers").mkdir()
-    in_fresh_process(race, home / "answers", method, count, function, given)
-    return [json.loads((home / "answers" / str(number)).read_text()) for number in range(count)]
-
-
-def race(answers: Path, method: str, count: int, function: Callable[..., None], given: tuple[Any, ...]) -> None:
-    start = multiprocessing.get_context(method).Barrier(count)  # type: ignore[attr-defined]
-    run_processes(method, function, [(*given, number, start, answers / str(number)) for number in range(count)])
-
-
-def recorder(cache_dir: Path, me: int, start: Any, answer: Path) -> None:
-    disk = disk_of(cache_dir)
-    answers = []
-    for number in range(300):
-        start.wait(BOUND_S)
-        answers.append(disk.create_record("execution", f"k{number}", me))
-    answer.write_text(json.dumps(answers))
-
-
-def test_a_record_has_one_winner(tmp_path: Path, cache_dir: Path) -> None:
-    """In each of 300 rounds eight processes get one record, one racer's own, where none or a damaged one was before."""
-    disk = disk_of(cache_dir)
-    for number in range(0, 300, 4):
-        disk.create_record("execution", f"k{number}", "damaged next")
-        (cache_dir / "v1" / "records" / "execution" / f"k{number}").write_bytes(b"noise")
-    answers = raced(tmp_path, "fork", 8, recorder, cache_dir)
-    rounds = list(zip(*answers, strict=True))
-    assert len(rounds) == 300
-    assert all(len(set(told)) == 1 for told in rounds)
-    winners = {told[0] for told in rounds}
-    assert winners <= set(range(8))
-    assert len(winners) > 1  # or they did not race
-    assert [disk.get_record("execution", f"k{n}") for n in range(300)] == [told[0] for told in rounds]
 
 
 STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.utime", "os.scandir", "fcntl.flock"}
