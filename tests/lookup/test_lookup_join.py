@@ -335,23 +335,6 @@ def test_a_table_that_went_back(host: Host, tmp_path: Path) -> None:
     assert host.get(spec, ids(1), told, TWO) == [V1]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_host_that_was_only_told(mode: str, host: Host, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another host lists once and answers from the same version, without files that came since; a failing list is said."""
-    spec = host.spec(table, {**MODES[mode], **NULL}, many=False)
-    os.utime(table / "0.parquet", (0, 1e9))
-    told = host.announce(spec)
-    named(table, "added", 1)
-    other = Host(table.parent / "other", monkeypatch)
-    other.down = ["list"]
-    assert other.get(spec, ids(None, 1), told) == [None, LOST]
-    other.down = []
-    other.calls.clear()
-    for _ in range(2):
-        assert other.get(spec, ids(1, 1000), told) == [{**V1, ERROR_COLUMN: None}, None]
-    assert [kind for kind in other.calls if kind != "get"] == ["list"]
-
-
 def test_a_snapshot_that_appears_is_used(host: Host, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FULL: what is not built in time is read from the files, and from the snapshot as soon as there is one."""
     later = Later()

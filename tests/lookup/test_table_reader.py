@@ -100,28 +100,28 @@ def test_planning_starts_over_when_a_file_changes(tmp_path: Path) -> None:
 
 
 def test_changed_files_only_are_fetched(tmp_path: Path, cache_dir: Path) -> None:
-    """One of 100 files replaced: one listing, and data calls for that file alone; unchanged: none."""
+    """One of ten files replaced: one listing, and data calls for that file alone; unchanged: none."""
     table = tmp_path / "dim"
-    for number in range(100):
-        publish(table / f"{number:03}.parquet", 0, rows=20, group=20)
+    for number in range(10):
+        publish(table / f"{number}.parquet", 0, rows=20, group=20)
     host = make_host(str(table), cache_dir)
     made, (task,) = planned(host, table)
-    assert versions(host, made, task, Execution("app", "1")) == ({0}, 2000)
+    assert versions(host, made, task, Execution("app", "1")) == ({0}, 200)
     host.store.calls.clear()
     before = host.metrics.snapshot()
-    assert versions(host, made, task, Execution("app", "2")) == ({0}, 2000)
+    assert versions(host, made, task, Execution("app", "2")) == ({0}, 200)
     after = host.metrics.snapshot()
     assert host.store.kinds() == ["list"]
     assert after["ufsGetBytes"] == before["ufsGetBytes"]
     assert after["ufsHeadCount"] == 0
-    assert after["fileCachedCount"] - before["fileCachedCount"] == 100
+    assert after["fileCachedCount"] - before["fileCachedCount"] == 10
     host.store.calls.clear()
-    publish(table / "042.parquet", 7, rows=20, group=20)
-    assert versions(host, made, task, Execution("app", "3")) == ({0, 7}, 2000)
+    publish(table / "4.parquet", 7, rows=20, group=20)
+    assert versions(host, made, task, Execution("app", "3")) == ({0, 7}, 200)
     assert host.store.kinds()[0] == "list"
     gets = [subject for kind, subject in host.store.calls if kind == "get"]
     assert gets
-    assert {subject[0] for subject in gets} == {f"file://{table}/042.parquet"}  # type: ignore[index]
+    assert {subject[0] for subject in gets} == {f"file://{table}/4.parquet"}  # type: ignore[index]
     assert host.metrics.snapshot()["fileResyncedCount"] == 1
 
 

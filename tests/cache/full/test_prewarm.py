@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from tests.support.full_cache import CACHE, FULL, Table
@@ -18,7 +17,6 @@ Answers = dict[int, object]
 BEFORE: Answers = {5: 1, 6: 1, 200: None}
 LANDING: dict[str, tuple[Callable[[Dim], object], Answers]] = {
     "a commit": (lambda dim: dim.writer.upsert(rows([5, 200], 2)), {5: 2, 6: 1, 200: 2}),
-    "a delete": (lambda dim: dim.writer.delete(pa.table({"id": [5, 6]})), {5: None, 6: None, 200: None}),
     "an overwrite": (lambda dim: dim.writer.write(rows([6, 200], 3), "overwrite"), {5: None, 6: 3, 200: 3}),
 }
 BOUND_S = 60.0  # far above what any of this takes
