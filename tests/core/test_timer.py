@@ -70,7 +70,7 @@ def test_tasks_are_run_when_they_have_said() -> None:
     timer.run_soon(failing)
     loops.started.pop()()
     assert ran[5:] == ["failing", "again", "again"]
-    with pytest.raises(RuntimeError, match="the process ends"):
+    with pytest.raises(RuntimeError, match="the process is ending"):
         timer.run_soon(failing)
 
 

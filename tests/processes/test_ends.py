@@ -85,8 +85,9 @@ LOADING = """
 ENDS = {"returns": "", "closes": "table.close()", "exits": "sys.exit(3)"}
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("work", [MERGING, LOADING], ids=["merging", "loading"])
+@pytest.mark.parametrize(
+    ("work", "end"), [(MERGING, "returns"), (MERGING, "exits"), (LOADING, "closes"), (LOADING, "exits")]
+)
 def test_a_process_ends_while_a_thread_works(home: Path, work: str, end: str) -> None:
     """Its exit code is its own, nothing is said, and what was half done is neither there nor on record as a failure."""
     code, said = run(f"{work}\n    assert begun.wait(60)\n    {ENDS[end]}", home)
