@@ -47,7 +47,7 @@ def saved_bytes(values: Mapping[str, int]) -> int:
 
 
 def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | None:
-    """The bound below which that share of a time's values lies, in ms; infinite above the last bound; None if there are no values."""
+    """The lowest bound, in ms, that at least a `share` of a time's values does not exceed; infinite if no bound does; None without values."""
     count = values[f"{name}Count"]
     if not count:
         return None

@@ -42,7 +42,7 @@ class VersionToken:
         return cls(table.kind, version.digest, version.newest, version.number)
 
     def to_bytes(self) -> bytes:
-        """33 bytes, and the name of the kind."""
+        """The packed token: 33 bytes, and the name of the kind."""
         number = -1 if self.number is None else self.number
         return _BYTES.pack(_MARK, bytes.fromhex(self.digest), self.newest, number) + self.kind.encode()
 

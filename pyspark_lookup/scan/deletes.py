@@ -230,7 +230,7 @@ class DeletedRows:
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
     def _read(self, deletes: Sequence[Deletes]) -> dict[str, Mapping[str, Numbers]]:
-        """For each of the deletes by its name, the positions by path of data file."""
+        """The name of each of the deletes -> path of a data file -> positions of its deleted rows."""
         with self._lock:
             by_name = {
                 delete.name: self._positions_by_name[delete.name]

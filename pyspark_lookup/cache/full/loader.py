@@ -234,7 +234,8 @@ _FOOTERS_AT_MOST = 16
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a snapshot of a table has: the typed `columns`, of which `keys` are indexed, and which of them are `data` and which `partitions`."""
+    """The columns of a table's snapshots: all `columns` with their types, the indexed ones (`keys`), those in the files (`data`), and those in
+    the directories (`partitions`)."""
 
     columns: pa.Schema
     keys: tuple[str, ...]

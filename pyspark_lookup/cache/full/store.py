@@ -41,7 +41,7 @@ class StoredVersion:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A build that was refused or stopped for lack of room: when (Unix time), why, and how many bytes it `wanted` for how many bytes of files."""
+    """A build that was refused or stopped for lack of room: when (Unix time), why, and how many bytes it `wanted` for `of_bytes` of files."""
 
     at_s: float
     reason: str

@@ -31,7 +31,7 @@ _NO_ROW = ""
 _CALL, _AT = "invalidated:call", "invalidated:at_s"  # for each key: its latest call, and the time of that
 
 Call = tuple[str, int]
-"""A call of `invalidate`: the name of its row of records, and its number in it."""
+"""A call of `invalidate`: the name of its series of records, and its number in that."""
 NO_CALL: Call = (_NO_ROW, 0)
 
 

@@ -16,7 +16,7 @@ from pyspark_lookup.storage.disk.claims import Claims
 from pyspark_lookup.storage.disk.counters import Counters
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, list_directories, list_names, read_content, unwrap, wrap
 from pyspark_lookup.storage.disk.ownership import MARKER
-from pyspark_lookup.storage.disk.records import ROW, is_known_kind
+from pyspark_lookup.storage.disk.records import SERIES, is_known_kind
 from pyspark_lookup.storage.disk.segments import Segments
 from pyspark_lookup.storage.disk.space import PAGE, RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
 
@@ -391,18 +391,18 @@ class Disk(Segments, Claims, Counters):
     def clear(self) -> tuple[int, int]:
         """Remove everything. Returns (files, bytes). Readers have misses meanwhile, and a running query may lose its version.
 
-        It keeps the counters of live processes, files that are being written, and the record of which rows of records were removed.
+        It keeps the counters of live processes, files that are being written, and the record of which series of records were removed.
         """
         self._remove_dead(0)
         alive = {self._root / "counters" / counts.name for counts in self.counters("") if counts.alive}
         files = freed = 0
-        for row in list_directories(self._root / "records"):
-            kind, _, key = row.name.partition(ROW)
+        for series in list_directories(self._root / "records"):
+            kind, _, key = series.name.partition(SERIES)
             if key:
                 self.forget_records(kind, key)
         for kind in ("blocks", "snapshots", "claims", "counters", "records"):
             for directory, _, names in os.walk(self._root / kind, topdown=False):
-                if ROW in Path(directory).name:
+                if SERIES in Path(directory).name:
                     continue
                 for name in names:
                     path = Path(directory) / name

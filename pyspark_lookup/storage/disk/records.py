@@ -1,4 +1,7 @@
-"""Records: small JSON values of the host, created exclusively or replaced as a whole."""
+"""Records: small JSON values of the host, created exclusively or replaced as a whole.
+
+A series is records with ascending numbers: each new one is created after the newest, which alone counts.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +53,10 @@ _DAYS_KEPT = {
 # Counted from the last use (touched once a day), so what is in use is never swept.
 _OTHERS_KEPT_S = 30 * _DAY_S  # for kinds that another release has
 _RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
-ROW = "~"  # between kind and key in the name of a directory with a row of records
+SERIES = "~"  # between kind and key in the name of a directory with a series of records
 _NUMBERED = re.compile("[0-9a-f]{16}")
 _NEWEST_TRIES = 8
-_FORGOTTEN = "forgotten"  # the value of a record after which the row is unknown
+_FORGOTTEN = "forgotten"  # the value of a record after which the series is unknown
 
 
 def _numbered(number: int) -> str:
@@ -153,74 +156,75 @@ class Records(Space):
         raise OSError(f"record {path} cannot be created")
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
-        """(number, value) of the newest record of a row; (0, None) if the row is empty, (number, None) if that record is damaged or removed."""
-        row = f"{kind}{ROW}{key}"
+        """(number, value) of the newest record of a series; (0, None) if the series is empty, (number, None) if that record is damaged or removed."""
+        series = f"{kind}{SERIES}{key}"
         number = 0
 
         def read(value: Any) -> Any:
             return _FORGOTTEN if value == _FORGOTTEN else parse(value)
 
         for _ in range(_NEWEST_TRIES):
-            numbers = self._numbers(row)
+            numbers = self._numbers(series)
             if numbers:
                 number = max(numbers)
-                value = self.get_record(row, _numbered(number), read)
-                if value is not None or number in self._numbers(row):
+                value = self.get_record(series, _numbered(number), read)
+                if value is not None or number in self._numbers(series):
                     return number, None if value == _FORGOTTEN else value
         return number, None  # other processes replace the newest record faster than it can be read
 
     def hold_newest(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[tuple[int, Any | None]]:
         """The value of `newest_record`, for frequent calls: it is read again only after a change."""
-        path = self._root / "records" / as_name(f"{kind}{ROW}{key}")
+        path = self._root / "records" / as_name(f"{kind}{SERIES}{key}")
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
     def newest_signs(self, kind: str, key: str) -> tuple[int, ...]:
-        """The number, inode and times of the newest record of a row, without reading it. They also differ if the row has begun again."""
-        row = f"{kind}{ROW}{key}"
-        number = max(self._numbers(row), default=0)
+        """The number, inode and times of the newest record of a series, without reading it. They also differ if the series has begun again."""
+        series = f"{kind}{SERIES}{key}"
+        number = max(self._numbers(series), default=0)
         try:
-            status = os.lstat(self._place("records", row, _numbered(number)))
+            status = os.lstat(self._place("records", series, _numbered(number)))
         except OSError:
             return (number,)
         return number, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
-        """Add the record after number `number` to a row. Returns False if another process was first: then read the newest one again.
+        """Add the record after number `number` to a series. Returns False if another process was first: then read the newest one again.
 
         The race: two processes may follow the same record. Exclusive create of the next number lets one of them win. There is no lock: a
         process that is suspended between reading and writing blocks nobody, and overwrites nothing newer. Raises OSError if the directory
         cannot be written.
         """
-        row = f"{kind}{ROW}{key}"
-        path = self._place("records", row, _numbered(number + 1))
-        if not self._put_new(path, wrap(json_bytes(value), f"{row}/{path.name}")):
+        series = f"{kind}{SERIES}{key}"
+        path = self._place("records", series, _numbered(number + 1))
+        if not self._put_new(path, wrap(json_bytes(value), f"{series}/{path.name}")):
             return False
-        numbers = self._numbers(row)
+        numbers = self._numbers(series)
         # The name may have been free because later records had replaced it, or another process has already added one after ours.
         if max(numbers, default=0) != number + 1:
             return False
         for older in numbers:
             if older < number:  # record `number` stays: a process that is listing the directory may miss the new name
-                self.remove_record(row, _numbered(older))
+                self.remove_record(series, _numbered(older))
         return True
 
     def forget_records(self, kind: str, key: str) -> None:
-        """Remove a row of records. Its numbers go on, so that a process that read the row before cannot add to it."""
-        row = f"{kind}{ROW}{key}"
+        """Remove a series of records. Its numbers go on, so that a process that read the series before cannot add to it."""
+        series = f"{kind}{SERIES}{key}"
         with contextlib.suppress(OSError):
             for _ in range(_NEWEST_TRIES):
-                number = max(self._numbers(row), default=0)
+                number = max(self._numbers(series), default=0)
                 if not number:
                     return
                 if self.succeed_record(kind, key, number, _FORGOTTEN):
-                    self.remove_record(row, _numbered(number))
+                    self.remove_record(series, _numbered(number))
                     return
-        for number in self._numbers(row):  # on a full disk the mark cannot be written, but the records can be removed
-            self.remove_record(row, _numbered(number))
+        # On a full disk the mark cannot be written, but the records can be removed.
+        for number in self._numbers(series):
+            self.remove_record(series, _numbered(number))
 
-    def _numbers(self, row: str) -> set[int]:
+    def _numbers(self, series: str) -> set[int]:
         with contextlib.suppress(OSError):
-            names = os.listdir(self._place("records", row))
+            names = os.listdir(self._place("records", series))
             return {int(name, 16) for name in names if _NUMBERED.fullmatch(name)}
         return set()
 
@@ -281,11 +285,11 @@ class Records(Space):
     def _sweep_records(self, now_s: float) -> None:
         for path in list_entries_below(self._root / "records"):
             with contextlib.suppress(OSError):
-                kind = path.parent.name.partition(ROW)[0]
+                kind = path.parent.name.partition(SERIES)[0]
                 if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(kind, _OTHERS_KEPT_S):
                     self._remove(path)
         for directory in list_directories(self._root / "records"):
-            if ROW in directory.name:
+            if SERIES in directory.name:
                 self._remove_directory(directory)  # fails unless it is empty
 
     def _damaged_records(self) -> Iterator[Path]:
@@ -297,7 +301,7 @@ class Records(Space):
 
 def is_known_kind(directory: str) -> bool:
     """Whether a directory of records has the name of a kind that this release knows."""
-    return directory.partition(ROW)[0] in _RECORDS_KEPT_S
+    return directory.partition(SERIES)[0] in _RECORDS_KEPT_S
 
 
 def json_bytes(value: Any) -> bytes:
