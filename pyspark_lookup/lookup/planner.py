@@ -139,7 +139,8 @@ def _discover(
 def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.Schema:
     """The columns that a read returns. Checks every option that names a column.
 
-    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit, OptionError for a partition.
+    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit, OptionError for a `lookup.partition` that
+    does not fit.
     """
     everything = resolved_table.columns
     options = with_table_keys(options, resolved_table)

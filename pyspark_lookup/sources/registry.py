@@ -1,4 +1,4 @@
-"""The kinds of tables: each has its package and its lines here."""
+"""The kinds of tables. Each kind is a package of its own, and is added to the lists in this module."""
 
 from __future__ import annotations
 

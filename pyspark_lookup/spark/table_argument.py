@@ -97,7 +97,7 @@ def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
 def plans_here(spark: SparkSession) -> bool:
     """Whether this process plans tables itself: the driver does, and so does a flow's function, to which a Connect server reveals nothing.
 
-    In a driver, Spark would otherwise start a Python process for each plan.
+    The driver does it because Spark would start a Python process for each plan.
     """
     return in_flow_function(spark) or isinstance(spark, SparkSession)
 

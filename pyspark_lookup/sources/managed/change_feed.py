@@ -59,7 +59,7 @@ class ChangeTask:
 
     @property
     def bytes(self) -> int:
-        """The most bytes that reading it may take."""
+        """The most bytes of files that reading the task's rows may take."""
         return sum(file.size for file in self.files)
 
 
