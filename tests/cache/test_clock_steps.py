@@ -36,8 +36,7 @@ def reloads(table: Table) -> int:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("mode", ["FIXED_DELAY", "FIXED_RATE"])
 def test_a_reload_comes_within_its_interval(path: Path, cache_dir: Path, step_s: float, mode: str, late: bool) -> None:
-    """PERIODIC: a step while the next reload is waited for does not put that off, and afterwards they come at their pace. A
-    process that begins after the step believes what it finds no longer than one that was there."""
+    """PERIODIC: a step does not put the next reload off, nor change their pace, also for a process that begins after it."""
     options = {**LIMITED, "lookup.full-cache.periodic-reload.schedule-mode": mode}
     table = Table(path, cache_dir, options)
     clock = table.host.clock
@@ -83,8 +82,7 @@ def test_processes_that_live_for_one_query(
 
 
 def test_timers_after_the_clock_was_set_back(path: Path, cache_dir: Path) -> None:
-    """What a trigger has scheduled runs once, at its time or when the clock was set back; of one function twice, each by itself
-    can be cancelled."""
+    """What a trigger has scheduled runs once, at its time or when the clock was set back; each timer can be cancelled by itself."""
     table = Table(path, cache_dir, CACHE)
     clock, schedule = table.host.clock, table.full.schedule
     ran: list[float] = []

@@ -58,8 +58,7 @@ def test_keys_are_forgotten(run: Run, tmp_path: Path, cache_dir: Path) -> None:
 
 
 def test_describe_and_get(run: Run, dim: Path) -> None:
-    """What a table is, for people and as JSON; rows by keys of the command line, in the key column's type, a key that begins with a
-    hyphen among them. What is not there is said, and is exit code 3."""
+    """What a table is, and rows by keys in the key column's type, for people and as JSON; a missing key is named, with exit code 3."""
     found = run("describe", dim, "--json")
     assert (found.code, found.json["columns"]) == (0, {"id": "int64", "name": "string"})
     assert (found.json["files"], found.json["kind"]) == (1, "DIRECTORY")
@@ -154,8 +153,7 @@ def test_advise(run: Run, dim: Path, tmp_path: Path) -> None:
 
 
 def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> None:
-    """It answers without the store; what was done for that is in `stats`, and in a file for node_exporter's textfile collector. Damage
-    is found (exit code 3), mended, and gone; a cleared cache is empty, and works."""
+    """It answers without the store, and `stats` shows what that took; damage is found (exit code 3) and mended; a cleared cache works."""
     for command in ("stats", "check", "clear"):  # there is no cache directory yet, and they make none
         found = run(command)
         assert (found.code, cache_dir.exists()) == (2, False)
@@ -223,8 +221,7 @@ def ask(url: str, name: str, dim: Path) -> float:
 
 
 def test_what_it_needs(dim: Path, tmp_path: Path, cache_dir: Path) -> None:
-    """The command line runs where there is no Spark and no Java, and imports neither; where its own packages are not installed, it says
-    what is missing, and how to get it."""
+    """It runs without Spark and Java, and imports neither; without its own packages it says what is missing, and how to get it."""
 
     def ran(path: str, *arguments: object) -> tuple[int, str, str]:
         env = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": path}

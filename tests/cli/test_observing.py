@@ -76,8 +76,7 @@ def exposed(disk: Disk) -> dict[str, float]:
 
 
 def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
-    """Counters and times add up over the processes of an application, gauges are the latest of all, in seconds and bytes; a second table
-    stands beside. What is counted is exposed under the names that `series_names` says; times are histograms, so their counters are not."""
+    """Counters and times are sums by application, gauges the latest, in seconds and bytes, under the names that `series_names` gives."""
     gauges = {"metadataCacheCount": 1, "versionAsOf": 999_000_000, "latestLoadTime": 1500}
     one = counted(disk, "/t", hitCount=5, ufsGetBytes=100, **gauges)
     two, other = counted(disk, "/t", hitCount=7), counted(disk, "/u", hitCount=1)
@@ -113,8 +112,7 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
 
 
 def test_the_dashboard() -> None:
-    """Each query names series that this package exposes. It loads without edits: its data source is a variable, its panels have ids,
-    its labels are those of the metrics."""
+    """It asks for series that this package exposes, by labels that they have, and loads without edits."""
     text = DASHBOARD.read_text()
     dashboard = json.loads(text)
     asked = set(re.findall(r"lookupcache_\w+", text))
@@ -266,8 +264,7 @@ def test_a_line_of_the_log_can_be_read_back(caplog: pytest.LogCaptureFixture) ->
 def test_a_long_build_is_told(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a terminal (a captured stderr is none), a build of half a minute is two lines and one at its end. Somebody who watches sees
-    bytes and their share in a bar. What is done in no time leaves neither."""
+    """By lines in the log without a terminal, else by a bar with bytes and their share; what takes no time shows neither."""
     clock = FakeClock()
     for interactive in (False, None):
         caplog.clear()

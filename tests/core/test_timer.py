@@ -115,7 +115,7 @@ def test_many_tables_share_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(runtime_module, "_current", Runtime(HostClock(), random.Random(7), start=start))
     own = {**CACHED, "lookup.full-cache.reload-strategy": f"{__name__}:own_trigger"}
-    for number, options in enumerate([*[HOURLY] * 30, own]):
+    for number, options in enumerate([*[HOURLY] * 6, own]):
         path = str(tmp_path / f"t{number}")
         with LookupTable(path, {"lookup.keys": "id"}) as table:
             table.write([{"id": 1}])

@@ -102,8 +102,7 @@ DAMAGES += [("list", answer) for answer in ("empty", "page", "blank", "cut", "sh
 
 @pytest.mark.parametrize(("kind", "answer"), DAMAGES)
 def test_bytes_that_are_damaged_on_their_way(bench: Bench, kind: str, answer: str) -> None:
-    """A GET or a listing of a first read arrives damaged, empty, cut, "not found" or as a gateway's page, once or for ever: it is
-    asked for again, and nothing is kept on the host. The table is never said to be missing."""
+    """A damaged GET or listing is asked for again, and nothing of it is kept; the table is never said to be missing."""
     options = bench.options("reader")
     with reading(bench, kind, "lost", times=0) as asked:
         LookupTable(None, options).scan()

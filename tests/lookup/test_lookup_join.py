@@ -253,8 +253,7 @@ def test_answers_in_the_order_of_the_keys(host: Host, source: Source) -> None:
 
 
 def test_what_a_lookup_asks_for(host: Host, source: Source) -> None:
-    """Columns come under the names, in the order and in the types that the query planned; without any there are marks. A second row where
-    there may be one is an error that names the key and what to do. lookup.on-error is not about this."""
+    """Columns come as the query planned them, or marks in their place; a second row where there may be one is an error that names the key."""
     wide = pa.int64() if isinstance(source[0], Path) else pa.int32()
     columns = pa.schema([("size", wide), KEY, COLUMNS.field(0)])
     spec = host.spec(*source, columns=columns, names=("name", "k.1", "é"))
@@ -302,8 +301,7 @@ def test_what_was_announced_is_answered_whatever_happens(mode: str, host: Host, 
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_rows_in_place_of_gone_ones(seen: bool, host: Host, table: Path) -> None:
-    """Where bytes are lacking that are no longer in the store: FAIL is an error that names the table, or each row's reason; with NEWER the
-    current version answers, for the whole execution."""
+    """FAIL: an error that names the table, or each row's reason. NEWER: the current version answers, for the whole execution."""
     spec = host.spec(table, FAIL, many=False)
     told = host.told(spec, seen)
     named(table, "v2")
@@ -353,8 +351,7 @@ def test_a_snapshot_that_appears_is_used(host: Host, table: Path, monkeypatch: p
 
 @pytest.mark.parametrize("kept", ["by the process", "by the host", "without a directory", "nothing"])
 def test_a_store_that_fails(kept: str, host: Host, table: Path, cache_dir: Path) -> None:
-    """NULL: what this process or its host holds is answered, also that a key has no rows; other keys say what failed, and null ones
-    nothing. The next batch is answered when the store is back. FAIL: an error."""
+    """NULL: cached keys are answered, absences too, and others say what failed, until the store is back. FAIL: an error."""
     options = NOTHING if kept == "nothing" else PARTIAL
     if kept == "without a directory":
         (table.parent / "file").touch()

@@ -76,8 +76,7 @@ def test_an_announcement_comes_back_as_it_went(kind: str, digest: bytes, newest_
 def test_announcing_costs_one_metadata_call(
     what: str, first: list[str], later: str, directory: Path, cache_dir: Path
 ) -> None:
-    """One to find out what a path is (of a glob another one: whether a file has that name), one (of the cheaper sort) when that is known;
-    none where tasks of the host are told."""
+    """One call to learn what a path is (a glob needs another), then one of the cheaper sort; none where tasks of the host are told."""
     process = Process(directory / what, cache_dir)
     told = process.announce(ONE)
     assert process.metadata_calls() == first

@@ -289,8 +289,7 @@ def test_what_is_refused(options: dict[str, str], words: list[str]) -> None:
 
 
 def test_precedence() -> None:
-    """A read option beats a table option, which beats the conf file, which beats the default; storage options do so by name. Options
-    are a value."""
+    """A read option beats a table option, that the conf file, that the default; storage options do so by name. Options are a value."""
     conf = {
         "lookup.max-retries": "1", "lookup.scan.split-size": "1m", "lookup.settle": "1 s", "lookup.storage.anon": "false",
         "lookup.storage.endpoint_url": "http://h:9", "lookup.storage.nothing": "null",
@@ -320,8 +319,7 @@ def test_precedence() -> None:
 
 
 def test_options_that_replace_others() -> None:
-    """`override` replaces some options and refuses what parse refuses. A session moves host options off their default or the conf file's
-    value, never off an explicit one, and no others."""
+    """`override` refuses what parse refuses; a session moves host options only, and never off an explicit value."""
     columns = {"path": "/t", "lookup.columns": "a"}
     assert parse(columns).override({"lookup.columns": "b"}) == parse({**columns, "lookup.columns": "b"})  # fmt: skip
     conf = {"lookup.cache.dir": "/conf", "lookup.max-retries": "1"}
@@ -413,8 +411,7 @@ PLAIN_KEYS = ["endpoint_url", "anon", "region", "profile", "username", "keyring_
 @pytest.mark.parametrize("name", SECRET_KEYS)
 @pytest.mark.parametrize("prefix", ["lookup.storage.", "lookup.provider."])
 def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str, name: str) -> None:
-    """An option that would store a credential in a plan or catalog is refused, by key and never by value; names that only resemble one's are
-    taken, also inside JSON."""
+    """By key and without its value, in URLs and JSON, too; names that only resemble a credential's are taken."""
     given = {"path": "/t", **(PROVIDER if prefix == "lookup.provider." else {})}
     for key, value in (
         (name, SECRET),

@@ -161,8 +161,7 @@ INTERVALS = st.floats(1e-2, 1e7)
 def test_when_a_periodic_reload_is_due(
     mode: ScheduleMode, interval_s: float, first: float, start: float, took: float, later: float
 ) -> None:
-    """FIXED_DELAY is due exactly one interval after the end of the last reload, FIXED_RATE at a multiple of the interval after its
-    start; whatever the clock says, the next is due within one interval from now."""
+    """FIXED_DELAY: one interval after the last reload's end; FIXED_RATE: a multiple of it after the first start; never later than in an interval."""
     trigger = PeriodicCacheReloadTrigger(interval_s, mode)
     started = start if mode is DELAY else first + start
     last = LastReload(first, started, started + took)
@@ -230,8 +229,7 @@ def test_no_end_of_a_reload_ends_the_schedule(mode: ScheduleMode, last: LastRelo
 
 @pytest.mark.parametrize(("mode", "started_s", "due_s"), [(DELAY, NOON + 6, NOON + 16), (RATE, NOON + 10, NOON + 20)])
 def test_reloads_of_other_processes_count(mode: ScheduleMode, started_s: float, due_s: float) -> None:
-    """Opening a trigger on a table that was reloaded does not fire it before its time, nor does a timer that runs before its time, as
-    after a clock was set back; one that finds a newer reload waits its interval from that, or leaves it the point."""
+    """A trigger or timer that finds a newer reload asks for none before an interval has passed since that."""
     context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext(last=LastReload(NOON, NOON, NOON)))
     ((at_s, action),) = context.timers
     context.timers.clear()
@@ -275,8 +273,7 @@ each_trigger = pytest.mark.parametrize("make", TRIGGERS, ids=["delay", "rate", "
 def test_a_trigger_that_is_closed_plans_nothing(
     make: Callable[[], CacheReloadTrigger], problem: Exception | None
 ) -> None:
-    """It has no timer, nor does one do anything that the cache had already taken up, nor the end of a reload that was under way. It may be
-    closed twice or without having been opened; opened again it belongs to its new context. A pickled copy is not open."""
+    """Whatever is under way then. It may be closed twice, or unopened, and opened again for another context; a pickled copy is not open."""
     trigger = make()
     before = opened(trigger, ManualContext())
     trigger = pickle.loads(pickle.dumps(trigger))
@@ -377,8 +374,7 @@ def first_starts(draw: st.DrawFn, reload_time: datetime.time, zone: datetime.tzi
 def test_a_timed_reload_is_the_next_on_the_grid(
     data: st.DataObject, reload_time: datetime.time, zone: datetime.tzinfo, days: int, step: int, near: float
 ) -> None:
-    """Whenever the last reload began, the first grid time after it is due: none is left out, and none is off the grid. Days with 23 or 25
-    hours count as one; a skipped time comes after the gap, a doubled one once, at its first; an offset knows no summer."""
+    """The first grid time after the last start is due; a day of 23 or 25 hours is one, a skipped time comes after the gap, a doubled one once."""
     first = data.draw(first_starts(reload_time, zone))
     grid = calendar_grid(reload_time, days, zone, first, range(-20, 60))
     started = grid[20 + step] + near
@@ -583,8 +579,7 @@ def is_black(blackout: Blackout, at_s: float, zone: datetime.tzinfo) -> bool:
 
 @given(WINDOWS, st.sampled_from(ZONES) | OFFSETS, st.integers(0, 60 * 24 * 365), st.floats(0, DAY))
 def test_what_is_postponed_is_free(text: str, zone: datetime.tzinfo, minute: int, later: float) -> None:
-    """The time found is not before the one asked for, is outside every window by the clocks, and keeps the order. Where clocks do not
-    change, a free time stays, and a black one moves within a day, through black time only."""
+    """The time is not before the one asked for, outside every window, in order, and where clocks do not change reached through black time only."""
     blackout = accepted(text, zone)
     at_s = unix("2026-01-01") + 60 * minute
     free = blackout.postponed_s(at_s)

@@ -279,8 +279,7 @@ CSV = "id,name\n" + "".join(f"{n},n{n}\n" for n in range(1000))
 
 @pytest.mark.parametrize("store", by_day(["s3", "local"], 2))
 def test_a_forked_child_builds_its_own_runtime(tmp_path: Path, cache_dir: Path, s3: S3Server, store: str) -> None:
-    """Children forked at any moment of a parent that reads all the time have a runtime and connections of their own, and do not
-    hang."""
+    """Children forked at any moment of a parent that reads all the time have a runtime and connections of their own."""
     (tmp_path / "t.csv").write_text(CSV)
     given: tuple[str, dict[str, str]] = str(tmp_path / "t.csv"), {}
     if store == "s3":

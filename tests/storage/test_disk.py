@@ -171,8 +171,7 @@ def test_a_full_disk(opened: Opened) -> None:
 
 
 def test_a_directory_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
-    """Another user's, whatever its mode; one in which others have any right, saying what to do, and what they may have done;
-    a link, also to a directory that would do; a file there, or in the way. Nothing is put into it."""
+    """Another user's, one open to others (and what to do about it), a link, and a file in its place are refused; nothing is put there."""
     foreign = tmp_path / "foreign" if os.geteuid() == 0 else Path("/usr")
     if os.geteuid() == 0:
         foreign.mkdir()

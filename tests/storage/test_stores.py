@@ -111,9 +111,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_file_and_its_versions(place: Place) -> None:
-    """Stores that look at an unchanged file at other times, by any call, give equal versions; `count` hears each call once.
-    New bytes of the same length are another one, the old ones put back a third (on S3 the first). Of what was removed after its
-    version was taken nothing is read, and it is not found until it is there again."""
+    """Equal versions while a file is unchanged, another one for each write, an error once it was removed; `count` hears each call once."""
     first = store_of(place.url).get_meta(place.url, ignore)
     store, told = store_of(place.url, lambda: LATER() + 1000), list[str]()
     assert first == store.get_meta(place.url, told.append) == store.get_status(place.url, told.append)
@@ -524,10 +522,7 @@ def test_foreign_errors_leave_as_ours(
 
 
 def test_a_web_identity_has_etag_and_time(web: WebServer) -> None:
-    """ETags of web servers are often built from whole seconds, so either of ETag and time makes another version.
-
-    A file changed in the last two seconds is not kept, ETag or not; nor is one without either; one without a size is refused.
-    """
+    """Another ETag or another time is another version; a file without either, or changed in the last two seconds, is not kept."""
     versions = set()
     for etag, at_s in (('"a"', 1000), ('"b"', 1000), ('"a"', 1001), ("", 1000), ('"a"', 0)):
         url = web.put("/f.csv", OLD, etag, formatdate(at_s, usegmt=True) if at_s else "")

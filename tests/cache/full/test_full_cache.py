@@ -109,8 +109,7 @@ def test_files_too_new_to_tell_apart_are_read_through(directory: Path, cache_dir
 
 
 def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> None:
-    """Up to three overlays lie over the base; a later one takes the place of one that it hides, the fourth makes one of them all. Once
-    a quarter of the base is hidden or lies over it, one base takes their place, beside the queries; nothing is fetched twice."""
+    """Overlays replace those they hide, four become one, and a base takes the place of all once a quarter of it is hidden; no file is read twice."""
     table = Table(directory, cache_dir, FULL)
     table.warm()
     table.fetched()
@@ -162,8 +161,7 @@ def test_one_process_of_the_host_loads_at_a_time(directory: Path, cache_dir: Pat
 
 
 def test_loads_that_fail(directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Before the first load queries fail with its error. KEEP: afterwards they do not; failures are counted, logged once, and the next
-    reload brings the table up to date once it is complete."""
+    """Before the first load queries fail with its error. KEEP: afterwards failures are counted and logged once, and the old rows are served."""
     table = Table(directory, cache_dir, CACHE)
     table.down()
     for load in (lambda: table.get(0), table.full.current) * 2:
@@ -211,8 +209,7 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
 def test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it(
     directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
-    """A new worker does not reload a fresh snapshot. The first query that comes late waits for a reload, where no worker lived when it
-    was due, and where one does that stands still; afterwards there is no second one. A store that fails is asked once in an interval."""
+    """Once, whether no worker lived when it was due, or one stands still; not for a fresh snapshot; a store that fails is asked once an interval."""
     first = Table(directory, cache_dir, options)
     clock = first.host.clock
     first.get(0)
@@ -261,8 +258,7 @@ def test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it(
 
 @pytest.mark.parametrize("failing", ["KEEP", "FAIL"])
 def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Path, failing: str) -> None:
-    """One that began when it was due holds up no query: the old rows are as old as was promised. Once it has taken build-wait they are
-    counted as stale, or refused."""
+    """Queries answer from the old rows; once the load has taken build-wait, these are counted as stale, or refused."""
     options = {**CACHE, WAIT: "5 s", "lookup.full-cache.on-reload-failure": failing}
     slow = Table(directory, cache_dir, options)
     clock = slow.host.clock
@@ -291,8 +287,7 @@ def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Pa
 
 
 def test_a_load_of_another_process_that_never_ends(directory: Path, cache_dir: Path) -> None:
-    """A query waits for it for build-wait: then it reads the files where there is no snapshot yet, or one of another kind of table, and
-    fails where none may be used that is so old."""
+    """After build-wait a query reads the files where there is no snapshot yet, and fails where none may be used that is so old."""
     limited = {**CACHE, "lookup.full-cache.max-staleness": "10 min"}
     stopped, table = Table(directory, cache_dir, limited), Table(directory, cache_dir, limited)
     with stopped.full._stored.lock():
@@ -497,8 +492,7 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
 def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
     directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A custom trigger that raises when it is opened does not harm queries; its error is logged once. A process in which it works
-    reloads."""
+    """A custom trigger that cannot be opened or closed is logged once and harms no query; a process in which it works reloads."""
     with monkeypatch.context() as patch:
         patch.setattr(EveryCall, "open", None)
         table = with_trigger(directory, cache_dir)
@@ -652,8 +646,7 @@ def test_no_segment_goes_before_what_names_it(
 
 @pytest.mark.parametrize("gets_on_s", [0, 1500])
 def test_a_process_that_stands_still_in_a_load(site: Site, monkeypatch: pytest.MonkeyPatch, gets_on_s: int) -> None:
-    """A reload waits for that of another process as long as it makes progress; then it fails with an error that names the lock, and
-    queries read the snapshot as before."""
+    """A reload waits for another process's as long as that makes progress, then fails and names the lock; queries read the snapshot."""
     site.created().write([{"id": 1}])
     table = site.table(FULL)
     assert table.get(1) == [{"id": 1, "name": None}]

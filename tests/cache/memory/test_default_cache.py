@@ -272,8 +272,7 @@ def test_what_is_refused_leaves_no_trace(name: str) -> None:
 
 
 def test_one_key_at_a_time() -> None:
-    """`put` replaces the rows of a key and returns those before; columns are those of the first row ever given, until the cache is
-    closed, which is safe at any time."""
+    """`put` returns the rows that it replaces; columns are those of the first row until the cache is closed, which is safe at any time."""
     cache = cache_of()
     cache.close()
     cache, metrics = opened(cache)

@@ -269,8 +269,7 @@ def rows_by_key(files: Mapping[str, Sequence[Any]], numbers: Mapping[str, int]) 
 @fuzzed(6)
 @given(data=st.data())
 def test_what_cannot_differ_does_not(kind: pa.DataType, data: st.DataObject) -> None:
-    """A key that cannot differ has the rows in one version that it has in the other; one can differ if a file that only one of them
-    has can hold it; alike in both directions, and for other processes."""
+    """A key that cannot differ has the same rows in both versions; one can if a file that only one of them has may hold it."""
     types, before, after = data.draw(two_versions(kind))
     with new_directory() as root:
         path = root / "dim"

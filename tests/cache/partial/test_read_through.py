@@ -116,8 +116,7 @@ def test_the_host_is_told_what_is_in_use(cache_dir: Path, clock: FakeClock, sour
 def test_keys_that_are_to_be_forgotten(
     cache_dir: Path, clock: FakeClock, source: Source, is_shared: bool, before: int
 ) -> None:
-    """They are loaded again once, absences too, and no others are: by whoever held them, by who comes later, after a merge as before
-    it; a load under way answers its caller and is not kept."""
+    """They, and no others, are loaded again once, by every process, before and after a merge; a load under way is not kept."""
     root = cache_dir if is_shared else None
     worker = Worker(root, source, clock)
     other = Worker(root, source, clock) if is_shared else worker

@@ -289,9 +289,7 @@ INDEXED: list[tuple[list[str], set[str]]] = [
 
 @pytest.mark.parametrize(("keys", "regions"), INDEXED, ids=lambda part: " ".join(sorted(map(str, part))))
 def test_the_index_suits_the_keys(workshop: Workshop, keys: list[str], regions: set[str]) -> None:
-    """Dense whole numbers have slots wherever they begin, nulls or not; wide keys have hashes; only duplicates have `first`. A column
-    of few texts is kept as codes, unless it is a key. However a segment is built, from batches in or out of order, it holds the same
-    rows in the same order."""
+    """Dense whole numbers have slots, wide keys hashes, duplicates `first`, few texts codes; however it is built, a segment is the same."""
     dense = [10**12 + n % 150 if n % 10 else None for n in range(400)]
     few = ["", "one", None, "é" * 100, "one\0"]
     columns = {
@@ -457,8 +455,7 @@ def test_a_seed_that_does_not_suit(workshop: Workshop, way: str) -> None:
 
 
 def test_threads_that_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what fails the first in order is raised, and no thread is left. A process that ends waits for none: they are daemons.
-    If not all can be started, fewer do it."""
+    """Of several failures the first in order is raised, and no thread is left; if not all threads can be started, fewer do the work."""
     failed = threading.Event()
     workers = set()
 

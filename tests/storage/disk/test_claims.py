@@ -60,8 +60,7 @@ def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.5, 60.0])
 def test_waiting_ends_with_the_claim(opened: Opened, timeout_s: float) -> None:
-    """For a claim that stays one waits the time that was given, in short pauses, and is told that it is not over; who waits
-    for one that is released goes on as soon as it is, and at once if there is none."""
+    """One waits in short pauses until the claim is released, or for the given time, and not at all if there is none."""
     claim = opened.disk.create_claim(SPACE, V1, b"")
     ((name, _),) = opened.disk.claims(SPACE, V1)
     stays = FakeClock()

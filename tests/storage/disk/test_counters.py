@@ -75,8 +75,7 @@ def host(tmp_path: Path) -> Host:
 @fuzzed(30)
 @given(st.lists(st.sampled_from(["begin", "begin", "count", "end", "fold", "die"]), max_size=30))
 def test_the_sum_stays(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
-    """Files of processes that have ended become one, those of living ones, and of other tables, stay, though whoever folds may die
-    before the files in the total are removed: each counts once, with what was put last, large and negative numbers included."""
+    """Files of processes that have ended become one, whoever dies while folding them; each process counts once, with what it put last."""
     host, living = Host(tmp_path_factory.mktemp("counters")), dict[str, CounterFile]()
     other, begun, counted = host.made("u-1", 100, 100), list[int](), dict[str, int]()
     for number, step in enumerate(steps):

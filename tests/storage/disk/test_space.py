@@ -162,8 +162,7 @@ class Host:
 
 
 def test_no_host_fills_its_disk(tmp_path: Path) -> None:
-    """Whatever the processes of a host read, build, reload, hold and leave behind, their directory stays within the budget, the
-    account says what lies there, and every answer is right."""
+    """Whatever processes read, build, hold and leave behind: the directory stays within its budget, its account and all answers are right."""
     counts: collections.Counter[str] = collections.Counter()
     for seed in seeds(2):
         host = Host(tmp_path / str(seed), random.Random(seed))
@@ -209,8 +208,7 @@ def test_processes_together_stay_within_the_budget(tmp_path: Path) -> None:
 def test_a_build_without_room(
     tmp_path: Path, cache_dir: Path, given_up: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The table is read from its files, by all processes: the build is tried once in a minute, counted, said once and shown. One that
-    turns out larger than was thought is given up, leaves nothing, and is not begun again for that size. With room it is built."""
+    """The table is read from its files, and the build tried once in a minute, counted, logged once and shown; with room it is built."""
     wide = {f"c{place}": [0] * EACH for place in range(60)}
     for number in range(10):
         publish(tmp_path / "dim", number, 1, columns=wide)
@@ -311,8 +309,7 @@ def test_a_file_that_is_being_written_outlives_no_process(cache_dir: Path) -> No
 
 
 def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:
-    """Superseded snapshots, then blocks, then the table that was not used for longest; never what somebody reads, nor a table that
-    was used a moment ago."""
+    """Superseded snapshots, then blocks, then the table unused for longest; never what somebody reads or used a moment ago."""
     clock = FakeClock(time.time() + 10)
     noise = {"noise": [random.Random(n).randbytes(230) for n in range(EACH)]}  # half a MB a table
 
@@ -379,8 +376,7 @@ def test_a_reload_that_takes_the_place_of_what_nobody_reads(tmp_path: Path, cach
 
 
 def test_without_room_for_records(tmp_path: Path, cache_dir: Path) -> None:
-    """CACHE: others have filled the disk, or the budget was lowered. What the last reload has learned cannot be put on record either, and
-    queries read the newest files all the same."""
+    """CACHE: queries read the newest files also where what a reload has learned cannot be put on record."""
     publish(tmp_path / "dim", 0, 1)
     clock = FakeClock(time.time() + 10)
     held = Table(tmp_path / "dim", cache_dir, CACHE, clock)
@@ -503,8 +499,7 @@ def test_what_is_read_once_leaves_nothing_in_memory(tmp_path: Path, compacts: bo
 
 @pytest.mark.parametrize("mode", by_day(["FULL", "PARTIAL"], 2))
 def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """It keeps the engines of the tables that it used last, and of those in use, with their open files. A table whose engine was
-    dropped is read as by another process: nothing that was committed, invalidated or counted is lost."""
+    """It keeps the engines of the tables used last and of those in use; nothing committed, invalidated or counted is lost with another."""
     monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 2)
     current = Runtime(FakeClock(time.time()).host(), random.Random(7))
     monkeypatch.setattr(api, "runtime", lambda: current)
