@@ -125,8 +125,11 @@ def test_a_file_and_its_versions(place: Place) -> None:
         assert (seen[-1].size, read_whole(store, seen[-1])) == (len(OLD), data)
         if place.directory is not None:
             told.clear()
-            listing = store.list_status(place.directory, told.append)
-            assert (listing.files, store.get_status(place.directory, told.append)) == ((seen[-1],), listing)
+            listing, status = (ask(place.directory, told.append) for ask in (store.list_status, store.get_status))
+            assert isinstance(status, Listing)
+            assert (
+                (listing.files, listing.directories) == (status.files, status.directories) == ((seen[-1],), frozenset())
+            )
             assert told == ["list", "list"]
     assert len({first, *seen}) == (2 if place.url.startswith("s3") else 3)
     place.remove()
@@ -139,7 +142,7 @@ def test_a_file_and_its_versions(place: Place) -> None:
     assert read_whole(store, store.get_meta(place.url, ignore)) == NEW
 
 
-@pytest.mark.parametrize("data", [NEW, NEW[:150], NEW * 2, b""], ids=["equal size", "shorter", "longer", "empty"])
+@pytest.mark.parametrize("data", [NEW, NEW[:150], b""], ids=["equal size", "shorter", "empty"])
 def test_overwritten_between_two_ranges(place: Place, data: bytes) -> None:
     """A file rewritten between two reads of one request is noticed, whatever its new size: no bytes are handed out."""
     store = FaultyStore(store_of(place.url))
@@ -721,10 +724,10 @@ def test_what_a_name_is_costs_one_request(s3: S3Server, bucket: str) -> None:
     keys = ["dim-old/a", "dim.parquet", "dim/a", "dim/b=1/c", "dim0", "dim0x/y", "dimension/z"]
     put(s3, bucket, *keys)
     root = f"s3://{bucket}/"
+    ufs = host_of(s3, root).ufs
     # A bucket is a directory.
     directories = {"dim": keys[2:4], "dim/": keys[2:4], "dim-old": keys[:1], "": keys}
     for path in (*directories, "dim.parquet", "dim0", "di", "dim/a/b", "nothing"):
-        ufs = host_of(s3, root + path).ufs
         s3.log.clear()
         if path not in directories and path not in keys:
             with pytest.raises(errors.UfsNotFoundError, match=f"{path} does not exist"):
@@ -739,7 +742,7 @@ def test_what_a_name_is_costs_one_request(s3: S3Server, bucket: str) -> None:
         else:
             assert (status.url, status) == (root + path, ufs.get_meta(root + path))
     with pytest.raises(errors.UfsNotFoundError, match="is a bucket"):
-        host_of(s3, root).ufs.get_meta(root)
+        ufs.get_meta(root)
 
 
 @pytest.mark.parametrize(("crowd", "asked_for"), [("dim-{:02}", 2), ("dim.{:02}", 2), ("dim{:02}", 1)])

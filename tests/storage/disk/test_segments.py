@@ -198,6 +198,8 @@ def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
             assert opened.disk.remove_segment("t", path.name), use
             assert not (path.exists() or record_of(opened, path.name).exists())
     assert (opened.disk.segments("t"), opened.disk.segments("u")) == ([], ["other"])
+    path_of(opened, "directory").mkdir()
+    assert not opened.disk.remove_segment("t", "directory")  # it is not ours
 
 
 def fill(opened: Opened) -> None:
@@ -265,6 +267,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     **BLOCK_DAMAGE,
     "noise": lambda blob: data_of(9, len(blob)),
     "footer flipped": in_footer,
+    "footer's length flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 7) * 8),
     "footer's checksum flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 8) * 8),
     "region flipped": in_region,
     "another's regions": lambda blob: blob.replace(REGIONS["one"], data_of(4, 1000)),
