@@ -433,7 +433,7 @@ FAULTS = [
     Fault("a-held-record-is-never-read-again", "storage/disk/records.py::Held.get",
         "A process goes on with the record that it has read, though another one is in its place.",
         remove("$latest[0] == $signs"),
-        ("tests/test_api.py::test_a_warm_get_reads_and_writes_no_record",)),
+        ("tests/lookup/test_lookup_table.py::test_a_warm_get_reads_and_writes_no_record",)),
     Fault("an-unchanged-version-is-recorded-anew", "versions/host_versions.py::HostVersions.learn",
         "Every query records the version again that it has found.",
         replace("$record and not $renew and $known", "$record and $renew and $known"),
