@@ -1,7 +1,8 @@
-"""Older versions of Spark: what they lack is refused by name, and what they do not say is known without them."""
+"""The reader of a stream of changes, asked as Spark asks it: within limits; and as older versions of Spark do, which say less."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,39 @@ def consumed(reader: ChangeReader, start: dict[str, Any], end: dict[str, Any]) -
     """The ids of a micro-batch."""
     batches = [batch for partition in reader.partitions(start, end) for batch in reader.read(partition)]
     return sorted(id_ for batch in batches for id_ in batch.column("id").to_pylist())
+
+
+@pytest.mark.skipif(types.SPARK < (4, 2), reason="needs Spark 4.2: limits of a micro-batch")
+@pytest.mark.parametrize(
+    ("limit", "most", "sizes"),
+    [
+        ("rows", "4", [4, 4]),
+        ("rows", "5", [4, 4]),
+        ("files", "3", [6, 2]),
+        ("bytes", "1 GiB", [8]),
+        ("bytes", "1", [2, 2, 2, 2]),
+    ],
+)
+def test_limits_of_a_micro_batch(table: LookupTable, limit: str, most: str, sizes: list[int]) -> None:
+    """It takes whole commits within its limit, and one at least."""
+    for number in range(4):
+        table.write(rows(number, 100 + number))
+    reader = reader_of(table, start="1", **{f"max_{limit}_per_trigger": most})
+    batches, start = [], reader.initialOffset()
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        batches.append(consumed(reader, start, end))
+        start = end
+    assert [len(ids) for ids in batches] == sizes
+    assert sorted(itertools.chain(*batches)) == [0, 1, 2, 3, 100, 101, 102, 103]
+
+
+def test_where_a_stream_begins(table: LookupTable) -> None:
+    """With the rows there are, with what comes, or after a position of the log."""
+    first = table.write(rows(1))
+    table.write(rows(2))
+    for start, ids in (("snapshot", [1, 2]), ("LATEST", []), (str(first), [2])):
+        reader = reader_of(table, start=start)
+        assert consumed(reader, reader.initialOffset(), reader.latestOffset()) == ids
 
 
 @pytest.mark.parametrize("limit", ["rows", "files", "bytes"])
