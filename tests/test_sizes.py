@@ -36,15 +36,28 @@ from pyspark_lookup.storage.stores import PART_OF_FILE, FileVersion
 from tests.support.fakes import make_host
 
 
-@pytest.mark.parametrize(
-    "text", ["1", "?", "key", "?key", "&key", "://@", "a://", "password=", "x?", "=@", "pwd=x;", "@", "'key': ", "key="]
-)
-def test_messages_of_any_length(text: str) -> None:
+@pytest.mark.parametrize("head", ["a://", "?"])
+def test_messages_of_any_length(head: str) -> None:
     """What is looked for in a message takes time by its length, whatever is in it."""
-    start = time.process_time()
-    without_credentials(f"a://{text * 25_000}")
-    without_credentials(f"?{text * 25_000}")
-    assert time.process_time() - start < 2
+    for part in (
+        "1",
+        "?",
+        "key",
+        "?key",
+        "&key",
+        "://@",
+        "a://",
+        "password=",
+        "x?",
+        "=@",
+        "pwd=x;",
+        "@",
+        "'key': ",
+        "key=",
+    ):
+        start = time.process_time()
+        without_credentials(head + part * 25_000)
+        assert time.process_time() - start < 1, part
 
 
 # --- columns --------------------------------------------------------------------------------------------
@@ -88,6 +101,13 @@ def test_time_by_the_number_of_columns(tmp_path: Path, form: str) -> None:
 # --- bombs ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """An empty directory for a table's files."""
+    (tmp_path / "t").mkdir()
+    return tmp_path / "t"
+
+
 def _read(path: Path) -> pa.Table:
     return LookupTable(str(path), {"lookup.cache.dir": str(path.parent / "cache")}).scan()
 
@@ -113,27 +133,25 @@ def test_text_that_is_larger_than_can_be_read(
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])
-def test_text_for_which_there_is_no_memory(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_for_which_there_is_no_memory(table: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_LARGE", 10)
     monkeypatch.setattr(memory, "free_bytes", lambda: 200)
-    (tmp_path / "t").mkdir()
-    (tmp_path / "t" / f"a.{form}").write_bytes(b"v\n" * 50 if form == "csv" else b'{"v": 1}\n' * 12)
+    (table / f"a.{form}").write_bytes(b"v\n" * 50 if form == "csv" else b'{"v": 1}\n' * 12)
     with pytest.raises(NotSupportedError, match=rf"a\.{form} holds .* 200 bytes of memory are free"):
-        _read(tmp_path / "t")
+        _read(table)
 
 
 @pytest.mark.nightly
-def test_a_bomb(tmp_path: Path) -> None:
+def test_a_bomb(table: Path) -> None:
     """Two GiB in less than 10 MB."""
-    (tmp_path / "t").mkdir()
-    with (tmp_path / "t" / "a.csv.gz").open("wb") as file:
+    with (table / "a.csv.gz").open("wb") as file:
         file.write(gzip.compress(b"id,v\n"))
         member = gzip.compress(b"1,2\n" * 2**24)
         for _ in range(33):
             file.write(member)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(NotSupportedError, match=r"a\.csv\.gz: it holds more than"):
-        _read(tmp_path / "t")
+        _read(table)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 
@@ -143,67 +161,61 @@ FLAT = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
 @pytest.mark.parametrize("as_stored", [True, False], ids=["dictionary", "text"])
 def test_few_bytes_that_stand_for_many_long_values(
-    tmp_path: Path, as_stored: bool, monkeypatch: pytest.MonkeyPatch
+    table: Path, as_stored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One value of a Parquet dictionary in each row: batches have fewer rows, so that they stay small."""
     monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**22)
     monkeypatch.setattr(contract, "_UNCHECKED_BYTES", 2**22)
-    (tmp_path / "t").mkdir()
     rows = pa.table({"id": np.arange(3000), "v": CONSTANTS})
-    pq.write_table(rows, tmp_path / "t" / "a.parquet", store_schema=as_stored, write_statistics=False)
-    assert (tmp_path / "t" / "a.parquet").stat().st_size < 200_000
-    table = _read(tmp_path / "t")
-    assert table.num_rows == 3000
-    assert max(chunk.nbytes for chunk in table["v"].chunks) < 2**24
+    pq.write_table(rows, table / "a.parquet", store_schema=as_stored, write_statistics=False)
+    assert (table / "a.parquet").stat().st_size < 200_000
+    values = _read(table).column("v")
+    assert len(values) == 3000
+    assert max(chunk.nbytes for chunk in values.chunks) < 2**24
     monkeypatch.setattr(contract, "free_bytes", lambda: 2**21)
     with pytest.raises(
         NotSupportedError, match=r"/t: its rows take more than \d+ bytes of memory, but only 2097152 are free"
     ):
-        _read(tmp_path / "t")
+        _read(table)
 
 
-def test_lists_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_for_which_there_is_no_memory(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Parquet row that is as long as many is refused before it is decoded."""
     monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**20)
     monkeypatch.setattr(parquet, "free_bytes", lambda: 2**20)
-    (tmp_path / "t").mkdir()
-    pq.write_table(pa.table({"id": [1], "v": [[0] * 2**18]}), tmp_path / "t" / "a.parquet")
+    pq.write_table(pa.table({"id": [1], "v": [[0] * 2**18]}), table / "a.parquet")
     with pytest.raises(
         NotSupportedError, match=r"a\.parquet .*262144 list elements in 1 rows: there is not enough memory"
     ):
-        _read(tmp_path / "t")
+        _read(table)
 
 
-def test_lists_that_are_long_in_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_that_are_long_in_the_file_too(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Embeddings in a row group larger than free memory are read batch by batch, because they are many rows."""
     monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**20)
     monkeypatch.setattr(parquet, "free_bytes", lambda: 2**20)
-    (tmp_path / "t").mkdir()
     values = pa.array(np.random.default_rng(0).random(2**19, np.float32))
     rows = pa.table({"id": np.arange(2**10), "v": pa.FixedSizeListArray.from_arrays(values, 2**9)})
-    pq.write_table(
-        rows.cast(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32()))])), tmp_path / "t" / "a.parquet"
-    )
-    assert _read(tmp_path / "t").num_rows == 2**10
+    pq.write_table(rows.cast(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32()))])), table / "a.parquet")
+    assert _read(table).num_rows == 2**10
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_a_small_dictionary_is_not_read_beforehand(
-    tmp_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
+    table: Path, compression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The header of its page bounds the length of its values."""
     monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**24)
-    (tmp_path / "t").mkdir()
     rows = pa.table({"id": np.arange(20_000), "v": pa.array(np.arange(20_000) % 97).cast(pa.string())})
-    pq.write_table(rows, tmp_path / "t" / "a.parquet", compression=compression, use_dictionary=["v"])
+    pq.write_table(rows, table / "a.parquet", compression=compression, use_dictionary=["v"])
     beforehand: list[int] = []
     monkeypatch.setattr(
         parquet.ParquetIndex, "_longest_text_bytes", lambda index, unit, leaf, source: beforehand.append(leaf) or 0
     )
-    assert _read(tmp_path / "t").equals(rows)
+    assert _read(table).equals(rows)
     assert beforehand == []
     monkeypatch.setattr(parquet, "_dictionary_bytes", lambda chunk, source: chunk.total_uncompressed_size)
-    assert _read(tmp_path / "t").equals(rows)
+    assert _read(table).equals(rows)
     assert beforehand == [1]
 
 
@@ -217,18 +229,17 @@ def test_what_was_read_from_files_leaves_room_in_a_container(tmp_path: Path, mon
     assert memory.free_bytes() == 7_500_000
 
 
-def test_a_stripe_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "t").mkdir()
-    orc.write_table(pa.table({"id": np.zeros(2**17, np.int64)}), tmp_path / "t" / "a.orc", compression="zstd")
-    assert (tmp_path / "t" / "a.orc").stat().st_size < 2000
-    assert _read(tmp_path / "t").num_rows == 2**17
+def test_a_stripe_for_which_there_is_no_memory(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orc.write_table(pa.table({"id": np.zeros(2**17, np.int64)}), table / "a.orc", compression="zstd")
+    assert (table / "a.orc").stat().st_size < 2000
+    assert _read(table).num_rows == 2**17
     monkeypatch.setattr(memory, "_LARGE", 2**16)
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**19)
     with pytest.raises(
         NotSupportedError,
         match=r"a\.orc .*131072 rows in one stripe take at least 1048576 bytes, but only 524288 are free: there is not enough memory",
     ):
-        _read(tmp_path / "t")
+        _read(table)
 
 
 def _write_parquet_bomb(path: Path) -> None:
@@ -422,12 +433,11 @@ def test_a_bomb_of_iceberg_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("value", ["x", '""', "1", "x\n", " \n", "\\", ",", "'"], ids=ascii)
-def test_a_long_line(tmp_path: Path, value: str) -> None:
+def test_a_long_line(table: Path, value: str) -> None:
     """16 MiB in one value take no longer than in many."""
-    (tmp_path / "t").mkdir()
     text = value * (2**24 // len(value))
-    (tmp_path / "t" / "a.csv").write_text(f'id,"v\nw"\n1,"{text}"\n', newline="")
+    (table / "a.csv").write_text(f'id,"v\nw"\n1,"{text}"\n', newline="")
     start = time.process_time()
-    (found,) = _read(tmp_path / "t").column("v\nw").to_pylist()
+    (found,) = _read(table).column("v\nw").to_pylist()
     assert found == text.replace('""', '"')
     assert time.process_time() - start < 6
