@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
@@ -14,7 +13,6 @@ from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError
 from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
 from pyspark_lookup.sources.providers.bisection import Bisection, Call, Outcome
-from pyspark_lookup.sources.providers.functions import AsyncKeyLookupFunction, KeyLookupFunction
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.lookup_functions import (
     CACHES,
@@ -50,28 +48,6 @@ def fails_for(*poison: int) -> Answer:
     return answer
 
 
-class ByKey(KeyLookupFunction):
-    """Answers any key but those of `poison`."""
-
-    schema = SCHEMA
-    poison: tuple[int, ...] = (13,)
-
-    def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-        if key["id"] in self.poison:
-            raise KeyError("boom")
-        return [{**key, "name": f"n{key['id']}"}]
-
-
-class AsyncByKey(AsyncKeyLookupFunction):
-    """The same, asynchronous."""
-
-    schema = SCHEMA
-
-    async def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-        await asyncio.sleep(0)
-        return ByKey().lookup_key(key)
-
-
 @KINDS
 @CACHES
 @pytest.mark.parametrize("size", [None, 1, 3])
@@ -101,17 +77,6 @@ def test_what_a_bad_key_costs(desk: Desk, kind: str, cache: Options, size: int |
         assert counted(table) == {
             "missCount": 30, "numLoadFailures": len(poison), "loadCount": len(answered), "hitCount": len(answered)
         }  # fmt: skip
-
-
-@CACHES
-@pytest.mark.parametrize("make", [ByKey, AsyncByKey])
-def test_a_function_that_is_asked_key_by_key_names_its_key(desk: Desk, make: Callable[[], Any], cache: Options) -> None:
-    """Repeated keys and null keys are no hindrance."""
-    table = desk.serve(make(), {**cache, **ONCE})
-    with pytest.raises(LookupFunctionError, match=r"key id = 13: KeyError\('boom'\)$") as caught:
-        pairs(table, 1, None, 13, 1, 14, 13)
-    assert caught.value.rows.column(KEY_INDEX).to_pylist() == [0, 3, 4]
-    assert sorted(caught.value.failures) == [2, 5]
 
 
 @KINDS
@@ -158,21 +123,6 @@ def test_a_system_that_is_down_gets_few_calls_more(desk: Desk, size: int | None,
     assert len(function.log.asked) == retries + 1 + 3
     assert len(desk.clock.slept) == retries
     assert counted(table) == {"missCount": 100, "numLoadFailures": 100}
-
-
-def test_the_retries_of_a_key_that_recovers(desk: Desk) -> None:
-    """What succeeds in another attempt is not a failure, and nothing is asked by halves."""
-    failed: list[int] = []
-
-    def answer(keys: pa.Table) -> pa.Table:
-        if not failed:
-            failed.append(1)
-            raise ConnectionError("reset")
-        return rows_of(NAMES)(keys)
-
-    function = SyncFunction(answer)
-    assert len(pairs(desk.serve(function), *range(20))) == 20
-    assert len(function.log.asked) == 2
 
 
 def test_a_key_that_takes_too_long(desk: Desk) -> None:

@@ -33,44 +33,8 @@ FULL = {"lookup.cache": "FULL"}
 ONCE = {"lookup.max-retries": "0"}
 MANY = 5000
 PEOPLE = pa.table({"id": [1, 2, 2, 3], "name": ["one", "two", "zwei", None], "n": [10, 20, 21, 30]})
-ASKED = ids(1, 2, 9, 3, 1, None)
-FOUND = [(0, 1, "one", 10), (1, 2, "two", 20), (1, 2, "zwei", 21), (3, 3, None, 30), (4, 1, "one", 10)]
-
-
-class Tables:
-    """Tables that a provider reads, made of Arrow rows."""
-
-    module: str
-    factory = "provider"
-    odd_name = "t"
-
-    def __init__(self, cache_dir: Path) -> None:
-        self._cache_dir = cache_dir
-        self._opened: list[LookupTable] = []
-
-    create: Callable[[str, pa.Table], str]  # makes a table; its name
-    refer: Callable[[str], tuple[str | None, Options]]  # the path and the options that say which table is meant
-
-    def given(self, name: str, keys: str, *more: Options, factory: str = "") -> tuple[str | None, Options]:
-        """The path and the options of a lookup in a table."""
-        path, options = self.refer(name)
-        options |= {"lookup.provider": f"{self.module}:{factory or self.factory}", "lookup.keys": keys}
-        options |= {"lookup.cache.dir": str(self._cache_dir)}
-        for each in more:
-            options |= each
-        return path, options
-
-    def table(self, name: str, keys: str, *more: Options, factory: str = "") -> LookupTable:
-        self._opened.append(LookupTable(*self.given(name, keys, *more, factory=factory)))
-        return self._opened[-1]
-
-    def sends(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """What is inside makes providers of a database send exactly so many statements."""
-        return contextlib.nullcontext()
-
-    def close(self) -> None:
-        for table in self._opened:
-            table.close()
+REQUESTED = ids(1, 2, 9, 3, 1, None)
+ANSWER = [(0, 1, "one", 10), (1, 2, "two", 20), (1, 2, "zwei", 21), (3, 3, None, 30), (4, 1, "one", 10)]
 
 
 def shown(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
@@ -79,24 +43,38 @@ def shown(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
     return sorted(found, key=repr)
 
 
-# --- databases ---------------------------------------------------------------------------------------
-
-
 def literal(value: object) -> str:
     return (
         "NULL" if value is None else str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
     )
 
 
-class Database(Tables):
+class Database:
     """A database with a log of what providers ask it. Statements that are executed here are not in it."""
 
-    odd_name = "t\"'; DROP TABLE x; --?$1"
+    module: str
     execute: Callable[[str], None]
     statements: Callable[[], list[str]]  # that providers sent so far: one entry for each execution
+    refer: Callable[[str], tuple[str | None, Options]]  # the path and the options that say which table is meant
     _numbers = itertools.count(1)
 
-    def made(self, columns: str, *rows: str, name: str = "t") -> str:
+    def __init__(self, cache_dir: Path) -> None:
+        self._cache_dir = cache_dir
+        self._opened: list[LookupTable] = []
+
+    def named(self, name: str, keys: str, *more: Options) -> tuple[str | None, Options]:
+        """The path and the options of a lookup in a table."""
+        path, options = self.refer(name)
+        options |= {"lookup.provider": f"{self.module}:provider", "lookup.keys": keys}
+        for each in ({"lookup.cache.dir": str(self._cache_dir)}, *more):
+            options |= each
+        return path, options
+
+    def table(self, name: str, keys: str, *more: Options) -> LookupTable:
+        self._opened.append(LookupTable(*self.named(name, keys, *more)))
+        return self._opened[-1]
+
+    def create(self, columns: str, *rows: str, name: str = "t") -> str:
         """A new table's name."""
         name += str(next(self._numbers))
         quoted = '"' + name.replace('"', '""') + '"'
@@ -105,13 +83,12 @@ class Database(Tables):
             self.execute(f"INSERT INTO {quoted} VALUES {', '.join(rows)}")
         return name
 
-    def create(self, name: str, rows: pa.Table) -> str:
+    def create_of(self, rows: pa.Table, name: str = "t") -> str:
+        """The name of a new table of these rows."""
         kinds = {pa.int64(): "INTEGER", pa.string(): "TEXT"}
         quoted = ('"' + field.name.replace('"', '""') + f'" {kinds[field.type]}' for field in rows.schema)
-        values = (
-            f"({', '.join(map(literal, row))})" for row in zip(*(c.to_pylist() for c in rows.columns), strict=True)
-        )
-        return self.made(", ".join(quoted), *values, name=name)
+        values = zip(*(column.to_pylist() for column in rows.columns), strict=True)
+        return self.create(", ".join(quoted), *(f"({', '.join(map(literal, row))})" for row in values), name=name)
 
     @contextlib.contextmanager
     def sends(self, count: int) -> Iterator[None]:
@@ -120,6 +97,10 @@ class Database(Tables):
         yield
         sent = [statement[:300] for statement in self.statements()[before:]]
         assert len(sent) == count, sent
+
+    def close(self) -> None:
+        for table in self._opened:
+            table.close()
 
 
 class SqliteDatabase(Database):
@@ -182,84 +163,77 @@ def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[Postg
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def tables(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
-# --- of all ------------------------------------------------------------------------------------------
+# --- of both ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cache", [{}, PARTIAL], ids=["NONE", "PARTIAL"])
-def test_rows_of_keys(tables: Tables, cache: Options) -> None:
+def test_rows_of_keys(database: Database, cache: Options) -> None:
     """Every row of a key comes, for each time that it was asked for; absent keys and null have none. A cache asks for each once."""
-    name = tables.create("people", PEOPLE)
-    table = tables.table(name, "id", cache)
+    name = database.create_of(PEOPLE)
+    table = database.table(name, "id", cache)
     for again in range(3):
         # Of 1, 2, 9, 3 and 1 again; the last time by a table that was just made.
-        assert shown((table if again < 2 else tables.table(name, "id", cache)).get_many(ASKED)) == FOUND
+        assert shown((table if again < 2 else database.table(name, "id", cache)).get_many(REQUESTED)) == ANSWER
         assert counted(table) == ({"hitCount": 1 + 5 * again, "missCount": 4, "loadCount": 4} if cache else {})
     assert table.get(3) == [{"id": 3, "name": None, "n": 30}]
     assert table.get(9) == table.get(None) == []
     assert table.get_many(ids()).num_rows == 0
 
 
-def test_composite_keys(tables: Tables) -> None:
+def test_composite_keys(database: Database) -> None:
     """A key of two columns finds the rows that have both, not one of each; they may be named in any order."""
-    name = tables.create("pairs", pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
-    found = tables.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
+    name = database.create_of(pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
+    found = database.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
     assert sorted((row["key_index"], row["v"]) for row in found.to_pylist()) == [(0, 1), (0, 4), (1, 2)]
 
 
-def test_text_is_never_sql(tables: Tables) -> None:
+def test_text_is_never_sql(database: Database) -> None:
     """Keys, and names of tables and columns, that look like SQL are what they are."""
     texts = [*TEXTS, "x" * 5000]
-    name = tables.create(tables.odd_name, pa.table({'k "1" ?': texts, "Select": range(len(texts))}))
+    name = database.create_of(pa.table({'k "1" ?': texts, "Select": range(len(texts))}), "t\"'; DROP TABLE x; --?$1")
     asked = pa.table({'k "1" ?': [*texts, *(text + "'" for text in texts)]})
-    found = tables.table(name, '`k "1" ?`').get_many(asked).to_pylist()
+    found = database.table(name, '`k "1" ?`').get_many(asked).to_pylist()
     assert [(row["key_index"], row["Select"]) for row in found] == [(n, n) for n in range(len(texts))]
 
 
 @pytest.mark.parametrize("keys", ["a", "a,b"])
-def test_many_keys(tables: Tables, keys: str) -> None:
-    """5,000 keys have their rows, whether a key has one column or two; they are one statement to a database."""
+def test_many_keys(database: Database, keys: str) -> None:
+    """5,000 keys have their rows, whether a key has one column or two; they are one statement."""
     held, asked = range(0, 2 * MANY, 2), range(MANY)
-    name = tables.create("many", pa.table({"a": held, "b": [f"n{n}" for n in held], "v": held}))
+    name = database.create_of(pa.table({"a": held, "b": [f"n{n}" for n in held], "v": held}))
     wanted = pa.table({"a": asked, "b": [f"n{n}" for n in asked]}).select(keys.split(","))
-    table = tables.table(name, keys)
+    table = database.table(name, keys)
     table.get_many(wanted.slice(0, 1))  # connects
-    with tables.sends(1):
+    with database.sends(1):
         found = table.get_many(wanted)
     assert found["key_index"].to_pylist() == found["v"].to_pylist() == list(range(0, MANY, 2))
 
 
-def test_only_columns_that_are_asked_for_are_fetched(tables: Tables) -> None:
-    """`lookup.columns` reaches the statement or the scan, in any letter case."""
-    name = tables.create("people", PEOPLE)
-    assert tables.table(name, "id", {"lookup.columns": "NAME"}).get(1) == [{"id": 1, "name": "one"}]
-    path, options = tables.refer(name)
-    given = {key.removeprefix("lookup.provider."): value for key, value in options.items()}
-    context = LookupContext(("id",), ("name",), given, path)
-    module = importlib.import_module(tables.module)
-    assert getattr(module, tables.factory)(context).function.lookup(ids(1)).column_names == ["id", "name"]
-    if isinstance(tables, Database):
-        assert '"name"' in tables.statements()[-1]
-        assert '"n"' not in tables.statements()[-1]
-    else:
-        assert [batch.schema.names for batch in module.whole(context).scan()] == [["id", "name"]]
+def test_only_columns_that_are_asked_for_are_fetched(database: Database) -> None:
+    """`lookup.columns` reaches the statement, in any letter case."""
+    name = database.create_of(PEOPLE)
+    assert database.table(name, "id", {"lookup.columns": "NAME"}).get(1) == [{"id": 1, "name": "one"}]
+    path, options = database.refer(name)
+    context = LookupContext(
+        ("id",), ("name",), {key.removeprefix("lookup.provider."): options[key] for key in options}, path
+    )
+    provider = importlib.import_module(database.module).provider(context)
+    assert provider.function.lookup(ids(1)).column_names == ["id", "name"]
+    assert '"name"' in database.statements()[-1]
+    assert '"n"' not in database.statements()[-1]
 
 
-def test_mistakes_are_named(tables: Tables) -> None:
+def test_mistakes_are_named(database: Database) -> None:
     """A table that is not there, or not named, is an error when the table is made."""
-    tables.create("people", PEOPLE)
+    database.create_of(PEOPLE)
     with pytest.raises(OptionError, match="nope"):
-        tables.table("nope", "id")
+        database.table("nope", "id")
     with pytest.raises(OptionError, match=r"lookup\.provider\.table"):
-        LookupTable(None, {"lookup.provider": f"{tables.module}:{tables.factory}", "lookup.keys": "id"})
+        LookupTable(None, {"lookup.provider": f"{database.module}:provider", "lookup.keys": "id"})
 
 
 # --- databases' own ----------------------------------------------------------------------------------
@@ -268,7 +242,7 @@ def test_mistakes_are_named(tables: Tables) -> None:
 def test_sqlite_values_and_keys_of_every_type(sqlite: SqliteDatabase) -> None:
     """Each declared type has its Arrow type, limits and null come back; a key of each finds its row, text by its bytes in any collation."""
     low, high, text = -(2**63), 2**63 - 1, TEXTS[-1]
-    table = sqlite.made(
+    table = sqlite.create(
         "k TEXT, i integer, r REAL, t TEXT COLLATE NOCASE, b Blob",
         f"('low', {low}, -1.7976931348623157e308, 'A', x'')",
         f"('high', {high}, 5e-324, '{text}', x'00ff')",
@@ -319,7 +293,7 @@ def test_postgres_values_and_keys_of_every_type(postgres: PostgresDatabase) -> N
     """Each type has its Arrow type, values and nulls come back, a key finds its row; types whose values come as others are not keys."""
     declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(POSTGRES))
     values, nulls = ", ".join(text for _, text, *_ in POSTGRES), ", ".join(["NULL"] * len(POSTGRES))
-    table = postgres.made(f"id integer, {declared}", f"(1, {values})", f"(2, {nulls})")
+    table = postgres.create(f"id integer, {declared}", f"(1, {values})", f"(2, {nulls})")
     rows = postgres.table(table, "id").get_many(ids(1, 2))
     assert rows.schema.types[1:-1] == [kind for *_, kind, _ in POSTGRES]
     full, empty = rows.to_pylist()
@@ -337,7 +311,7 @@ def test_postgres_values_and_keys_of_every_type(postgres: PostgresDatabase) -> N
 def test_more_keys_than_sqlite_binds_are_several_statements(sqlite: SqliteDatabase) -> None:
     """SQLite takes 32,766 bound values in a statement: more keys are more statements."""
     wanted = pa.table({"a": range(20_000), "b": [f"n{number}" for number in range(20_000)]})
-    table = sqlite.table(sqlite.made("a INTEGER, b TEXT, v INTEGER", "(0, 'n0', 1)", "(19999, 'n19999', 2)"), "a,b")
+    table = sqlite.table(sqlite.create("a INTEGER, b TEXT, v INTEGER", "(0, 'n0', 1)", "(19999, 'n19999', 2)"), "a,b")
     table.get((0, "n0"))
     with sqlite.sends(2):
         assert table.get_many(wanted)["key_index"].to_pylist() == [0, 19_999]
@@ -345,7 +319,7 @@ def test_more_keys_than_sqlite_binds_are_several_statements(sqlite: SqliteDataba
 
 def test_a_replaced_sqlite_file_is_seen(sqlite: SqliteDatabase) -> None:
     """A file that was put in the place of the database is the database from then on."""
-    table = sqlite.table(sqlite.create("people", PEOPLE), "id")
+    table = sqlite.table(sqlite.create_of(PEOPLE), "id")
     assert table.get(1)[0]["name"] == "one"
     other = sqlite.file.with_name("other")
     other.write_bytes(sqlite.file.read_bytes().replace(b"one", b"new"))
@@ -356,8 +330,8 @@ def test_a_replaced_sqlite_file_is_seen(sqlite: SqliteDatabase) -> None:
 def test_sqlite_mistakes_are_named(sqlite: SqliteDatabase) -> None:
     """A column of another type and a value of another type are named, and a missing file is not made."""
     with pytest.raises(OptionError, match=r"column 'b' is declared 'VARCHAR\(9\)'; known are INTEGER"):
-        sqlite.table(sqlite.made("a INTEGER, b VARCHAR(9)"), "a")
-    table = sqlite.table(sqlite.made("id INTEGER, b INTEGER", "(1, 'wrong')"), "id", ONCE)
+        sqlite.table(sqlite.create("a INTEGER, b VARCHAR(9)"), "a")
+    table = sqlite.table(sqlite.create("id INTEGER, b INTEGER", "(1, 'wrong')"), "id", ONCE)
     with pytest.raises(LookupFunctionError, match=r"sqlite_provider:provider failed to look up key id = 1: .*'wrong'"):
         table.get(1)
     sqlite.file = sqlite.file.with_name("missing")
@@ -378,7 +352,7 @@ def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
     """Lookups without a server are tried again as often as allowed, and served by one that comes back; what fails leaves nothing."""
 
     def opened(retries: int, cache: Options) -> LookupTable:
-        table = postgres.table(postgres.create("people", PEOPLE), "id", cache, {"lookup.max-retries": str(retries)})
+        table = postgres.table(postgres.create_of(PEOPLE), "id", cache, {"lookup.max-retries": str(retries)})
         assert table.get(1)[0]["name"] == "one"
         return table
 
@@ -397,9 +371,9 @@ def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
         starting.join()
     assert waiting.metrics()["lookupRetryCount"] > 1
     assert counted(waiting) == {"missCount": 2, "loadCount": 2}
-    assert shown(later.get_many(ASKED)) == FOUND  # its connection was lost
+    assert shown(later.get_many(REQUESTED)) == ANSWER  # its connection was lost
     assert later.metrics()["lookupRetryCount"] == 4
-    assert shown(failing.get_many(ASKED)) == FOUND
+    assert shown(failing.get_many(REQUESTED)) == ANSWER
     assert counted(failing) == {"hitCount": 4, "missCount": 6, "loadCount": 4, "numLoadFailures": 2}
 
 
@@ -407,7 +381,7 @@ def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
 def test_through_spark(spark: SparkSession, database: Database) -> None:
     """A read, or a SELECT from a catalog's table, that says which keys it wants has their rows; a later query loads none again."""
     before = len(database.statements())
-    path, options = database.given(database.create("people", PEOPLE), "id", PARTIAL)
+    path, options = database.named(database.create_of(PEOPLE), "id", PARTIAL)
     options |= {"path": path} if path else {}
     df = spark.read.format("lookupcache").options(**options).option("lookup.where", "id IN (1, 2)").load()
     for _ in range(2):

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
 from pyspark_lookup.core.metrics import UNSET
-from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, PredicateError, SchemaError
+from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, SchemaError
 from pyspark_lookup.sources.providers.call_runner import Calls, CallTimeoutError
 from pyspark_lookup.sources.providers.functions import (
     AsyncKeyLookupFunction,
@@ -577,35 +577,6 @@ def test_any_history(
 VERSIONED: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 100}
 
 
-def test_what_a_load_leaves(desk: Desk) -> None:
-    """Gauges are of the latest load, whatever it found, unset before; rows are as old as the moment before they were asked for."""
-    held = {1: ["Alice"]}
-
-    def slow(keys: pa.Table) -> pa.Table:
-        found = rows_of(held)(keys)
-        desk.clock.tick(10)
-        return found
-
-    function = SyncFunction(slow)
-    table = desk.serve(function, {**PARTIAL, **ONCE})
-    gauges = ("latestLoadTime", "numCachedRecords", "numCachedBytes")
-    assert {table.metrics()[name] for name in gauges} == {UNSET}
-    assert (names(table, 1), table.get(3)) == (["Alice"], [])
-    after = table.metrics()
-    assert (after["latestLoadTime"], after["numCachedRecords"]) == (10_000, 2)
-    assert after["numCachedBytes"] > 0
-    held[1] = ["Alicia"]
-    desk.clock.tick(3579)
-    assert names(table, 1) == ["Alice"]
-    desk.clock.tick(1)
-    assert names(table, 1) == ["Alicia"]
-    assert function.log.asked == [[1], [3], [1]]
-    function.answer = raises(OSError())
-    with pytest.raises(LookupFunctionError):
-        table.get(2)
-    assert table.metrics()["latestLoadTime"] == 10_000
-
-
 @pytest.mark.parametrize("source", ["UFS", "CACHE"])
 def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> None:
     """Everything is asked for again when the version is another, absences too; it is asked for once per query or interval."""
@@ -633,25 +604,6 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
     desk.clock.tick(10**6)
     assert names(table, 1) == ["Alicia"]  # no time makes it old
     assert counted(table) == {"hitCount": 3 + (source == "CACHE"), "missCount": 4, "loadCount": 4}
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "says"),
-    [
-        ({"lookup.keys": "zip"}, SchemaError, "lookup.keys: the table has no column 'zip'; it has id, name"),
-        ({"lookup.columns": "zip"}, SchemaError, "lookup.columns: the table has no column 'zip'; it has id, name"),
-        ({"lookup.where": "zip = 1"}, PredicateError, "no column 'zip'"),
-        ({"lookup.where": "zip = 1", "lookup.columns": "name"}, PredicateError, "no column 'zip'"),
-        ({"lookup.where": "name > 1"}, PredicateError, "name"),
-    ],
-    ids=str,
-)
-def test_columns_that_are_not_there(desk: Desk, options: Options, kind: type[Exception], says: str) -> None:
-    """Options that name other columns than the provider's are refused at the first query, before the function is asked."""
-    function = users()
-    with pytest.raises(kind, match=says):
-        desk.serve(function, options).get(1)
-    assert function.log.events == []
 
 
 @CACHES
@@ -1099,28 +1051,6 @@ def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: in
     with pytest.raises(LookupFunctionError):
         pairs(table, *range(calls))
     assert calls < len(function.log.asked) <= calls + capacity + 8
-
-
-def test_one_failing_call_of_five_leaves_the_others_alone(desk: Desk) -> None:
-    """Calls under way go on when one has failed: their keys are answered and kept, and the error names the one."""
-
-    async def answer(keys: pa.Table) -> pa.Table:
-        (key,) = keys.column("id").to_pylist()
-        if key == 3 and failing:
-            raise ValueError("not 3")
-        for _ in range(10):
-            await asyncio.sleep(0)
-        return rows_of({n: [f"n{n}"] for n in range(9)})(keys)
-
-    failing = True
-    function = AsyncFunction(answer, 1)
-    table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.async.capacity": 5})
-    with pytest.raises(LookupFunctionError, match=r"key id = 3: ValueError\('not 3'\)$"):
-        pairs(table, 1, 2, 3, 4, 5)
-    failing = False
-    assert len(pairs(table, 1, 2, 3, 4, 5)) == 5
-    assert sorted(function.log.asked) == [[1], [2], [3], [3], [4], [5]]
-    assert counted(table) == {"missCount": 6, "numLoadFailures": 1, "loadCount": 5, "hitCount": 4}
 
 
 def test_a_wrong_answer_cancels_the_other_calls(desk: Desk, prompt: None) -> None:

@@ -602,21 +602,6 @@ def test_bad_scans(desk: Desk, bad: str) -> None:
     assert names(table, 1) == ["x"]
 
 
-def test_a_whole_table_by_predicate_and_columns(desk: Desk) -> None:
-    """Columns and predicates hold for a copy as for files; a factory that brings no others than it was told brings enough."""
-    schema = pa.schema([*SCHEMA, ("blob", pa.binary())])
-    rows = pa.Table.from_pylist([{"id": key, "name": name} for key in PEOPLE for name in PEOPLE[key]], schema)
-
-    def factory(context: LookupContext) -> LookupProvider:
-        wanted = [*context.keys, *(schema.names[1:] if context.columns is None else context.columns)]
-        return FullCachingLookupProvider(rows.select(wanted).to_batches, schema, version=lambda: "1")
-
-    table = desk.table(factory, {"lookup.columns": "name", "lookup.where": "id > 1"})
-    assert table.scan().sort_by("name").to_pydict() == {"name": ["Fabian", "Jackson", "Jark"]}
-    assert table.scan(["name"], "name = 'Jark'").to_pydict() == {"name": ["Jark"]}
-    assert (table.get(1), table.get(4)) == ([], [{"id": 4, "name": "Fabian"}])
-
-
 @pytest.mark.parametrize("why", ["no directory", "no time to wait"])
 def test_a_whole_table_without_a_copy(desk: Desk, why: str) -> None:
     """Where there is no copy, or not yet, a lookup scans the provider's table."""
