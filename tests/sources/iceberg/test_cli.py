@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -72,39 +71,3 @@ def test_a_warm_host(run: Run, named: Named, tmp_path: Path) -> None:
         assert url in text
         assert "sqlite" not in text
     assert run("check").code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["describe", "-o", "lookup.version=7"], 1, "has no snapshot 7"),
-        (["describe", "-o", "lookup.branch=audit"], 2, "branch = 'audit'"),
-        (["describe", "-o", "lookup.format=parquet"], 2, "lookup.format"),
-        (["compact"], 1, "is an Iceberg table: lookupcache can read it|is not a managed table"),
-        (["vacuum", "--older-than", "30 d"], 1, "is an Iceberg table: lookupcache can read it|is not a managed table"),
-    ],
-)
-def test_what_is_refused(run: Run, named: Named, arguments: list[str], code: int, said: str) -> None:
-    _, names, _ = named
-    found = run(arguments[0], *names, *arguments[1:])
-    assert (found.code, found.out) == (code, "")
-    assert re.search(said, found.err)
-    assert "Traceback" not in found.err
-
-
-def test_tables_that_are_not_there(run: Run, tmp_path: Path) -> None:
-    """A catalog that is not configured, a table that it does not know, one without a hint: each said in one message."""
-    sql_catalog(tmp_path)
-    catalog = ["-o", "lookup.catalog=tests", "-o", "lookup.catalog.type=sql"]
-    there = ["-o", f"lookup.catalog.uri=sqlite:///{tmp_path}/catalog.db"]
-    found = run("describe", "ns.gone", *catalog, *there)
-    assert (found.code, "the Iceberg catalog 'tests' has no table ns.gone" in found.err) == (1, True)
-    found = run("describe", "ns.gone", *catalog)
-    assert (found.code, "lookup.catalog = 'tests'" in found.err) == (2, True)
-    found = run("describe", "ns.gone", *catalog, *there, "-o", "lookup.catalog.token=hunter2")
-    assert (found.code, "hunter2" in found.err, "looks like a credential" in found.err) == (2, False, True)
-    table = IcebergTable.create(tmp_path / "dim", {"id": "long"})
-    (table.home / "metadata" / "version-hint.text").unlink()
-    found = run("describe", table.home)
-    assert (found.code, "so it is an Iceberg table, but it has no metadata/version-hint.text" in found.err) == (1, True)
-    assert run("describe", table.metadata, "--json").json["kind"] == "ICEBERG"

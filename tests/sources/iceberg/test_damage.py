@@ -28,7 +28,7 @@ from pyspark_lookup.errors import CatalogUnavailableError
 from pyspark_lookup.sources.iceberg import manifests, metadata
 from pyspark_lookup.sources.iceberg.catalog import Catalog
 from tests.support.fuzzing import altered, damaged, fuzzed
-from tests.support.iceberg_definition import Definition, in_catalog
+from tests.support.iceberg_definition import in_catalog
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_oracle import DATA, EQUALITY, POSITION, is_vector
 from tests.support.iceberg_tables import opened, sql_catalog
@@ -67,16 +67,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    path.write_bytes(bytes(data))
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def garbage(path: Path) -> None:
     path.write_bytes(b"\x93not this" * 50)
 
@@ -85,9 +75,10 @@ def newest_list(table: IcebergTable) -> Path:
     return table.local(table.meta["snapshots"][-1]["manifest-list"])
 
 
-def manifest(table: IcebergTable) -> Path:
+def newest_manifest(table: IcebergTable) -> Path:
     lists = {table.local(one["manifest-list"]) for one in table.meta["snapshots"]}
-    return next(path for path in sorted(table.home.glob("metadata/*.avro")) if path not in lists)
+    made = [path for path in table.home.glob("metadata/*.avro") if path not in lists]
+    return max(made, key=lambda path: path.stat().st_mtime_ns)
 
 
 def file_of(table: IcebergTable, which: Callable[[File], bool]) -> Path:
@@ -113,7 +104,7 @@ def vector_file(table: IcebergTable) -> Path:
 FILES: dict[str, Callable[[IcebergTable], Path]] = {
     "metadata": lambda table: table.metadata,
     "list": newest_list,
-    "manifest": manifest,
+    "manifest": newest_manifest,
     "equality": equality_file,
     "positions": position_file,
     "vector": vector_file,
@@ -123,7 +114,7 @@ GONE = (VersionGoneError, UfsNotFoundError)
 
 
 @pytest.mark.parametrize("mode", ["none", "full"])
-@pytest.mark.parametrize("harm", [cut, empty, garbage, Path.unlink], ids=["cut", "empty", "garbage", "missing"])
+@pytest.mark.parametrize("harm", [cut, Path.unlink], ids=["cut", "missing"])
 @pytest.mark.parametrize("which", FILES)
 def test_harm_is_told(table: IcebergTable, tmp_path: Path, which: str, harm: Callable[[Path], None], mode: str) -> None:
     """By the name of the file, and of the snapshot that needs it."""
@@ -139,41 +130,30 @@ def test_harm_is_told(table: IcebergTable, tmp_path: Path, which: str, harm: Cal
         assert str(table.meta["current-snapshot-id"]) in str(caught.value), str(caught.value)
 
 
-@pytest.mark.parametrize("change", ["checksum", "cardinality", "place", "magic"])
+@pytest.mark.parametrize("change", ["checksum", "cardinality", "place", "magic", "no place", "two"])
 def test_a_vector_that_is_damaged(tmp_path: Path, change: str) -> None:
+    """Its bytes, or what the manifest says of it; or there are two of one file."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
     (file,) = table.data([{"id": number, "name": "x"} for number in range(5)])
     table.commit([file])
-    (vector,) = table.vectors([(file, [2])])
+    vector, other = (table.vectors([(file, [place])])[0] for place in (2, 3))
     path = table.local(vector["file_path"])
     data, start = bytearray(path.read_bytes()), vector["content_offset"]
-    end = start + vector["content_size_in_bytes"]
-    if change == "checksum":
-        data[end - 1] ^= 1
-    elif change == "magic":
-        data[start + 4] ^= 1
-    elif change == "place":
-        vector["content_offset"] += 1
-    else:
-        vector["record_count"] = 2
+    match change:
+        case "checksum":
+            data[start + vector["content_size_in_bytes"] - 1] ^= 1
+        case "magic":
+            data[start + 4] ^= 1
+        case "place":
+            vector["content_offset"] += 1
+        case "cardinality":
+            vector["record_count"] = 2
+        case "no place":
+            vector["content_offset"] = None
     path.write_bytes(bytes(data))
-    table.commit([vector])
-    with pytest.raises(DamagedFileError, match=path.name):
-        ids(table.home, tmp_path / "cache")
-
-
-def test_a_vector_without_a_place(tmp_path: Path) -> None:
-    table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
-    (file,) = table.data([{"id": number, "name": "x"} for number in range(5)])
-    table.commit([file])
-    (vector,) = table.vectors([(file, [2])])
-    table.commit([vector | {"content_offset": None}])
-    with pytest.raises(DamagedFileError, match="deletion vector"):
-        ids(table.home, tmp_path / "cache")
-    table.commit(table.vectors([(file, [3])]), table.live())  # of none now
-    table.commit([file])
-    table.commit([*table.vectors([(file, [2])])])
-    with pytest.raises(DamagedFileError, match="two deletion vectors"):
+    table.commit([vector, other] if change == "two" else [vector])
+    told = {"no place": "deletion vector", "two": "two deletion vectors"}.get(change, path.name)
+    with pytest.raises(DamagedFileError, match=told):
         ids(table.home, tmp_path / "cache")
 
 
@@ -213,16 +193,7 @@ def test_a_cached_version_outlives_damage(table: IcebergTable, tmp_path: Path, w
     assert reader.get_many([0, 1, 2]).num_rows == 2
     table.commit(table.data([{"id": 10, "name": "new"}]))
     hint = table.home / "metadata" / "version-hint.text"
-    path = {
-        "hint": hint,
-        "manifest": max(table.home.glob("metadata/*.avro"), key=lambda one: one.stat().st_mtime_ns),
-    }.get(which) or FILES[which](table)
-    if which == "manifest":
-        lists = {table.local(one["manifest-list"]) for one in table.meta["snapshots"]}
-        path = max(
-            (one for one in table.home.glob("metadata/*.avro") if one not in lists),
-            key=lambda one: one.stat().st_mtime_ns,
-        )
+    path = hint if which == "hint" else FILES[which](table)
     data = path.read_bytes()
     garbage(path)
     before = reader.metrics()["staleServedCount"]
@@ -243,62 +214,49 @@ def rest() -> Iterator[RestCatalog]:
         yield server
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ((500, {"error": {"message": "broken", "type": "ServerError", "code": 500}}), "broken"),
-        ((503, {"error": {"message": "later", "type": "Unavailable", "code": 503}}), "later"),
-        ((401, {"error": {"message": "who?", "type": "NotAuthorizedException", "code": 401}}), "who"),
-        ((403, {"error": {"message": "no", "type": "ForbiddenException", "code": 403}}), "no"),
-        ((200, b"<html>"), ""),
-        ((200, {"metadata-location": "x"}), ""),
-        ((200, []), ""),
-    ],
-)
-def test_a_catalog_that_fails(rest: RestCatalog, tmp_path: Path, fault: tuple[int, Any], said: str) -> None:
-    """In UFS mode an error that names it, in CACHE mode the last version, counted."""
-    table = write(tmp_path / "t", rest.publisher("ns.table"))
-    catalog = {"type": "rest", "uri": rest.uri}
-    readers = [opened("ns.table", tmp_path / "cache", "none", "id", catalog, **more) for more in ({}, CACHED)]
-    assert [sorted(reader.scan().column("id").to_pylist()) for reader in readers] == [ROWS, ROWS]
-    rest.fault = lambda method, path: fault if "tables" in path else None
-    with pytest.raises(CatalogUnavailableError, match=f"catalog 'tests'.*{said}"):
-        readers[0].scan()
-    before = readers[1].metrics()["staleServedCount"]
-    assert readers[1].scan().num_rows == len(ROWS)
-    assert readers[1].metrics()["staleServedCount"] == before + 1
-    with pytest.raises(CatalogUnavailableError, match="catalog 'tests'"):
-        opened("ns.table", tmp_path / "late", "none", "id", catalog, **CACHED).scan()
-    rest.fault = None
-    table.commit(table.data([{"id": 10, "name": "new"}]))
-    assert [reader.scan().num_rows for reader in readers] == [len(ROWS) + 1] * 2
+def _refused(status: int, message: str, kind: str) -> Callable[[], tuple[int, Any]]:
+    return lambda: (status, {"error": {"message": message, "type": kind, "code": status}})
 
 
-def _hang_up(method: str, path: str) -> None:
+def _hang_up() -> Any:
     """Ends the connection, which would be answered on for as long as it is open."""
     raise ConnectionAbortedError
 
 
-@pytest.mark.parametrize("mode", ["none", "partial"])
-def test_a_catalog_that_is_gone(tmp_path: Path, mode: str) -> None:
-    """Its server has stopped: the same, in this process and in tables that are opened anew."""
-    with RestCatalog() as server:
-        write(tmp_path / "t", server.publisher("ns.table"))
-        catalog = {"type": "rest", "uri": server.uri}
-        readers = [opened("ns.table", tmp_path / "cache", mode, "id", catalog, **more) for more in ({}, CACHED)]
-        assert [reader.get_many([1, 2]).num_rows for reader in readers] == [1, 1]
-        server.fault = _hang_up
-        with pytest.raises(CatalogUnavailableError, match="'tests'"):
-            readers[0].get_many([1, 2])
-    for again in (
-        readers,
-        [opened("ns.table", tmp_path / "cache", mode, "id", catalog, **more) for more in ({}, CACHED)],
-    ):
-        with pytest.raises(CatalogUnavailableError, match="'tests'"):
-            again[0].get_many([1, 2])
-        before = again[1].metrics()["staleServedCount"]
-        assert again[1].get_many([1, 2]).num_rows == 1
-        assert again[1].metrics()["staleServedCount"] > before
+CATALOG_FAULTS: list[tuple[Callable[[], Any], str]] = [
+    (_refused(500, "broken", "ServerError"), "broken"),
+    (_refused(503, "later", "Unavailable"), "later"),
+    (_refused(401, "who?", "NotAuthorizedException"), "who"),
+    (_refused(403, "no", "ForbiddenException"), "no"),
+    *((lambda body=body: (200, body), "") for body in (b"<html>", {"metadata-location": "x"}, [])),  # type: ignore[misc]
+    (_hang_up, ""),
+]
+"""What a catalog answers, and what is told of it."""
+
+
+@pytest.mark.parametrize(("fault", "told"), CATALOG_FAULTS)
+def test_a_catalog_that_fails(rest: RestCatalog, tmp_path: Path, fault: Callable[[], Any], told: str) -> None:
+    """In UFS mode an error that names it; in CACHE mode the last version, counted, also of a table that is opened anew."""
+    table = write(tmp_path / "t", rest.publisher("ns.table"))
+
+    def readers(host: str) -> list[LookupTable]:
+        catalog, cache = {"type": "rest", "uri": rest.uri}, tmp_path / host
+        return [opened("ns.table", cache, "partial", "id", catalog, **more) for more in ({}, CACHED)]
+
+    known, late = readers("cache"), readers("late")
+    assert [reader.get_many(ROWS).num_rows for reader in known] == [len(ROWS)] * 2
+    rest.fault = lambda method, path: fault() if "tables" in path else None
+    for current, cached in (known, readers("cache")):
+        with pytest.raises(CatalogUnavailableError, match=f"catalog 'tests'.*{told}"):
+            current.get_many(ROWS)
+        before = cached.metrics()["staleServedCount"]
+        assert cached.get_many(ROWS).num_rows == len(ROWS)
+        assert cached.metrics()["staleServedCount"] > before
+    with pytest.raises(CatalogUnavailableError, match="catalog 'tests'"):
+        late[1].scan()
+    rest.fault = None
+    table.commit(table.data([{"id": 10, "name": "new"}]))
+    assert [reader.scan().num_rows for reader in known] == [len(ROWS) + 1] * 2
 
 
 def test_a_catalog_that_says_nothing() -> None:
@@ -347,85 +305,54 @@ def test_what_a_catalog_does_not_know(rest: RestCatalog, tmp_path: Path) -> None
     catalog.close()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "token",
-        "credential",
-        "s3.secret-access-key",
-        "s3.access-key-id",
-        "s3.session-token",
-        "adls.account-key",
-        "password",
-    ],
-)
-def test_credentials_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OptionError, match=rf"lookup\.catalog\.{name} looks like a credential") as caught:
-        ids("ns.table", tmp_path / "cache", catalog={"uri": "http://127.0.0.1:9", name: "hidden-treasure"})
-    assert "hidden-treasure" not in str(caught.value)
-
-
-def test_a_password_in_the_address_of_a_catalog_is_not_shown(tmp_path: Path) -> None:
-    with pytest.raises(PysparkLookupError) as caught:
+def test_credentials_are_refused_and_not_shown(tmp_path: Path) -> None:
+    """Those of a catalog's store, too; and a password in its address."""
+    for name in ("token", "s3.secret-access-key", "adls.account-key", "password"):
+        with pytest.raises(OptionError, match=rf"lookup\.catalog\.{name} looks like a credential") as caught:
+            ids("ns.table", tmp_path / "cache", catalog={"uri": "http://127.0.0.1:9", name: "hidden-treasure"})
+        assert "hidden-treasure" not in str(caught.value)
+    with pytest.raises(PysparkLookupError) as shown:
         ids("ns.table", tmp_path / "cache", catalog={"type": "rest", "uri": "http://me:hidden-treasure@127.0.0.1:9"})
-    assert "hidden-treasure" not in str(caught.value)
+    assert "hidden-treasure" not in str(shown.value)
 
 
 # --- what is not known here -----------------------------------------------------------------------------
 
 
-def _changed(table: Definition, change: Callable[[dict[str, Any]], Any]) -> None:
-    change(table.meta)
-    table.save()
+UNKNOWN = ["variant", "geometry(srid:4326)", "geography", "time", "timestamp_ns", "timestamptz_ns", "invented"]
 
 
+@pytest.mark.parametrize("kind", UNKNOWN)
 @pytest.mark.parametrize("catalog", [False, True], ids=["hint", "rest"])
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("variant", "column 'v' is of type .*variant"),
-        ("geometry(srid:4326)", "column 'v' is of type .*geometry"),
-        ("geography", "column 'v' is of type .*geography"),
-        ("time", "column 'v' is of type .*time"),
-        ("timestamp_ns", "column 'v' is of type .*timestamp_ns"),
-        ("timestamptz_ns", "column 'v' is of type .*timestamptz_ns"),
-        ("invented", "column 'v' is of type .*invented"),
-    ],
-)
-def test_types_that_are_not_known(rest: RestCatalog, tmp_path: Path, kind: str, said: str, catalog: bool) -> None:
+def test_types_that_are_not_known(rest: RestCatalog, tmp_path: Path, kind: str, catalog: bool) -> None:
+    """The column is refused by its name; those beside it are read."""
     table = write(tmp_path / "t", rest.publisher("ns.table") if catalog else None)
     table.add_column("v", kind)
-    with pytest.raises(NotSupportedError, match=said):
-        if catalog:
-            ids("ns.table", tmp_path / "cache", catalog={"type": "rest", "uri": rest.uri})
-        else:
-            ids(table.home, tmp_path / "cache")
-    named = ("ns.table", {"type": "rest", "uri": rest.uri}) if catalog else (table.home, None)
+    name, properties = ("ns.table", {"type": "rest", "uri": rest.uri}) if catalog else (table.home, None)
+    with pytest.raises(NotSupportedError, match=f"column 'v' is of type .*{kind.partition('(')[0]}"):
+        ids(name, tmp_path / "cache", catalog=properties)
     for mode in MODES:
-        reader = opened(named[0], tmp_path / "cache", mode, "id", named[1], columns="id, name")
+        reader = opened(name, tmp_path / "cache", mode, "id", properties, columns="id, name")
         assert sorted(reader.scan().column("id").to_pylist()) == ROWS
         assert reader.get(9) == [{"id": 9, "name": "x"}]
 
 
 def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None:
-    """Format 4, encryption, AVRO files, names that differ in case only, unknown contents."""
-    _changed(table, lambda meta: meta.update({"encryption-keys": [{"key-id": "1"}]}))
-    with pytest.raises(NotSupportedError, match="encrypted"):
-        ids(table.home, tmp_path / "cache")
-    _changed(table, lambda meta: meta.pop("encryption-keys"))
-    _changed(table, lambda meta: meta.update({"format-version": 4}))
-    with pytest.raises(NotSupportedError, match="format version 4"):
-        ids(table.home, tmp_path / "cache")
-    _changed(table, lambda meta: meta.update({"format-version": 3}))
-    snapshot = table.meta["current-snapshot-id"]
-    for column, told in (("file_format", "AVRO"),):
-        (file,) = table.data([{"id": 20, "name": "x"}])
-        made = table.commit([file | {column: told}])
-        with pytest.raises(
-            NotSupportedError, match=rf"snapshot {made} .*{Path(file['file_path']).name} is a file of format AVRO"
-        ):
+    """Format 4, encryption, AVRO files, names that differ in case only."""
+    whole = dict(table.meta)
+    for change, told in (({"encryption-keys": [{"key-id": "1"}]}, "encrypted"), ({"format-version": 4}, "version 4")):
+        table.meta = whole | change
+        table.save()
+        with pytest.raises(NotSupportedError, match=told):
             ids(table.home, tmp_path / "cache")
-        assert ids(table.home, tmp_path / "cache", version=snapshot) == ROWS
+    table.meta = whole
+    snapshot = table.meta["current-snapshot-id"]
+    (file,) = table.data([{"id": 20, "name": "x"}])
+    made = table.commit([file | {"file_format": "AVRO"}])
+    told = rf"snapshot {made} .*{Path(file['file_path']).name} is a file of format AVRO"
+    with pytest.raises(NotSupportedError, match=told):
+        ids(table.home, tmp_path / "cache")
+    assert ids(table.home, tmp_path / "cache", version=snapshot) == ROWS
     table.set_current(snapshot)
     table.add_column("NAME", "string")
     with pytest.raises(NotSupportedError, match="letter case"):
@@ -433,26 +360,36 @@ def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None
     assert ids(table.home, tmp_path / "cache", columns="id") == ROWS
 
 
+NO_METADATA = [
+    b"[]",
+    b"null",
+    b"{}",
+    b"3",
+    b'{"format-version": 2}',
+    b"{" * 100_000,
+    b"[" * 100_000,
+    b"\x1f\x8b\0",
+    b"1e999",
+]
+
+
 def test_other_metadata_that_makes_no_sense(table: IcebergTable, tmp_path: Path) -> None:
     """An error of the package that names metadata.json."""
-    whole = table.metadata.read_bytes()
-    for number, text in enumerate(
-        (
-            b"[]",
-            b"null",
-            b"{}",
-            b"3",
-            b'{"format-version": 2}',
-            b"{" * 100_000,
-            b"[" * 100_000,
-            gzip.compress(whole)[:-20],
-            b"\x1f\x8b\0",
-            b"1e999",
-        )
-    ):
+    for text in (*NO_METADATA, gzip.compress(table.metadata.read_bytes())[:-20]):
         table.metadata.write_bytes(text)
         with pytest.raises(DamagedFileError, match=rf"{table.metadata.name} is not Iceberg metadata"):
-            ids(table.home, tmp_path / f"cache{number}")
+            ids(table.home, tmp_path / f"cache{hash(text)}")
+
+
+def rewrite(path: Path, codec: str) -> list[Any]:
+    """Write a manifest, or a list of them, anew with this codec; its entries."""
+    with path.open("rb") as source:
+        reader: Any = fastavro.reader(source)
+        rows, schema = list(reader), reader.writer_schema
+        meta = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
+    with path.open("wb") as out:
+        fastavro.writer(out, schema, rows, codec=codec, metadata=meta)
+    return rows
 
 
 def _varint(number: int) -> bytes:
@@ -469,20 +406,10 @@ def _varint(number: int) -> bytes:
 def test_lengths_that_lie(table: IcebergTable, tmp_path: Path, which: str, packed: bool) -> None:
     """Of a block, or of a text in one: nothing beyond the end is read."""
     path = FILES[which](table)
-    with path.open("rb") as source:
-        reader: Any = fastavro.reader(source)
-        rows, schema = list(reader), reader.writer_schema
-        meta = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
-    with path.open("wb") as out:
-        fastavro.writer(out, schema, rows, codec="deflate" if packed else "null", metadata=meta)
+    rows = rewrite(path, "deflate" if packed else "null")
     data = path.read_bytes()
-    sync = data[-16:]
-    start = data.index(sync) + 16
-    name = next(
-        value
-        for row in rows
-        for value in ([row["manifest_path"]] if which == "list" else [row["data_file"]["file_path"]])
-    )
+    start = data.index(data[-16:]) + 16  # behind the first mark between blocks
+    name = rows[0]["manifest_path"] if which == "list" else rows[0]["data_file"]["file_path"]
     text = _varint(len(name)) + name.encode()
     for number, length in enumerate((2**20, 2**31, 2**40, 2**62, 2**63 - 1, -1, -(2**40))):
         found = [
@@ -503,12 +430,7 @@ def test_manifests_that_decompress_to_more_than_is_read(
 ) -> None:
     """Are refused by name; the same are read if there is room for them."""
     path = FILES["list"](table)
-    with path.open("rb") as source:
-        reader: Any = fastavro.reader(source)
-        rows, schema = list(reader), reader.writer_schema
-        meta = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
-    with path.open("wb") as out:
-        fastavro.writer(out, schema, rows, codec=codec, metadata=meta)
+    rewrite(path, codec)
     assert ids(table.home, tmp_path / "cache") == ROWS
     monkeypatch.setattr(manifests, "_BYTES_AT_MOST", 100)
     with pytest.raises(DamagedFileError, match=rf"{path.name} is not an Iceberg manifest list: .*more than 100 bytes"):

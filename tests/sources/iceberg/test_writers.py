@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import NotSupportedError
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES
@@ -210,10 +209,3 @@ def test_paths_of_position_deletes_as_views(tmp_path: Path) -> None:
 def test_the_main_branch_before_the_first_commit(tmp_path: Path) -> None:
     table = IcebergTable.create(tmp_path / "t", COLUMNS)
     assert opened(table.home, tmp_path / "cache", branch="main").scan().num_rows == 0
-
-
-def test_a_format_of_files_that_nobody_knows(tmp_path: Path) -> None:
-    table = IcebergTable.create(tmp_path / "t", COLUMNS)
-    table.commit([{**file, "file_format": "LANCE"} for file in table.data([{"id": 1}])])
-    with pytest.raises(NotSupportedError, match="is a file of format LANCE, which is not supported"):
-        opened(table.home, tmp_path / "cache").scan()
