@@ -19,6 +19,7 @@ from pyspark_lookup.columnar.calendars import ZoneHistory, convert_leaves, grego
 from pyspark_lookup.columnar.predicate import ColumnStats, Compare, may_match
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.scan.formats.orc_tail import read_tail
+from tests.support.fakes import CACHES
 from tests.support.iceberg_tables import sql_catalog
 from tests.support.orc_files import JULIAN, PROLEPTIC, orc_file
 
@@ -111,27 +112,17 @@ def test_nested_columns_are_converted_where_they_are_dates() -> None:
         assert found.type.field("d").metadata == {b"id": b"1"}
 
 
-MODES: dict[str, dict[str, str]] = {
-    "NONE": {},
-    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100"},
-    "FULL": {"lookup.cache": "FULL"},
-}
-OLD = [
-    datetime.date(1, 1, 1),
-    datetime.date(1206, 3, 31),
-    datetime.date(1582, 10, 4),
-    datetime.date(1582, 10, 15),
-    None,
-]
+FIRST = datetime.date(1582, 10, 15)  # of the Gregorian calendar
+OLD = [datetime.date(1, 1, 1), datetime.date(1206, 3, 31), datetime.date(1582, 10, 4), FIRST, None]
 
 
 def hybrid(day: datetime.date | None) -> int | None:
     if day is None:
         return None
-    return julian_day(day.year, day.month, day.day) if day < datetime.date(1582, 10, 15) else (day - EPOCH).days
+    return julian_day(day.year, day.month, day.day) if day < FIRST else (day - EPOCH).days
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", CACHES)
 def test_dates_of_orc(tmp_path: Path, cache_dir: Path, mode: str) -> None:
     """The footer says which calendar. Where it does not, that of Java's writers is hybrid, and of others is not. Iceberg's says hybrid and is not."""
     stored = pa.table({"d": pa.array([hybrid(day) for day in OLD], pa.int32()).cast(pa.date32()), "n": range(len(OLD))})
@@ -146,7 +137,7 @@ def test_dates_of_orc(tmp_path: Path, cache_dir: Path, mode: str) -> None:
     }.items():
         path = tmp_path / f"{name}.orc"
         path.write_bytes(content)
-        options = {"lookup.keys": "d", "lookup.cache.dir": str(cache_dir), **MODES[mode]}
+        options = {"lookup.keys": "d", "lookup.cache.dir": str(cache_dir), **CACHES[mode]}
         table = LookupTable(str(path), options)
         assert set(table.scan().column("d").to_pylist()) == set(OLD), name
         for number, day in enumerate(OLD[:-1]):
@@ -184,27 +175,16 @@ def check_legacy(options: dict[str, str], path: str, days: bool = True, times: b
     seconds = [at + (more if times else 0) for at, more in LOS_ANGELES.items()]
     dates = [*(OLD if days else [None] * len(OLD)), datetime.date(1970, 1, 8)]
     rows = LookupTable(path, options).scan().sort_by("n")
-    assert (rows.column("t").cast(pa.int64()).to_numpy() // 10**6).tolist() == seconds
-    assert (
-        rows.column("s")
-        .combine_chunks()
-        .field("t")
-        .flatten()
-        .cast(pa.int64())
-        .equals(rows.column("t").combine_chunks().cast(pa.int64()))
-    )
+    stored_times, nested = (rows.column(name).combine_chunks() for name in ("t", "s"))
+    assert (stored_times.cast(pa.int64()).to_numpy() // 10**6).tolist() == seconds
+    assert nested.field("t").flatten().cast(pa.int64()).equals(stored_times.cast(pa.int64()))
     if "local" in rows.column_names:
         assert rows.column("local").cast(pa.int64()).to_pylist() == [at * 10**6 for at in LOS_ANGELES]
+    for key in ("d", "t") if days else ("t",):
+        keys = rows.column(key).drop_null()
+        assert LookupTable(path, {**options, "lookup.keys": key}).get_many(pa.table({key: keys})).num_rows == len(keys)
     if days:
-        assert rows.column("d").to_pylist() == dates
-        assert rows.column("s").combine_chunks().field("d").to_pylist() == dates
-    for key, values in {"d": rows.column("d"), "t": rows.column("t")}.items():
-        if key == "d" and not days:
-            continue
-        found = LookupTable(path, {**options, "lookup.keys": key})
-        valid = values.combine_chunks().drop_null()
-        assert found.get_many(pa.table({key: valid})).num_rows == len(valid)
-    if days:
+        assert rows.column("d").to_pylist() == nested.field("d").to_pylist() == dates
         where = LookupTable(path, {**options, "lookup.where": "d = DATE'1206-03-31'"})
         assert where.scan().column("n").to_pylist() == [1]
     edge = "1582-10-15 07:45:57" if times else "1582-10-15 07:59:59"
@@ -212,10 +192,10 @@ def check_legacy(options: dict[str, str], path: str, days: bool = True, times: b
     assert sorted(where.scan().column("n").to_pylist()) == [0, 1]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", CACHES)
 def test_times_of_legacy_parquet(tmp_path: Path, cache_dir: Path, mode: str) -> None:
     """In LEGACY mode, and of Spark 2.4; Spark 3.0 has the old calendar in INT96 only. What is not a time in a zone stays."""
-    options = {"lookup.cache.dir": str(cache_dir), **MODES[mode]}
+    options = {"lookup.cache.dir": str(cache_dir), **CACHES[mode]}
     zone = {"timeZone": LEGACY["timeZone"]}
     cases: list[tuple[dict[str, str], str, bool, bool]] = [
         (LEGACY, "us", True, True),
@@ -241,40 +221,23 @@ def test_legacy_parquet_in_delta_and_iceberg(tmp_path: Path, cache_dir: Path) ->
     delta = tmp_path / "delta"
     (delta / "_delta_log").mkdir(parents=True)
     (delta / "a.parquet").write_bytes(content)
-    fields = {"n": "long", "d": "date", "t": "timestamp", "local": "timestamp_ntz"}
-    nested = {
-        "type": "struct",
-        "fields": [
-            _field("d", "date"),
-            _field("t", {"type": "array", "elementType": "timestamp", "containsNull": True}),
-        ],
-    }
-    schema = {"type": "struct", "fields": [*(_field(name, kind) for name, kind in fields.items()), _field("s", nested)]}
-    stats = {
-        "numRecords": len(LOS_ANGELES),
-        "minValues": {"d": "0001-01-01", "t": "0001-01-01T08:00:00.000Z"},
-        "maxValues": {"d": "1970-01-08", "t": "1970-01-01T00:00:07.000Z"},
-        "nullCount": {"d": 1, "t": 0},
-    }
-    protocol = {
-        "minReaderVersion": 3,
-        "minWriterVersion": 7,
-        "readerFeatures": ["timestampNtz"],
-        "writerFeatures": ["timestampNtz"],
-    }
+    times = {"type": "array", "elementType": "timestamp", "containsNull": True}
+    nested = {"type": "struct", "fields": [_field("d", "date"), _field("t", times)]}
+    kinds = {"n": "long", "d": "date", "t": "timestamp", "local": "timestamp_ntz", "s": nested}
+    schema = {"type": "struct", "fields": [_field(name, kind) for name, kind in kinds.items()]}
+    stats: dict[str, Any] = {"numRecords": len(LOS_ANGELES), "nullCount": {"d": 1, "t": 0}}
+    stats["minValues"] = {"d": "0001-01-01", "t": "0001-01-01T08:00:00.000Z"}
+    stats["maxValues"] = {"d": "1970-01-08", "t": "1970-01-01T00:00:07.000Z"}
+    protocol: dict[str, Any] = {"minReaderVersion": 3, "minWriterVersion": 7}
+    protocol |= {key: ["timestampNtz"] for key in ("readerFeatures", "writerFeatures")}
     add = {"path": "a.parquet", "size": len(content), "partitionValues": {}, "modificationTime": 0, "dataChange": True}
-    actions = [
-        {"protocol": protocol},
-        {
-            "metaData": {
-                "id": "1",
-                "format": {"provider": "parquet"},
-                "schemaString": json.dumps(schema),
-                "partitionColumns": [],
-            }
-        },
-        {"add": {**add, "stats": json.dumps(stats)}},
-    ]
+    metadata = {
+        "id": "1",
+        "format": {"provider": "parquet"},
+        "schemaString": json.dumps(schema),
+        "partitionColumns": [],
+    }
+    actions = [{"protocol": protocol}, {"metaData": metadata}, {"add": {**add, "stats": json.dumps(stats)}}]
     (delta / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
     catalog, properties = sql_catalog(tmp_path)
     data = tmp_path / "b.parquet"
@@ -282,7 +245,7 @@ def test_legacy_parquet_in_delta_and_iceberg(tmp_path: Path, cache_dir: Path) ->
     table = catalog.create_table("ns.t", pq.read_schema(data).remove_metadata())
     table.add_files([str(data)])
     iceberg = {"lookup.catalog": "tests", **{f"lookup.catalog.{key}": value for key, value in properties.items()}}
-    for mode in MODES.values():
+    for mode in CACHES.values():
         check_legacy({"lookup.cache.dir": str(cache_dir), **mode}, str(delta))
         check_legacy({"lookup.cache.dir": str(cache_dir), **mode, **iceberg}, "ns.t")
     # Each bound is that of the stored value, too late or too early by ten days.

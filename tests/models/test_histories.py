@@ -70,6 +70,7 @@ def test_a_lost_row_is_found(tmp_path: Path, nursery: Nursery, monkeypatch: pyte
     }
 
 
+KINDS = ["directory", "managed", "directory", "delta", "directory", "iceberg", "directory", "file", "managed", "delta"]
 ONE_FILE = 2  # the salt of a directory that has one file
 REGIONS = (("r", ("01", "02", "eu")),)
 IN_PARTITION = Setup(partitions=REGIONS, partition="r=01")
@@ -118,10 +119,10 @@ def found() -> Iterator[Found]:
         setup = Setup(partitions=REGIONS, partition="r=7")
         steps = [become("directory", file(0, (0,)), 1)]
         yield Found(f"no partition {cache}", setup, steps, readers_of(cache, "here", question="partition"))
-    for kinds in (("directory", "managed"), ("directory", "file"), ("managed", "directory")):
-        # A reload of the full cache finds what the path is now, in a process that knew it otherwise and in a new one.
-        steps = [become(kind, file(0), number) for number, kind in enumerate(kinds)]
-        yield Found(f"W4 {kinds}", Setup(), steps, readers_of("FULL", "here", "new"))
+    for cache in CACHES:
+        # What the path is now is found, also by a reload of the full cache, in a process that knew it otherwise and in a new one.
+        steps = [become(kind, file(0), number) for number, kind in enumerate(KINDS)]
+        yield Found(f"W4 {cache}", Setup(), steps, readers_of(cache, "here", "new"))
     # Processes that live for one query see a version that is older than the reload interval.
     steps = [become("directory", file(0), 1), Step("put", file(1), 2), Step("put", file(0), 3)]
     yield Found("W3", Setup(), steps, [Reader("FULL", "CACHE", "once", "all")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -219,48 +218,3 @@ def read(path: str, options: dict[str, str]) -> tuple[str, object]:
         return "rows", LookupTable(path, options).scan().sort_by("id").to_pylist()
     except PysparkLookupError as error:
         return type(error).__name__, str(error)
-
-
-def _become(kind: str, path: Path, number: int) -> None:
-    """Put a table of one row in the place of what is there."""
-    shutil.rmtree(path, ignore_errors=True)
-    rows = pa.table({"id": [number]})
-    match kind:
-        case "files":
-            path.mkdir()
-            pq.write_table(rows, path / "a.parquet")
-        case "delta":
-            write_deltalake(str(path), rows)
-        case "managed":
-            LookupTable(str(path), {"lookup.cache.dir": str(path.parent / "writer")}).write(rows)
-        case "iceberg":
-            (path.parent / f"{number}").mkdir()
-            catalog, _ = sql_catalog(path.parent / f"{number}")
-            table = catalog.create_table("ns.t", rows.schema, location=path.as_uri())
-            table.append(rows)
-            hint = table.metadata_location.rpartition("/")[2].removesuffix(".metadata.json")
-            (path / "metadata" / "version-hint.text").write_text(hint)
-
-
-@pytest.mark.parametrize("source", ["UFS", "CACHE"])
-@pytest.mark.parametrize("cache", ["NONE", "PARTIAL", "FULL"])
-def test_a_path_becomes_a_table_of_another_kind(tmp_path: Path, cache: str, source: str) -> None:
-    """An object that has read the path reads what is there now, whatever it was, and so do other processes of the host."""
-    path = tmp_path / "t"
-    options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.cache": cache, "lookup.keys": "id"}
-    if cache == "PARTIAL":
-        options["lookup.partial-cache.max-rows"] = "100"
-    if source == "CACHE":
-        interval = "full-cache.periodic-reload.interval" if cache == "FULL" else "metadata.sync-interval"
-        options |= {"lookup.metadata.source": source, f"lookup.{interval}": "1 h" if cache == "FULL" else "0"}
-    kinds = ["files", "delta", "files", "iceberg", "files", "managed", "delta"]
-    tables: list[LookupTable] = []
-    for number, kind in enumerate(kinds):
-        _become(kind, path, number)
-        tables.append(LookupTable(str(path), options))
-        for table in tables:
-            if cache == "FULL" and source == "CACHE":
-                table.reload()
-            assert table.scan().to_pylist() == [{"id": number}], (number, kind)
-            assert table.get(number) == [{"id": number}]
-            assert table.get(number - 1) == []

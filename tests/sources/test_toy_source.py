@@ -92,23 +92,6 @@ def test_reads_follow_its_versions(table: Path, cache_dir: Path, mode: str) -> N
             opened(table, cache_dir, mode, **{"lookup.version": "7"}).scan()
 
 
-def test_a_reload_fetches_what_is_new(table: Path, cache_dir: Path) -> None:
-    """FULL: deleted rows cost no file, a new file costs itself; the next process serves the snapshot as it is."""
-    with opened(table, cache_dir, "FULL, CACHE") as dim:
-        dim.reload()
-        before = dim.metrics()["ufsGetBytes"]
-        commit(table, {("c.parquet", "eu"): people(1000, 5, 1)}, {"a.parquet": [7]})
-        dim.reload()
-        sizes = {path.name: path.stat().st_size for path in table.iterdir()}
-        assert dim.metrics()["ufsGetBytes"] - before <= sizes["c.parquet"] + 2 * sizes["_toy.json"]
-        assert rows_of(dim) == expected(7, more=5)
-    composition._current = None
-    moved = table.rename(table.with_name("elsewhere"))
-    with opened(table, cache_dir, "FULL, CACHE") as dim:
-        assert rows_of(dim, 7, 8) == [(8, "8 of 0", "eu")]
-    moved.rename(table)
-
-
 def test_a_token_names_its_version(table: Path, tmp_path: Path) -> None:
     """A task on another host, or after a commit, reads the version that the token names."""
     options = opened(table, tmp_path / "one", "NONE")._options

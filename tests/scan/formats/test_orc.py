@@ -22,15 +22,10 @@ from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.scan.formats.orc_numbers import unsigned_numbers
 from pyspark_lookup.scan.formats.orc_tail import decompress_lzo, read_tail
 from pyspark_lookup.storage.stores import FileVersion
+from tests.support.fakes import CACHES
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.orc_files import JULIAN, PROLEPTIC, orc_file
-
-MODES: dict[str, dict[str, str]] = {
-    "NONE": {},
-    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100"},
-    "FULL": {"lookup.cache": "FULL"},
-}
 
 
 @pytest.mark.parametrize("when", [datetime.datetime(2020, 1, 1), datetime.datetime(9999, 1, 1)])
@@ -44,7 +39,7 @@ def test_a_name_that_is_also_a_path(tmp_path: Path, cache_dir: Path, when: datet
             assert table.scan(columns).to_pylist() == [{name: row[name] for name in columns or names}]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", CACHES)
 def test_columns_without_names(tmp_path: Path, cache_dir: Path, mode: str) -> None:
     """Hive's `_col0`, `_col1` are the declared columns by their places, those of the directories left out; beside files with names."""
     home = tmp_path / "t"
@@ -54,7 +49,7 @@ def test_columns_without_names(tmp_path: Path, cache_dir: Path, mode: str) -> No
     orc.write_table(pa.table({"_col0": [3]}), home / "day=1" / "b.orc")
     orc.write_table(pa.table({"name": ["d", "e"], "_col0": [0, 0], "id": [4, 5]}), home / "day=2" / "c.orc")
     schema = "id BIGINT, day INT, name STRING, more DOUBLE"
-    options = {"lookup.cache.dir": str(cache_dir), "lookup.schema": schema, "lookup.keys": "id", **MODES[mode]}
+    options = {"lookup.cache.dir": str(cache_dir), "lookup.schema": schema, "lookup.keys": "id", **CACHES[mode]}
     table = LookupTable(str(home), options)
     rows = {1: ("a", 1), 2: ("b", 1), 3: (None, 1), 4: ("d", 2), 5: ("e", 2)}
     expected = [{"id": id_, "day": day, "name": name, "more": None} for id_, (name, day) in rows.items()]
@@ -188,7 +183,7 @@ def test_times_of_any_year(tmp_path: Path, cache_dir: Path, compression: str) ->
         )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", CACHES)
 def test_far_times_by_key(tmp_path: Path, cache_dir: Path, mode: str) -> None:
     """Found, compared, and no reason to refuse other columns, in plain files and in Iceberg tables."""
     values = [datetime.datetime.fromisoformat(text) for text in FAR]
@@ -197,7 +192,7 @@ def test_far_times_by_key(tmp_path: Path, cache_dir: Path, mode: str) -> None:
     utc = [value.replace(tzinfo=datetime.timezone.utc) for value in values]
     rows = [{"n": n, "t": t, "z": z} for n, (t, z) in enumerate(zip(values, utc, strict=True))]
     iceberg.commit(iceberg.data(rows, "orc"))
-    options = {"lookup.cache.dir": str(cache_dir), **MODES[mode]}
+    options = {"lookup.cache.dir": str(cache_dir), **CACHES[mode]}
     for path in (str(tmp_path / "a.orc"), str(iceberg.home)):
         table = LookupTable(path, {**options, "lookup.keys": "t", "lookup.columns": "n, t"})
         for number, value in enumerate(values):

@@ -160,11 +160,3 @@ def test_a_full_cache_goes_on_while_it_adopts_an_optimized_table(remote: Remote)
     heads, lists, gets, _ = counting(table, lambda: table.get(3))
     assert (heads + lists, gets) == (sum(unchanged(remote)) + (not lists), 2)  # the commit, and the vector
     assert table.scan().num_rows == len(rows) - 5
-
-
-def test_files_that_statistics_rule_out(remote: Remote, tmp_path: Path) -> None:
-    """Of files that cannot have a row nothing is read, not even their footers: the log says between which values they lie."""
-    late = remote.open("none", tmp_path / "late", **{"lookup.where": "id = 13"})
-    assert counting(late, late.scan)[2] <= 5  # the hint, the checkpoint, a commit, and one file
-    assert late.metrics()["filesPrunedCount"] == 5
-    assert late.scan().column("name").to_pylist() == ["n1"]

@@ -76,44 +76,25 @@ def data_file(path: Path) -> Path:
     return next(iter(path.glob("part-*")))
 
 
+DAMAGED, GONE = DamagedFileError, (VersionGoneError, "deletion_vector_.*current version 4")
 HARM: dict[str, tuple[Callable[[Path], Any], type[PysparkLookupError], str]] = {
-    "a commit is cut": (
-        lambda path: cut(commit(path, 4)),
-        DamagedFileError,
-        "00000000000000000004.json is not a Delta commit",
-    ),
-    "a commit is empty": (
-        lambda path: commit(path, 4).write_bytes(b""),
-        DamagedFileError,
-        "4.json is not a Delta commit",
-    ),
-    "a commit is missing": (
-        lambda path: commit(path, 3).unlink(),
-        DamagedFileError,
-        "a gap: 00000000000000000003.json",
-    ),
+    "a commit is cut": (lambda path: cut(commit(path, 4)), DAMAGED, f"{4:020}.json is not a Delta commit"),
+    "a commit is empty": (lambda path: commit(path, 4).write_bytes(b""), DAMAGED, "4.json is not a Delta commit"),
+    "a commit is missing": (lambda path: commit(path, 3).unlink(), DAMAGED, f"a gap: {3:020}.json"),
     "the commit of a checkpoint is missing": (
         lambda path: [commit(path, n).unlink() for n in (2, 3, 4)],
-        DamagedFileError,
-        "lacks 00000000000000000002.json, the commit of its newest checkpoint",
+        DAMAGED,
+        f"lacks {2:020}.json, the commit of its newest checkpoint",
     ),
     "no commit is there": (
         lambda path: [commit(path, n).unlink() for n in range(5)],
         UfsNotFoundError,
-        "holds no commit, but a checkpoint of version 2, which may not be the newest: restore 00000000000000000002.json",
+        f"holds no commit, but a checkpoint of version 2, which may not be the newest: restore {2:020}.json",
     ),
-    "a vector is cut": (lambda path: cut(vector(path)), VersionGoneError, "deletion_vector_.*current version 4"),
-    "a vector is flipped": (lambda path: flip(vector(path)), DamagedFileError, "deletion_vector_.*checksum"),
-    "a vector is missing": (
-        lambda path: vector(path).unlink(),
-        VersionGoneError,
-        "deletion_vector_.*current version 4",
-    ),
-    "a vector is a directory": (
-        lambda path: make_directory(vector(path)),
-        VersionGoneError,
-        "deletion_vector_.*current version 4",
-    ),
+    "a vector is cut": (lambda path: cut(vector(path)), *GONE),
+    "a vector is flipped": (lambda path: flip(vector(path)), DAMAGED, "deletion_vector_.*checksum"),
+    "a vector is missing": (lambda path: vector(path).unlink(), *GONE),
+    "a vector is a directory": (lambda path: make_directory(vector(path)), *GONE),
     "a file is missing": (lambda path: data_file(path).unlink(), VersionGoneError, "part-.*current version 4"),
 }
 

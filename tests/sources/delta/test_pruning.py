@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,24 @@ def table(tmp_path: Path) -> Path:
         )
         write_deltalake(str(path), rows, mode="append", partition_by=["day", "region"])
     return path
+
+
+def rewrite_adds(table: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what the log says of each file."""
+    for commit in (table / "_delta_log").glob("*.json"):
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for add in (action["add"] for action in actions if "add" in action):
+            change(add)
+        commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+def set_bounds(table: Path, column: str, low: Any, high: Any) -> None:
+    """Have the log say that a column lies between these in each file."""
+
+    def change(add: dict[str, Any]) -> None:
+        add["stats"] = json.dumps(json.loads(add["stats"]) | {"minValues": {column: low}, "maxValues": {column: high}})
+
+    rewrite_adds(table, change)
 
 
 def bytes_read(table: Path, cache: Path, **options: Any) -> tuple[int, int]:
@@ -75,29 +94,24 @@ def test_keys_open_the_files_that_may_have_them(table: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("says", ["nothing", "truncated", "no nulls", "wide", "rows only"])
 def test_what_statistics_do_not_say(table: Path, tmp_path: Path, says: str) -> None:
     """Missing, cut and wide bounds rule out nothing that is there."""
-    for commit in (table / "_delta_log").glob("*.json"):
-        lines = [json.loads(line) for line in commit.read_text().splitlines()]
-        for add in (line["add"] for line in lines if "add" in line):
-            found = json.loads(add["stats"])
-            if says == "truncated":  # as Delta does: what is above ends with a character above all that was cut
-                found["minValues"]["name"] = found["minValues"]["name"][:2]
-                found["maxValues"]["name"] = found["maxValues"]["name"][:2] + "\ufffd"
-            elif says == "no nulls":
-                del found["nullCount"]
-            elif says == "wide":
-                found |= {"tightBounds": False, "nullCount": {"id": 0, "name": 3}}
-                found["minValues"]["id"] -= 100
-            elif says == "rows only":
-                found = {"numRecords": found["numRecords"]}
-            add["stats"] = None if says == "nothing" else json.dumps(found)
-        commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for where, rows in (
-        ("name = 'n031'", 1),
-        ("name IS NULL", 4),
-        ("name IS NOT NULL", 36),
-        ("id = 15", 1),
-        ("id < 0", 0),
-    ):
+
+    def change(add: dict[str, Any]) -> None:
+        stats = json.loads(add["stats"])
+        if says == "truncated":  # as Delta does: what is above ends with a character above all that was cut
+            stats["minValues"]["name"] = stats["minValues"]["name"][:2]
+            stats["maxValues"]["name"] = stats["maxValues"]["name"][:2] + "\ufffd"
+        elif says == "no nulls":
+            del stats["nullCount"]
+        elif says == "wide":
+            stats |= {"tightBounds": False, "nullCount": {"id": 0, "name": 3}}
+            stats["minValues"]["id"] -= 100
+        elif says == "rows only":
+            stats = {"numRecords": stats["numRecords"]}
+        add["stats"] = None if says == "nothing" else json.dumps(stats)
+
+    rewrite_adds(table, change)
+    counts = {"name = 'n031'": 1, "name IS NULL": 4, "name IS NOT NULL": 36, "id = 15": 1, "id < 0": 0}
+    for where, rows in counts.items():
         assert bytes_read(table, tmp_path / where.replace(" ", ""), where=where)[0] == rows
     assert opened(table, tmp_path / "keys", keys="name").get("n031")[0]["id"] == 31
 
@@ -105,15 +119,9 @@ def test_what_statistics_do_not_say(table: Path, tmp_path: Path, says: str) -> N
 def test_instants_between_milliseconds(tmp_path: Path) -> None:
     """The log rounds bounds of instants down to milliseconds, the highest as well."""
     table = tmp_path / "t"
-    write_deltalake(
-        str(table), pa.table({"at": [datetime.datetime(2026, 3, 1, 12, 0, 0, 123456, datetime.timezone.utc)]})
-    )
-    (commit,) = (table / "_delta_log").glob("*.json")
-    lines = [json.loads(line) for line in commit.read_text().splitlines()]
-    (add,) = (line["add"] for line in lines if "add" in line)
-    bounds = {"at": "2026-03-01T12:00:00.123Z"}
-    add["stats"] = json.dumps(json.loads(add["stats"]) | {"minValues": bounds, "maxValues": bounds})
-    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    at = datetime.datetime(2026, 3, 1, 12, 0, 0, 123456, datetime.timezone.utc)
+    write_deltalake(str(table), pa.table({"at": [at]}))
+    set_bounds(table, "at", *["2026-03-01T12:00:00.123Z"] * 2)
     for where in ("at = TIMESTAMP '2026-03-01 12:00:00.123456Z'", "at > TIMESTAMP '2026-03-01 12:00:00.1234Z'"):
         assert opened(table, tmp_path / "cache", where=where).scan().num_rows == 1
 
@@ -125,12 +133,7 @@ def test_instants_with_an_offset_that_was_cut(tmp_path: Path, offset: str, mode:
     table, local = tmp_path / "t", datetime.datetime(1930, 1, 5, 12)
     at = datetime.datetime.fromisoformat(f"{local}{offset}").astimezone(datetime.timezone.utc)
     write_deltalake(str(table), pa.table({"at": [at], "id": [1]}))
-    (commit,) = (table / "_delta_log").glob("*.json")
-    lines = [json.loads(line) for line in commit.read_text().splitlines()]
-    (add,) = (line["add"] for line in lines if "add" in line)
-    bounds = {"at": f"{local.isoformat()}.000{offset[:6]}"}
-    add["stats"] = json.dumps(json.loads(add["stats"]) | {"minValues": bounds, "maxValues": bounds})
-    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    set_bounds(table, "at", *[f"{local.isoformat()}.000{offset[:6]}"] * 2)
     reader = opened(table, tmp_path / "cache", mode, "at", where=f"at = TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}Z'")
     assert reader.scan().num_rows == len(reader.get(at)) == 1
 
@@ -256,12 +259,7 @@ def test_texts_that_were_cut(tmp_path: Path, high: str, mode: str) -> None:
     """What was cut off may be above U+FFFD, or begin with the half of a pair of UTF-16; half a pair rules out nothing."""
     path, name = tmp_path / "t", high[:32].rstrip("?\ud83d") + "\U0001f600" * 9
     write_deltalake(str(path), pa.table({"name": [name]}))
-    commit = path / "_delta_log" / f"{0:020}.json"
-    lines = [json.loads(line) for line in commit.open()]
-    for add in (line["add"] for line in lines if "add" in line):
-        bounds = {"minValues": {"name": "a"}, "maxValues": {"name": high}}
-        add["stats"] = json.dumps({"numRecords": 1, **bounds, "nullCount": {"name": 0}})
-    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    set_bounds(path, "name", "a", high)
     for _ in range(2):
         assert opened(path, tmp_path / "cache", mode, "name").get(name) == [{"name": name}]
     assert bytes_read(path, tmp_path / "cache", where=f"name = '{name}'")[0] == 1
@@ -281,14 +279,11 @@ def test_numbers_that_no_column_holds(tmp_path: Path, number: str, mode: str) ->
         "day": DAYS[:2],
     }
     write_deltalake(str(tmp_path / "t"), pa.table(rows))
-    (commit,) = (tmp_path / "t" / "_delta_log").glob("*.json")
-    actions = [json.loads(line) for line in commit.read_text().splitlines()]
-    (add,) = (action["add"] for action in actions if "add" in action)
     for side, form in (("minValues", number), ("maxValues", number), ("maxValues", f'"{number}"')):
         bounds = ", ".join(f'"{name}": {form}' for name in rows)
         stats = {"numRecords": 2, "nullCount": dict.fromkeys(rows, 0), "minValues": {}, "maxValues": {}, side: "bounds"}
-        add["stats"] = json.dumps(stats).replace('"bounds"', f"{{{bounds}}}")
-        commit.write_text("\n".join(map(json.dumps, actions)))
+        text = json.dumps(stats).replace('"bounds"', f"{{{bounds}}}")
+        rewrite_adds(tmp_path / "t", lambda add, text=text: add.update(stats=text))  # type: ignore[misc]
         for where in ("k = 2", "small = 2.50", "large = 2.50", "double > 2", "day = DATE '2026-03-02'"):
             for _ in range(2):  # the second time as it is on record
                 reader = opened(tmp_path / "t", tmp_path / f"cache-{side}-{len(form)}", mode, "k", where=where)
@@ -298,9 +293,7 @@ def test_numbers_that_no_column_holds(tmp_path: Path, number: str, mode: str) ->
 
 OTHER_TYPES = ['"5"', '"1"', "true", "false", "[1]", '{"a": 1}', "1.5e0", "-3", '"Infinity"', "NaN"]
 PLACES = [
-    "minValues.",
-    "maxValues.",
-    "nullCount.",
+    *("minValues.", "maxValues.", "nullCount."),
     "minValues",
     "maxValues",
     "nullCount",
@@ -333,7 +326,7 @@ def test_statistics_of_another_type(tmp_path: Path, place: str) -> None:
         text = "\n".join(map(json.dumps, actions))
         commit.write_text(text if outer else text.replace('"HERE"', form))
         reader = opened(tmp_path / "t", tmp_path / "cache", keys="k")
-        wheres = (
+        for where in (
             "k = 3",
             "k > 2",
             "small = 3.50",
@@ -341,8 +334,7 @@ def test_statistics_of_another_type(tmp_path: Path, place: str) -> None:
             "text = 'c'",
             "flag = false",
             f"day = DATE '{DAYS[1]}'",
-        )
-        for where in wheres:
+        ):
             assert reader.scan(predicate=where).column("k").to_pylist() == [3], (form, where)
         every = " AND ".join(f"{column} IS NOT NULL" for column in rows)
         assert reader.scan(predicate=every).num_rows == reader.scan().num_rows == 2, form

@@ -22,7 +22,6 @@ __all__ = ["site"]
 
 DAY = datetime.timedelta(days=1)
 SECOND = datetime.timedelta(seconds=1)
-SECOND = datetime.timedelta(seconds=1)
 BEGIN = datetime.datetime(2026, 3, 1, tzinfo=datetime.timezone.utc)
 
 
@@ -77,21 +76,16 @@ def test_in_commit_timestamps(tmp_path: Path, copied: str) -> None:
     """
     table, cache = tmp_path / "t", tmp_path / "cache"
     write_days(table, 2)
-    actions = [
-        json.loads(line)
-        for line in (table / "_delta_log" / f"{0:020}.json").read_text().splitlines()
-        if "metaData" in line
-    ]
-    actions[0]["metaData"]["configuration"] = {
+    first = [json.loads(line) for line in (table / "_delta_log" / f"{0:020}.json").open()]
+    (metadata,) = (action for action in first if "metaData" in action)
+    metadata["metaData"]["configuration"] = {
         "delta.enableInCommitTimestamps": "true",
         "delta.inCommitTimestampEnablementVersion": "2",
         "delta.inCommitTimestampEnablementTimestamp": str(int((BEGIN + 2 * DAY).timestamp() * 1000)),
     }
-    for number, more in ((2, actions), (3, list[dict[str, Any]]())):
+    (added,) = (action for action in first if "add" in action)
+    for number, more in ((2, [metadata]), (3, list[dict[str, Any]]())):
         at_ms = int((BEGIN + number * DAY).timestamp() * 1000)
-        added = json.loads(
-            next(line for line in (table / "_delta_log" / f"{0:020}.json").read_text().splitlines() if '"add"' in line)
-        )
         added["add"]["path"] = f"{number}.parquet"
         (table / f"{number}.parquet").write_bytes(next(table.glob("part-*.parquet")).read_bytes())
         assert append_commit(table, [{"commitInfo": {"inCommitTimestamp": at_ms}}, *more, added]) == number
@@ -122,27 +116,6 @@ def test_a_time_that_is_past_costs_one_look_at_the_log(tmp_path: Path) -> None:
         return sum(after[name] - before[name] for name in ("ufsHeadCount", "ufsListCount", "ufsGetCount"))
 
     assert calls(timestamp=(BEGIN + DAY).isoformat()) == calls(version=1)
-
-
-def test_managed_tables(tmp_path: Path) -> None:
-    """The same of a managed table, whose log says when each event was."""
-    table = LookupTable(str(tmp_path / "t"), {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.keys": "id"})
-    for number in range(3):
-        table.write(pa.table({"id": [number]}))
-    shown = [row for row in table.versions() if row["operation"] != "create"]
-    assert len(shown) == 3
-    # Events of one millisecond are one moment.
-    last = {
-        row["committed_at"].replace(microsecond=row["committed_at"].microsecond // 1000 * 1000): row["version"]
-        for row in shown
-    }
-    for row in shown:
-        options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.timestamp": row["committed_at"].isoformat()}
-        version = last[row["committed_at"].replace(microsecond=row["committed_at"].microsecond // 1000 * 1000)]
-        by_number = LookupTable(str(tmp_path / "t"), {"lookup.version": str(version)}).scan()
-        assert LookupTable(str(tmp_path / "t"), options).scan().equals(by_number)
-    with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
-        LookupTable(str(tmp_path / "t"), {"lookup.timestamp": "2001-01-01"}).scan()
 
 
 @pytest.mark.parametrize("ahead_s", [365 * 86400.0, -365 * 86400.0], ids=["ahead", "behind"])

@@ -3,9 +3,9 @@ by name."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from pyspark_lookup import PysparkLookupError
@@ -13,7 +13,7 @@ from tests.support import iceberg_oracle as oracle
 from tests.support.fuzzing import share
 from tests.support.iceberg_tables import opened
 from tests.support.lake_tables import MODES, rows_of
-from tests.support.tables_of_others import unpack
+from tests.support.tables_of_others import check_rows, unpack
 
 REFUSED = {
     "big_query_error": "not below the table's location 'gs://laura-test-test-bucket/table_name'",
@@ -58,26 +58,7 @@ def test_rows(home: Path, tables: list[Path], tmp_path: Path, monkeypatch: pytes
             with pytest.raises(PysparkLookupError, match=REFUSED[name]):
                 opened(metadata, tmp_path / "cache").scan()
             continue
-        rows = opened(metadata, tmp_path / "cache").scan()
         if name in ROWS:
-            assert rows.num_rows == ROWS[name]
+            assert opened(metadata, tmp_path / "cache").scan().num_rows == ROWS[name]
             continue
-        expected = rows_of(oracle.read(metadata))
-        assert rows_of(rows) == expected, metadata
-        flat = [
-            field
-            for field in rows.schema
-            if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
-        ]
-        if not flat or not rows.num_rows:
-            continue
-        key = flat[0].name
-        table = opened(metadata, tmp_path / "cache", mode, key)
-        keys = pa.table({key: rows.column(key).unique().drop_null()})
-        answer = table.get_many(keys)
-        assert rows_of(answer.drop_columns(["key_index"])) == rows_of(rows.filter(rows.column(key).is_valid())), (
-            metadata,
-            key,
-        )
-        if mode != "partial":
-            assert rows_of(table.scan()) == expected, metadata
+        check_rows(functools.partial(opened, metadata, tmp_path / "cache"), mode, rows_of(oracle.read(metadata)))

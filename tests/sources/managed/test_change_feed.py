@@ -240,20 +240,6 @@ def test_two_deletes_of_one_row(site: Site) -> None:
     assert (told(found), {row[LOG_POSITION] for row in found}) == ("1a- 1late+", {first, site.state().position})
 
 
-def test_what_was_vacuumed(site: Site) -> None:
-    """Changes whose files are gone are an error that says how to go on; later ones are not."""
-    table = site.created(OFF)
-    first = table.write(rows(1))
-    second = table.upsert(rows(1, name="b"))
-    table.compact()
-    table.vacuum("0 s", force=True)
-    last = table.upsert(rows(1, name="c"))
-    for after in (1, first):
-        with pytest.raises(VersionGoneError, match="vacuumed before they were read"):
-            changes_of(site, after=after)
-    assert {row[LOG_POSITION] for row in changes_of(site, after=second)} == {last}
-
-
 @pytest.mark.parametrize("later", [0, 8])
 def test_what_an_overwrite_has_replaced_was_vacuumed(site: Site, later: int) -> None:
     """Its own files are there, those that it has taken away are not: an error that says so, also once that is pages ago in the log."""

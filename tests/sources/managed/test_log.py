@@ -99,9 +99,8 @@ def test_events_round_trip(event: Event, data: st.DataObject) -> None:
         parse_event(seal({**said, "hidden": []}), event.position, "the-file")
     blob = bytearray(event_bytes(event))
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(
-        OURS, match="the-file"
-    ):  # also where what is left is an event: of another write, with other files
+    # Also where what is left is an event: of another write, with other files.
+    with pytest.raises(OURS, match="the-file"):
         parse_event(bytes(blob), event.position, "the-file")
 
 
@@ -144,9 +143,9 @@ LEAVING += ["a\\..\\x", "a\0b", "a\nb", "%00", "\ud800"]
 def test_paths_that_leave_the_table(path: str) -> None:
     """No event and no checkpoint names a file outside its table."""
     event = log.Write(3, "t", "n", 0.0, 1, (DataFile(path, 1, 1),))
+    state = state_of(history("t", 0)).advance([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
     with pytest.raises(errors.DamagedFileError, match="not a path below"):
         parse_event(event_bytes(event), 3, "x")
-    state = state_of(history("t", 0)).advance([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
     with pytest.raises(errors.DamagedFileError, match="not a path below"):
         parse_state(seal(state_to_json(state)), "x")
 

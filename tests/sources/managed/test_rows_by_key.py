@@ -1,4 +1,4 @@
-"""Upserts and deletes: what changes nothing is not a commit, and what others have appended meanwhile stays."""
+"""Upserts and deletes: what others have appended meanwhile stays."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ from pyspark_lookup.sources.managed.log import WriteMode
 from tests.support.managed_tables import MODES, Site, ids_of, put, rows, site
 
 __all__ = ["site"]
-
-
-def test_a_delete_of_nothing_is_no_commit(site: Site) -> None:
-    """Keys that no row has, and no keys, change nothing."""
-    table = site.created()
-    position = table.write(rows(1, 2))
-    version = table.version
-    for asked in ([9], []):
-        table.delete(pa.table({"id": pa.array(asked, pa.int64())}))
-    assert (table.version, ids_of(table.scan())) == (version, [1, 2])
-    assert table.describe()["position"] == position
 
 
 def test_an_append_beside_an_upsert_stays(site: Site) -> None:

@@ -69,56 +69,55 @@ OF_FILES = {
     "lookup.settle": "1 s",
     "lookup.success-file": "true",
 }
-OF_LOGS = {
-    "lookup.version": "1",
-    "lookup.timestamp": "2026-03-01",
-    "lookup.valid-write-ids": "t:1:9223372036854775807::",
-}
+OF_LOGS = {"lookup.version": "1", "lookup.timestamp": "2026-03-01", "lookup.valid-write-ids": "t:1:9::"}
 ONE = {"id": [1], "name": ["a"]}
 
 
-@pytest.mark.parametrize(
-    ("error", "options", "call", "given", "says"),
-    [
-        (errors.SchemaError, {}, "write", {"id": [1], "x": [1]}, r"'x'.*lookup.write.merge-schema"),
-        (errors.SchemaError, {}, "write", {"id": ["1"]}, "'id' is BIGINT"),
-        (errors.SchemaError, {"lookup.write.merge-schema": "true"}, "write", {"id": [1], "name": [1]}, "'name'"),
-        (errors.SchemaError, {}, "delete", {"id": ["one"]}, "'id'"),
-        (errors.NonUniqueKeyError, {}, "upsert", {"id": [3, 4, 3], "name": ["a"] * 3}, "id = 3"),
-        (errors.OptionError, {"lookup.keys": "name"}, "write", ONE, "lookup.keys"),
-        (errors.OptionError, {"lookup.keys": "id,name"}, "write", ONE, "lookup.keys"),
-        (errors.OptionError, {**KEYLESS, **UNIQUE}, "write", ONE, "no key columns"),
-        *((errors.OptionError, KEYLESS, call, ONE, "no key columns") for call in ("upsert", "delete")),
-        # Names that files of hidden rows use.
-        *((errors.SchemaError, NEW, "write", {"id": [1], name: [1]}, "rename it") for name in MARKS),
-        (errors.SchemaError, {"lookup.write.merge-schema": "true"}, "write", {"id": [1], MARKS[0]: [1]}, "rename it"),
-        (errors.SchemaError, {}, "alter", pa.schema([(MARKS[1], pa.string())]), "rename it"),
-        *((errors.OptionError, {**KEYLESS, **CACHES[mode]}, "get", 1, r"lookup\.keys") for mode in ("NONE", "PARTIAL")),
-        (errors.OptionError, BATCH, "delete", ONE, r"lookup\.write\.batch is for single writes of rows"),
-        (errors.OptionError, BATCH, "transaction", None, r"lookup\.write\.batch is for single writes of rows"),
-        *((errors.OptionError, PAST, call, ONE, "is for reads") for call in ("upsert", "delete")),
-        (errors.OptionError, PAST, "compact", None, "is for reads"),
-        *((errors.OptionError, {}, "vacuum", text, "older_than") for text in ("6 d", "1 h", "-1 d", "soon", "")),
-        (errors.UfsNotFoundError, {"path": "nothing"}, "vacuum", None, "nothing"),
-        *((errors.OptionError, {key: value}, "write", ONE, key) for key, value in OF_FILES.items()),
-        *((errors.OptionError, {key: value}, "scan", None, key) for key, value in OF_FILES.items()),
-        *((errors.OptionError, {key: value, "path": "plain"}, "scan", None, key) for key, value in OF_LOGS.items()),
-    ],
-)
-def test_what_is_refused(
-    site: Site, error: type[Exception], options: dict[str, str], call: str, given: Any, says: str
-) -> None:
+Arguments = Any  # of a call: None, rows by column, or the only one
+REFUSED: list[tuple[type[Exception], dict[str, str], str, Arguments, str]] = [
+    (errors.SchemaError, {}, "write", {"id": [1], "x": [1]}, r"'x'.*lookup.write.merge-schema"),
+    (errors.SchemaError, {}, "write", {"id": ["1"]}, "'id' is BIGINT"),
+    (errors.SchemaError, {"lookup.write.merge-schema": "true"}, "write", {"id": [1], "name": [1]}, "'name'"),
+    (errors.SchemaError, {}, "delete", {"id": ["one"]}, "'id'"),
+    (errors.NonUniqueKeyError, {}, "upsert", {"id": [3, 4, 3], "name": ["a"] * 3}, "id = 3"),
+    (errors.OptionError, {"lookup.keys": "name"}, "write", ONE, "lookup.keys"),
+    (errors.OptionError, {"lookup.keys": "id,name"}, "write", ONE, "lookup.keys"),
+    (errors.OptionError, {**KEYLESS, **UNIQUE}, "write", ONE, "no key columns"),
+    *((errors.OptionError, KEYLESS, call, ONE, "no key columns") for call in ("upsert", "delete")),
+    # Names that files of hidden rows use.
+    *((errors.SchemaError, NEW, "write", {"id": [1], name: [1]}, "rename it") for name in MARKS),
+    (errors.SchemaError, {"lookup.write.merge-schema": "true"}, "write", {"id": [1], MARKS[0]: [1]}, "rename it"),
+    (errors.SchemaError, {}, "alter", pa.schema([(MARKS[1], pa.string())]), "rename it"),
+    *((errors.OptionError, {**KEYLESS, **CACHES[mode]}, "get", 1, r"lookup\.keys") for mode in ("NONE", "PARTIAL")),
+    (errors.OptionError, BATCH, "delete", ONE, r"lookup\.write\.batch is for single writes of rows"),
+    (errors.OptionError, BATCH, "transaction", None, r"lookup\.write\.batch is for single writes of rows"),
+    *((errors.OptionError, PAST, call, ONE, "is for reads") for call in ("upsert", "delete")),
+    (errors.OptionError, PAST, "compact", None, "is for reads"),
+    *((errors.OptionError, {}, "vacuum", text, "older_than") for text in ("6 d", "1 h", "-1 d", "soon", "")),
+    (errors.UfsNotFoundError, {"path": "nothing"}, "vacuum", None, "nothing"),
+    *((errors.OptionError, {key: value}, "write", ONE, key) for key, value in OF_FILES.items()),
+    *((errors.OptionError, {key: value}, "scan", None, key) for key, value in OF_FILES.items()),
+    *((errors.OptionError, {key: value, "path": "plain"}, "scan", None, key) for key, value in OF_LOGS.items()),
+]
+
+
+def test_what_is_refused(site: Site) -> None:
     """Rows that do not fit, keys that are none, and options about other tables are refused, by name; nothing is left there."""
     site.created().write(rows(1))
     site.table({"path": str(site.path.with_name("keyless"))}).write(rows(1))
     pq.write_table(rows(1), site.path.with_name("plain"))
     before = site.state().version().digest, site.files(), []
-    if "path" in options:
-        options = {**options, "path": str(site.path.with_name(options["path"]))}
-    arguments = [] if given is None else [pa.table(given) if isinstance(given, dict) else given]
-    with pytest.raises(error, match=says):
-        getattr(site.table(options), call)(*arguments)
-    assert (site.state().version().digest, site.files(), site.state().open_writes()) == before
+
+    def check(error: type[Exception], options: dict[str, str], call: str, given: Arguments, told: str) -> None:
+        if "path" in options:
+            options = {**options, "path": str(site.path.with_name(options["path"]))}
+        arguments = [] if given is None else [pa.table(given) if isinstance(given, dict) else given]
+        with pytest.raises(error, match=told):
+            getattr(site.table(options), call)(*arguments)
+        assert (site.state().version().digest, site.files(), site.state().open_writes()) == before
+
+    for case in REFUSED:
+        check(*case)
 
 
 def test_files_are_sorted_and_groups_bounded(site: Site) -> None:
