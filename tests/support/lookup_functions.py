@@ -52,6 +52,8 @@ ONCE: Options = {"lookup.max-retries": 0}
 QUICK: Options = {"lookup.max-retries": 0, "lookup.async.timeout": "600 ms"}
 CACHES = pytest.mark.parametrize("cache", [NONE, PARTIAL], ids=["NONE", "PARTIAL"])
 KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
+EITHER = pytest.mark.parametrize(("kind", "cache"), [("sync", PARTIAL), ("async", NONE)], ids=["sync", "async"])
+"""Each kind of function with one mode, where neither has to do with the other."""
 FLIP = ("hitCount", "missCount", "loadCount", "numLoadFailures")
 
 

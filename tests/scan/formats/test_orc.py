@@ -9,7 +9,6 @@ import random
 import re
 import zlib
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,6 +25,12 @@ from tests.support.fakes import CACHES
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.orc_files import JULIAN, PROLEPTIC, orc_file
+
+
+def scan(path: Path, cache_dir: Path, **options: str) -> pa.Table:
+    """All rows; options by the ends of their names."""
+    named = {f"lookup.{name}": text for name, text in options.items()}
+    return LookupTable(str(path), {"lookup.cache.dir": str(cache_dir), **named}).scan()
 
 
 @pytest.mark.parametrize("when", [datetime.datetime(2020, 1, 1), datetime.datetime(9999, 1, 1)])
@@ -70,15 +75,11 @@ def test_columns_without_names_that_are_not_declared(tmp_path: Path, cache_dir: 
     """More of them than are declared cannot be told; without a declaration they are called as in the file."""
     path = tmp_path / "a.orc"
     orc.write_table(pa.table({"_col0": [1], "_col1": ["a"]}), path)
-    options = {"lookup.cache.dir": str(cache_dir)}
-    assert LookupTable(str(path), options).scan().to_pylist() == [{"_col0": 1, "_col1": "a"}]
-    table = LookupTable(str(path), {**options, "lookup.schema": "id BIGINT"})
-    with pytest.raises(
-        SchemaError, match=r"a.orc has 2 columns without names, but lookup.schema has 1: id: declare all"
-    ):
-        table.scan()
-    table = LookupTable(str(path), {**options, "lookup.schema": "_col1 BIGINT, _col0 STRING"})
-    assert table.scan().to_pylist() == [{"_col1": 1, "_col0": "a"}]
+    assert scan(path, cache_dir).to_pylist() == [{"_col0": 1, "_col1": "a"}]
+    told = r"a.orc has 2 columns without names, but lookup.schema has 1: id: declare all"
+    with pytest.raises(SchemaError, match=told):
+        scan(path, cache_dir, schema="id BIGINT")
+    assert scan(path, cache_dir, schema="_col1 BIGINT, _col0 STRING").to_pylist() == [{"_col1": 1, "_col0": "a"}]
 
 
 PATCHED = [2030, 2000, 2020, 1000000, *range(2040, 2191, 10)]
@@ -128,13 +129,8 @@ def test_lzo(block: bytes, expected: bytes) -> None:
             decompress_lzo(memoryview(block), len(expected) - 1)
 
 
-FAR = [
-    "0001-01-01 00:00:00",
-    "1677-09-21 00:12:43",
-    "2262-04-11 23:47:17",
-    "2300-01-01 00:00:00.000001",
-    "9999-12-31 23:59:59.999999",
-]
+FAR = ["0001-01-01 00:00:00", "1677-09-21 00:12:43", "2262-04-11 23:47:17", "2300-01-01 00:00:00.000001"]
+FAR += ["9999-12-31 23:59:59.999999"]
 EPOCH = datetime.datetime(1970, 1, 1)
 
 
@@ -174,13 +170,10 @@ def test_times_of_any_year(tmp_path: Path, cache_dir: Path, compression: str) ->
     """Those that no nanoseconds of 64 bits hold, nested, in several stripes; a file of them is as good as any other."""
     table = times_table(7, 5000)
     orc.write_table(table, tmp_path / "a.orc", compression=compression, stripe_size=1024, batch_size=1500)
-    options = {"lookup.cache.dir": str(cache_dir)}
-    found = LookupTable(str(tmp_path / "a.orc"), options).scan()
+    found = scan(tmp_path / "a.orc", cache_dir)
     found.validate(full=True)
-    for name in table.column_names:
-        assert found.column(name).cast(table.schema.field(name).type).to_pylist() == table.column(name).to_pylist(), (
-            name
-        )
+    for field in table.schema:
+        assert found.column(field.name).cast(field.type).to_pylist() == table.column(field.name).to_pylist(), field
 
 
 @pytest.mark.parametrize("mode", CACHES)
@@ -197,11 +190,8 @@ def test_far_times_by_key(tmp_path: Path, cache_dir: Path, mode: str) -> None:
         table = LookupTable(path, {**options, "lookup.keys": "t", "lookup.columns": "n, t"})
         for number, value in enumerate(values):
             assert table.get(value) == [{"n": number, "t": value}]
-        where = LookupTable(
-            path,
-            {**options, "lookup.keys": "n", "lookup.columns": "n", "lookup.where": "t > TIMESTAMP_NTZ'2262-04-12'"},
-        )
-        assert sorted(where.scan().column("n").to_pylist()) == [3, 4]
+        named = {"lookup.keys": "n", "lookup.columns": "n", "lookup.where": "t > TIMESTAMP_NTZ'2262-04-12'"}
+        assert sorted(LookupTable(path, {**options, **named}).scan().column("n").to_pylist()) == [3, 4]
     zoned = opened(iceberg.home, cache_dir, "none", "z")
     assert zoned.get(utc[0]) == [rows[0]]
 
@@ -211,11 +201,9 @@ def test_times_that_microseconds_cannot_hold(tmp_path: Path, cache_dir: Path) ->
     far = pa.array([253402300799, 0], pa.int64()).cast(pa.timestamp("s"))
     table = pa.table({"n": [1, 2], "far": pa.array([10**13, 0], pa.int64()).cast(pa.timestamp("s")), "t": far})
     orc.write_table(table, tmp_path / "a.orc")
-    options = {"lookup.cache.dir": str(cache_dir)}
     with pytest.raises(SchemaError, match=r"column 'far' of file:.*a.orc has a time beyond what microseconds"):
-        LookupTable(str(tmp_path / "a.orc"), options).scan()
-    rest = LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": "n, t"}).scan()
-    assert rest.column("t").to_pylist() == far.to_pylist()
+        scan(tmp_path / "a.orc", cache_dir)
+    assert scan(tmp_path / "a.orc", cache_dir, columns="n, t").column("t").to_pylist() == far.to_pylist()
 
 
 SUMMER, WINTER, OLD = "2020-07-01 12:00:00", "2020-01-01 12:00:00.000001", "1930-06-01 00:00:00"
@@ -229,9 +217,8 @@ def test_time_zones_of_writers(tmp_path: Path, cache_dir: Path, zone: str, shift
     table = pa.table({"t": pa.array(stored, pa.int64()).cast(pa.timestamp("us"))})
     instants = [value + base * 10**6 for value in stored]
     local = [value + hours * 3600 * 10**6 for value, hours in zip(stored, shifts, strict=True)]
-    marked = table.cast(
-        pa.schema([pa.field("t", pa.timestamp("us"), metadata={"spark.sql.catalyst.type": "timestamp"})])
-    )
+    field = pa.field("t", pa.timestamp("us"), metadata={"spark.sql.catalyst.type": "timestamp"})
+    marked = table.cast(pa.schema([field]))
     contents = {
         "old": orc_file(table, zone=zone, spark=True),
         "new": orc_file(marked, zone=zone),
@@ -239,11 +226,9 @@ def test_time_zones_of_writers(tmp_path: Path, cache_dir: Path, zone: str, shift
     }
     for name, content in contents.items():
         (tmp_path / f"{name}.orc").write_bytes(content)
-    options: dict[str, Any] = {"lookup.cache.dir": str(cache_dir)}
 
     def read(name: str, **more: str) -> tuple[pa.DataType, list[int]]:
-        more = {f"lookup.{key}": value for key, value in more.items()}
-        column = LookupTable(str(tmp_path / f"{name}.orc"), {**options, **more}).scan().column("t")
+        column = scan(tmp_path / f"{name}.orc", cache_dir, **more).column("t")
         return column.type, column.cast(pa.int64()).to_pylist()
 
     utc = pa.timestamp("us", "UTC")
@@ -257,10 +242,9 @@ def test_an_unknown_time_zone(tmp_path: Path, cache_dir: Path) -> None:
     """Its times are refused when they are read; other columns are not."""
     table = pa.table({"n": [1], "t": pa.array([0], pa.timestamp("us"))})
     (tmp_path / "a.orc").write_bytes(orc_file(table, zone="XYZ", spark=True))
-    options = {"lookup.cache.dir": str(cache_dir)}
     with pytest.raises(SchemaError, match=r"times in the time zone 'XYZ', which this machine does not know"):
-        LookupTable(str(tmp_path / "a.orc"), options).scan()
-    assert LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": "n"}).scan().to_pylist() == [{"n": 1}]
+        scan(tmp_path / "a.orc", cache_dir)
+    assert scan(tmp_path / "a.orc", cache_dir, columns="n").to_pylist() == [{"n": 1}]
 
 
 @pytest.mark.parametrize("calendar", [JULIAN, PROLEPTIC])
@@ -269,12 +253,10 @@ def test_old_times(tmp_path: Path, cache_dir: Path, calendar: int) -> None:
     stored = micros(["1500-01-01 00:00:00", "1850-01-01 00:00:00", FAR[-1]])
     table = pa.table({"t": pa.array(stored, pa.int64()).cast(pa.timestamp("us"))})
     (tmp_path / "a.orc").write_bytes(orc_file(table, calendar, writer=0, zone="PRC"))
-    options = {"lookup.cache.dir": str(cache_dir)}
-    local = LookupTable(str(tmp_path / "a.orc"), options).scan().column("t").to_pylist()
+    local = scan(tmp_path / "a.orc", cache_dir).column("t").to_pylist()
     old = "1499-12-23 00:00:00" if calendar == JULIAN else "1500-01-01 00:00:00"
     assert local == [datetime.datetime.fromisoformat(text) for text in (old, "1850-01-01 00:00:00", FAR[-1])]
-    declared = LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.schema": "t TIMESTAMP"})
-    instants = declared.scan().column("t").cast(pa.int64()).to_pylist()
+    instants = scan(tmp_path / "a.orc", cache_dir, schema="t TIMESTAMP").column("t").cast(pa.int64()).to_pylist()
     mean = (8 * 3600 + 5 * 60 + 43) * 10**6  # of Shanghai
     assert instants == [micros([old])[0] - mean, stored[1] - mean, stored[2] - 8 * 3600 * 10**6]
 
@@ -285,32 +267,23 @@ def test_types_that_spark_says(tmp_path: Path, cache_dir: Path) -> None:
     def marked(name: str, said: str) -> pa.Field:
         return pa.field(name, pa.int64(), metadata={"spark.sql.catalyst.type": said})
 
-    ntz = marked("item", "timestamp_ntz")
-    schema = pa.schema(
-        [
-            marked("t", "timestamp_ntz"),
-            marked("i", "interval day to second"),
-            pa.field("s", pa.struct([marked("t", "timestamp_ntz"), pa.field("n", pa.int64())])),
-            pa.field("a", pa.list_(ntz)),
-            pa.field("m", pa.map_(pa.string(), marked("value", "interval hour to minute"))),
-        ]
-    )
+    fields = [marked("t", "timestamp_ntz"), marked("i", "interval day to second")]
+    fields += [pa.field("s", pa.struct([marked("t", "timestamp_ntz"), pa.field("n", pa.int64())]))]
+    fields += [pa.field("a", pa.list_(marked("item", "timestamp_ntz")))]
+    fields += [pa.field("m", pa.map_(pa.string(), marked("value", "interval hour to minute")))]
     (far,) = micros(FAR[-1:])
-    orc.write_table(
-        pa.table([[far, None], [far, 5], [{"t": far, "n": 1}, None], [[far, None], []], [[("x", 5)], None]], schema),
-        tmp_path / "a.orc",
-    )
+    columns = [[far, None], [far, 5], [{"t": far, "n": 1}, None], [[far, None], []], [[("x", 5)], None]]
+    orc.write_table(pa.table(columns, pa.schema(fields)), tmp_path / "a.orc")
     at, five = datetime.datetime.fromisoformat(FAR[-1]), datetime.timedelta(microseconds=5)
     expected = [
         {"t": at, "i": at - EPOCH, "s": {"t": at, "n": 1}, "a": [at, None], "m": [("x", five)]},
         {"t": None, "i": five, "s": None, "a": [], "m": None},
     ]
-    options = {"lookup.cache.dir": str(cache_dir)}
     declared = (
         "t TIMESTAMP_NTZ, i INTERVAL DAY TO SECOND, s STRUCT<t: TIMESTAMP_NTZ, n: BIGINT>, a ARRAY<TIMESTAMP_NTZ>"
     )
-    for more in ({}, {"lookup.schema": f"{declared}, m MAP<STRING, INTERVAL DAY TO SECOND>"}):
-        assert LookupTable(str(tmp_path / "a.orc"), {**options, **more}).scan().to_pylist() == expected
+    for more in ({}, {"schema": f"{declared}, m MAP<STRING, INTERVAL DAY TO SECOND>"}):
+        assert scan(tmp_path / "a.orc", cache_dir, **more).to_pylist() == expected
 
 
 @pytest.mark.parametrize("said", ["time(6)", "interval year to month"])
@@ -320,11 +293,10 @@ def test_types_that_no_python_source_has(tmp_path: Path, cache_dir: Path, said: 
     part = pa.field("x", kind, metadata={"spark.sql.catalyst.type": said})
     schema = pa.schema([pa.field("n", pa.int64()), part, pa.field("s", pa.struct([part]))])
     orc.write_table(pa.table([[1], [2], [{"x": 3}]], schema), tmp_path / "a.orc")
-    options = {"lookup.cache.dir": str(cache_dir)}
     for name in ("x", "s"):
         with pytest.raises(SchemaError, match=f"column '{name}' is of Spark's type {re.escape(said)}"):
-            LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": f"n, {name}"}).scan()
-    assert LookupTable(str(tmp_path / "a.orc"), {**options, "lookup.columns": "n"}).scan().to_pylist() == [{"n": 1}]
+            scan(tmp_path / "a.orc", cache_dir, columns=f"n, {name}")
+    assert scan(tmp_path / "a.orc", cache_dir, columns="n").to_pylist() == [{"n": 1}]
 
 
 def test_rows_without_columns(tmp_path: Path) -> None:

@@ -51,9 +51,7 @@ def fails_for(*poison: int) -> Answer:
 @KINDS
 @CACHES
 @pytest.mark.parametrize("size", [None, 1, 3])
-@pytest.mark.parametrize(
-    "poison", [(1,), (13,), (30,), (1, 30), (1, 2, 3), tuple(range(1, 31, 2)), tuple(range(1, 16))]
-)
+@pytest.mark.parametrize("poison", [(13,), (1, 30), (1, 2, 3), tuple(range(1, 31, 2))])
 def test_what_a_bad_key_costs(desk: Desk, kind: str, cache: Options, size: int | None, poison: tuple[int, ...]) -> None:
     """The error names a key that failed, how many more did, and why; it has the rows of the others, which are kept."""
     function = made(kind, fails_for(*poison), size)
@@ -77,17 +75,6 @@ def test_what_a_bad_key_costs(desk: Desk, kind: str, cache: Options, size: int |
         assert counted(table) == {
             "missCount": 30, "numLoadFailures": len(poison), "loadCount": len(answered), "hitCount": len(answered)
         }  # fmt: skip
-
-
-@KINDS
-@pytest.mark.parametrize("good", range(4))
-def test_one_good_key_among_bad_ones(desk: Desk, kind: str, good: int) -> None:
-    """Of few keys each is tried, whichever is the good one."""
-    table = desk.serve(made(kind, fails_for(*{0, 1, 2, 3} - {good})), {**PARTIAL, **ONCE})
-    with pytest.raises(LookupFunctionError, match="2 more of 4 keys failed") as caught:
-        pairs(table, 0, 1, 2, 3)
-    assert caught.value.rows.column("name").to_pylist() == [f"n{good}"]
-    assert pairs(table, good) == [(0, f"n{good}")]
 
 
 def test_values_that_do_not_fit_are_bad_keys(desk: Desk) -> None:
@@ -175,7 +162,7 @@ def test_the_bad_keys_of_any_batch() -> None:
     """Whatever keys are bad, each key is answered or fails by itself, in no more calls than twice its keys; unless too many are bad."""
     rng = random.Random(7)
     for _ in range(300):
-        count, size = rng.randint(1, 120), rng.choice([1, 2, 7, 50, 200])
+        count, size = rng.choice([rng.randint(1, 120), rng.randint(1, 4)]), rng.choice([1, 2, 7, 50, 200])
         bad = set(rng.sample(range(count), rng.randint(0, count)))
         made_calls = 0
 
@@ -200,4 +187,6 @@ def test_the_bad_keys_of_any_batch() -> None:
         assert bad <= set(bisection.failures)
         if len(bad) <= 3 or not answered:
             assert set(bisection.failures) == bad or not answered
+        if count <= min(size, 4):  # of few keys each is tried
+            assert set(bisection.failures) == bad
         assert made_calls <= 2 * count + 3 * (1 + count // size)

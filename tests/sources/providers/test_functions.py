@@ -38,6 +38,7 @@ from tests.support.fuzzing import fuzzed
 from tests.support.lookup_functions import (
     BOUND_S,
     CACHES,
+    EITHER,
     FLIP,
     KINDS,
     NONE,
@@ -218,8 +219,7 @@ def test_values_of_dictionaries_do_not_change(desk: Desk, kind: pa.DataType, val
 # --- keys of other kinds ---------------------------------------------------------------------------------
 
 
-@KINDS
-@CACHES
+@EITHER
 def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
     """Keys of several columns are one key each, in any order, with a null in any; a number that no column can hold is nobody's."""
     schema = pa.schema([("name", pa.string()), ("city", pa.large_string()), ("id", pa.int32())])
@@ -248,8 +248,7 @@ def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
         table.get((7, "x"))
 
 
-@KINDS
-@CACHES
+@EITHER
 def test_float_keys(desk: Desk, kind: str, cache: Options) -> None:
     """NaN is a key, asked for once whatever its bits; -0.0 is 0.0, and rows with either answer it, each as it was given."""
     rows = pa.table({"id": [-0.0, math.nan, 0.0, 1.5], "n": [0, 1, 2, 3]})
@@ -300,8 +299,7 @@ def test_answers_in_other_forms(desk: Desk, form: str, cache: Options) -> None:
         assert (found.names, found.types) == (["id", "name", KEY_INDEX], [pa.int64(), pa.string(), pa.int64()])
 
 
-@KINDS
-@CACHES
+@EITHER
 def test_answers_without_rows(desk: Desk, kind: str, cache: Options) -> None:
     """A table without rows, typed or not, says that no key has any."""
     nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
@@ -371,8 +369,7 @@ BAD: dict[str, tuple[Answer, str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-@KINDS
-@CACHES
+@EITHER
 def test_a_bad_answer_is_an_error_and_nothing_else(desk: Desk, kind: str, bad: str, cache: Options) -> None:
     """Whatever is wrong, the error names the provider and the key and says what; nothing is kept, and a good answer is taken next."""
     answer, says = BAD[bad]
@@ -991,8 +988,7 @@ def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> 
 @pytest.mark.parametrize(
     ("given", "retries"), [*(({"lookup.max-retries": n}, n) for n in (0, 1)), (NONE, 3)], ids=["0", "1", "default"]
 )
-@KINDS
-@CACHES
+@EITHER
 def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Options) -> None:
     """What fails is tried once more than lookup.max-retries says, which the error tells; a wrong answer is not asked for again."""
     function = made(kind, raises(OSError("down")))

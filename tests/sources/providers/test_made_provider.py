@@ -30,6 +30,7 @@ from pyspark_lookup.sources.providers.functions import (
 from tests.support.lookup_functions import (
     BOUND_S,
     CACHES,
+    EITHER,
     KINDS,
     NONE,
     ONCE,
@@ -317,8 +318,7 @@ def test_a_table_needs_a_path_or_a_provider_with_keys(desk: Desk) -> None:
         LookupTable(None, {"lookup.provider": desk.name(lambda context: provider(users()))})
 
 
-@KINDS
-@CACHES
+@EITHER
 def test_tables_of_the_same_options_are_one(desk: Desk, kind: str, cache: Options) -> None:
     """Within a process they share a provider, its function, its cache and its counters; so does a pickled copy of one."""
     function = made(kind, rows_of(USERS))
@@ -629,8 +629,7 @@ def test_a_whole_table_without_a_copy(desk: Desk, why: str) -> None:
         ("id IN (2, 99999999999999999999)", [[2]], {"Bob", "Charlie"}),
     ],
 )
-@KINDS
-@CACHES
+@EITHER
 def test_a_scan_for_some_keys(
     desk: Desk, kind: str, where: str, asked: list[list[int]], found: set[str], cache: Options
 ) -> None:
