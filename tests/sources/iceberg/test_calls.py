@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from sqlalchemy import Engine, delete, event, insert
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.storage.stores import local
-from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import by_day
 from tests.support.iceberg_definition import Publish
 from tests.support.iceberg_manifests import Entry, File
@@ -228,36 +225,6 @@ def test_a_host_that_comes_late(remote: Remote, tmp_path: Path) -> None:
     read = {"hint": 2, "sql": 1, "rest": 0}[remote.kind] + 1 + FILES  # …, the list, the manifests
     assert gets - read in (1, 2)
     assert len(calls) <= 5  # a REST catalog is asked for its configuration first; an SQL one opens its connection
-
-
-SCRIPT = """
-import sys
-from pyspark_lookup import LookupTable
-from pyspark_lookup.storage.stores import local
-table = LookupTable({path!r}, {options!r})
-before = table.metrics()
-assert table.get_many([3, 44]).num_rows == 2
-after = table.metrics()
-assert "pyiceberg" not in sys.modules, "pyiceberg"
-print(sum(after[name] - before[name] for name in ("ufsHeadCount", "ufsListCount", "ufsGetCount")))
-"""
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_another_process_of_the_host(tmp_path: Path, mode: str) -> None:
-    """The hint is one request, and PyIceberg is not imported."""
-    table = IcebergTable.create(tmp_path / "t", COLUMNS)
-    table.commit(table.data([{"id": number, "name": "x"} for number in range(50)]))
-    table.commit([table.equality([{"id": 7}], ["id"])])
-    arguments = (str(tmp_path / "t"), tmp_path / "cache", mode, "id")
-    assert opened(*arguments).get_many([3, 44]).num_rows == 2
-    wait_until_settled(tmp_path / "t" / "metadata" / "version-hint.text")
-    opened(*arguments).get_many([3, 44])
-    options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.keys": "id", **MODES[mode]}
-    script = SCRIPT.format(path=str(tmp_path / "t"), options=options)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "1", done.stdout
 
 
 def test_full_fetches_what_was_added(either: Remote) -> None:

@@ -283,7 +283,7 @@ def test_the_option_partition(
 
 
 def test_another_process_prunes_by_the_record(tmp_path: Path) -> None:
-    """Statistics, buckets and partitions come from the host's record: no PyIceberg, and no file that they rule out."""
+    """Statistics, buckets and partitions come from the host's record: no PyIceberg, no file that they rule out, and one look at the hint."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, spec=[("name", "bucket[16]")])
     for start in range(0, 20, 5):
         table.commit(table.data(ROWS[start : start + 5]))
@@ -294,17 +294,19 @@ import json, sys
 from pyspark_lookup import LookupTable
 def gets(**more):
     table = LookupTable({str(table.home)!r}, {options!r} | {{f"lookup.{{name}}": value for name, value in more.items()}})
-    before = table.metrics()["ufsGetCount"]
+    before = table.metrics()
     rows = table.get_many(["n07"]) if not more else table.scan()
-    return rows.num_rows, table.metrics()["ufsGetCount"] - before
+    after = table.metrics()
+    return rows.num_rows, *(after[name] - before[name] for name in ("ufsGetCount", "ufsHeadCount", "ufsListCount"))
 found = [gets(), gets(where="id = 13"), gets(where="at >= TIMESTAMP '1970-01-17 22:30:00'")]
 print(json.dumps([*found, "pyiceberg" in sys.modules]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     *found, imported = json.loads(done.stdout)
-    assert [rows for rows, _ in found] == [1, 1, 2]
-    assert [gets <= 2 * files for (_, gets), files in zip(found, (1, 1, 2), strict=True)] == [True] * 3, found
+    assert [rows for rows, *_ in found] == [1, 1, 2]
+    assert [gets <= 2 * files for (_, gets, *_), files in zip(found, (1, 1, 2), strict=True)] == [True] * 3, found
+    assert [heads + lists for *_, heads, lists in found] == [1] * 3
     assert not imported
 
 

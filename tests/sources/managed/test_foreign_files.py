@@ -55,6 +55,7 @@ def a_socket(place: Path, private: Path) -> None:
 FOREIGN: dict[str, Callable[[Path, Path], None]] = {
     "a link": a_link, "a directory": a_directory, "a pipe": a_pipe, "a file": a_file, "a socket": a_socket,
 }  # fmt: skip
+BY_DAY = ("a link", "a directory")
 
 
 def aborted(site: Site) -> None:
@@ -104,20 +105,15 @@ PLACES: dict[str, tuple[Callable[[Path, int], list[Path]], tuple[str, ...]]] = {
 """Where others may put something: the paths, given the next write id, and what may meet it there."""
 
 
-@pytest.mark.parametrize(
-    ("place", "what", "operation"),
-    [
-        pytest.param(
-            place,
-            what,
-            operation,
-            marks=[] if what in ("a link", "a directory") or operation == "abort" else [pytest.mark.nightly],
-        )
-        for place, (_, operations) in PLACES.items()
-        for what in FOREIGN
-        for operation in operations
-    ],
-)
+CASES = [
+    pytest.param(place, what, operation, marks=[] if what in BY_DAY or operation == "abort" else [pytest.mark.nightly])
+    for place, (_, operations) in PLACES.items()
+    for what in FOREIGN
+    for operation in operations
+]
+
+
+@pytest.mark.parametrize(("place", "what", "operation"), CASES)
 def test_foreign_files_stay(site: Site, tmp_path: Path, place: str, what: str, operation: str) -> None:
     """Whatever lies where a write will put its files: nothing of it is changed, nothing is put behind a link, and the table can be read.
 
@@ -140,9 +136,8 @@ def test_foreign_files_stay(site: Site, tmp_path: Path, place: str, what: str, o
         OPERATIONS[operation](site)
     except UfsError as problem:
         assert what != "a directory"
-        assert re.search(
-            "(heartbeats|write-[0-9]{20}|stream-q)( is a link or a file where a directory should be)", str(problem)
-        )
+        told = "(heartbeats|write-[0-9]{20}|stream-q)( is a link or a file where a directory should be)"
+        assert re.search(told, str(problem))
     assert contents(private) == before
     assert {path: os.lstat(path).st_ino for path in planted} == planted
     seen = ids_of(site.table(host="look").scan())
@@ -211,13 +206,10 @@ def at_step(number: int, attack: Callable[[], None]) -> Iterator[list[int]]:
 _hooked: list[bool] = []
 
 
-@pytest.mark.parametrize(
-    ("operation", "stride"),
-    [
-        ("append", 7),
-        *(pytest.param(one, 1, marks=pytest.mark.nightly) for one in ("append", "abort", "delete", "overwrite")),
-    ],
-)
+BY_NIGHT = [pytest.param(one, 1, marks=pytest.mark.nightly) for one in ("append", "abort", "delete", "overwrite")]
+
+
+@pytest.mark.parametrize(("operation", "stride"), [("append", 7), *BY_NIGHT])
 def test_a_link_that_comes_at_any_step(site: Site, tmp_path: Path, operation: str, stride: int) -> None:
     """Somebody puts a link to a private directory in the place of a write's between any two steps of the write: nothing gets there,
     nor goes from there."""
@@ -249,42 +241,3 @@ def test_a_link_that_comes_at_any_step(site: Site, tmp_path: Path, operation: st
         site.restart()
         site.table(OFF).write(rows(1, 2), "overwrite")
     assert step > 20
-
-
-# --- another user ---------------------------------------------------------------------------------------
-
-
-def as_user(uid: int, act: Callable[[], None]) -> None:
-    """Do something as another user, in a process of its own."""
-    child = os.fork()
-    if not child:
-        code = 1
-        with contextlib.suppress(BaseException):
-            os.setgid(uid)
-            os.setuid(uid)
-            act()
-            code = 0
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become others")
-@pytest.mark.parametrize("operation", ["append", "upsert", "abort"])
-def test_another_user_who_may_write_to_the_directory(site: Site, tmp_path: Path, operation: str) -> None:
-    """Links that they put in the place of writes to come lead none of ours to a private directory."""
-    private = tmp_path / "private"
-    private.mkdir(mode=0o700)
-    (private / "notes.txt").write_bytes(b"precious")
-    for above in (tmp_path, *tmp_path.parents):
-        if above.stat().st_uid == os.geteuid() and above != Path("/"):
-            above.chmod(above.stat().st_mode | 0o011)
-    site.created(OFF).write(rows(1, 2))
-    site.path.chmod(0o777)
-    next_ = site.state().high_watermark + 1
-    as_user(
-        12345, lambda: [(site.path / f"write-{n:020d}").symlink_to(private) for n in range(next_, next_ + 3)] and None
-    )
-    with pytest.raises(UfsError, match="is a link or a file where a directory should be"):
-        OPERATIONS[operation](site)
-    assert contents(private) == {"notes.txt": b"precious"}
-    assert ids_of(site.table(host="look").scan()) == [1, 2]
