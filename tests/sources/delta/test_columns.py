@@ -62,14 +62,10 @@ def test_partitions_that_are_no_numbers(tmp_path: Path) -> None:
 
 def schema(columns: Sequence[tuple[str, str]]) -> str:
     """Of numbers: (name, name in the files)."""
-    mapped = [
-        {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": stored}
-        for number, (_, stored) in enumerate(columns)
-    ]
-    fields = [
-        {"name": name, "type": "long", "nullable": True, "metadata": metadata}
-        for (name, _), metadata in zip(columns, mapped, strict=True)
-    ]
+    fields = []
+    for number, (name, stored) in enumerate(columns):
+        mapping = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": stored}
+        fields.append({"name": name, "type": "long", "nullable": True, "metadata": mapping})
     return json.dumps({"type": "struct", "fields": fields})
 
 
@@ -114,13 +110,14 @@ def test_names_that_mean_other_columns(tmp_path: Path, mode: str, change: str) -
 @pytest.mark.parametrize("said", [["readerFeatures", "writerFeatures"], ["writerFeatures"]])
 def test_a_mapping_that_only_writers_are_asked_for(tmp_path: Path, said: list[str]) -> None:
     """Delta on Spark has left the feature out for readers, where a table came from version 2 of the protocol."""
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": []}
-    write_mapped(
-        tmp_path / "t",
-        [("a", "p1"), ("b", "p2")],
-        pa.table({"p1": [1], "p2": [2]}),
-        protocol | {name: ["columnMapping"] for name in said},
-    )
+    protocol: dict[str, Any] = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": [],
+        "writerFeatures": [],
+    }
+    protocol |= {name: ["columnMapping"] for name in said}
+    write_mapped(tmp_path / "t", [("a", "p1"), ("b", "p2")], pa.table({"p1": [1], "p2": [2]}), protocol)
     assert opened(tmp_path / "t", tmp_path / "cache").scan().to_pylist() == [{"a": 1, "b": 2}]
 
 
@@ -151,12 +148,11 @@ def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, sha
 
     def commit(fields: Sequence[tuple[str, str]]) -> None:
         inner = json.loads(schema(fields))
-        of = {
-            "struct": inner,
-            "map": {"type": "map", "keyType": "string", "valueType": inner, "valueContainsNull": True},
-        }.get(shape, {"type": "array", "elementType": inner, "containsNull": True})
+        of = {"type": "array", "elementType": inner, "containsNull": True}
+        if shape == "map":
+            of = {"type": "map", "keyType": "string", "valueType": inner, "valueContainsNull": True}
         whole = json.loads(schema([("id", "id"), ("of", "of")]))
-        whole["fields"][1]["type"] = of
+        whole["fields"][1]["type"] = inner if shape == "struct" else of
         append_commit(path, [{"metaData": {**metadata, "schemaString": json.dumps(whole)}}])
 
     for fields, found in (
@@ -221,11 +217,9 @@ def test_files_that_say_less_than_the_log(tmp_path: Path, kind: Any, values: pa.
     write_raw(tmp_path / "t", {"id": "long", "v": kind}, pa.table({"id": [1], "v": values}), {})
     for mode in MODES:
         assert opened(tmp_path / "t", tmp_path / "cache", mode, "id").get(1) == [{"id": 1, "v": found}]
-    if isinstance(found, str | int):
-        for mode in MODES:
+        if isinstance(found, str | int):
             assert opened(tmp_path / "t", tmp_path / "cache", mode, "v").get(found) == [{"id": 1, "v": found}]
-        shown = repr(found)
-        assert opened(tmp_path / "t", tmp_path / "cache", where=f"v = {shown}").scan().num_rows == 1
+            assert opened(tmp_path / "t", tmp_path / "cache", where=f"v = {found!r}").scan().num_rows == 1
 
 
 def test_a_number_too_large_for_what_the_log_says(tmp_path: Path) -> None:

@@ -161,39 +161,30 @@ def test_a_table_that_took_the_name_of_another(rest: RestCatalog, tmp_path: Path
 # --- hints and files of metadata ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("hint", "name"),
-    [
-        ("7", "v7.metadata.json"),
-        ("7\n", "v7.metadata.json"),
-        ("7", "v7.gz.metadata.json"),
-        ("7", "v7.metadata.json.gz"),
-        ("7", "7.metadata.json"),
-        ("00001-1b2c3d4e", "00001-1b2c3d4e.metadata.json"),
-        ("00001-1b2c3d4e.metadata.json", "00001-1b2c3d4e.metadata.json"),
-        ("v7", "v7.metadata.json"),
-        ("1749025517", "1749025517.metadata.json"),
-    ],
-)
+HINTS = {
+    "7": ["v7.metadata.json", "v7.gz.metadata.json", "v7.metadata.json.gz", "7.metadata.json"],
+    "7\n": ["v7.metadata.json"],
+    "00001-1b2c3d4e": ["00001-1b2c3d4e.metadata.json"],
+    "00001-1b2c3d4e.metadata.json": ["00001-1b2c3d4e.metadata.json"],
+    "v7": ["v7.metadata.json"],
+    "1749025517": ["1749025517.metadata.json"],
+}
+
+
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("hint", "name"), [(hint, name) for hint, names in HINTS.items() for name in names])
 def test_forms_of_hints(tmp_path: Path, hint: str, name: str, packed: bool) -> None:
-    """Metadata is packed if its bytes say so, whatever its name."""
+    """The hint counts, whatever else lies there. Metadata is packed if its bytes say so, whatever its name."""
     table = make(tmp_path / "t")
     text = table.metadata.read_bytes()
     for path in table.home.glob("metadata/*.json"):
         path.unlink()
     file = table.home / "metadata" / name
     file.write_bytes(gzip.compress(text) if packed else text)
+    (table.home / "metadata" / "v9.metadata.json").write_text("{")
     (table.home / "metadata" / "version-hint.text").write_text(hint)
     assert ids(table.home, tmp_path / "cache") == [0, 1, 2]
     assert ids(file, tmp_path / "cache") == [0, 1, 2]
-
-
-def test_a_later_metadata_file_without_a_commit(tmp_path: Path) -> None:
-    """The hint counts, whatever else lies there."""
-    table = make(tmp_path / "t")
-    (table.home / "metadata" / "v9.metadata.json").write_text("{")
-    assert ids(table.home, tmp_path / "cache") == [0, 1, 2]
 
 
 # --- where the files are --------------------------------------------------------------------------------
@@ -256,13 +247,13 @@ def spelled(table: IcebergTable, made: File, change: Callable[[str], str], bound
     rows = pq.read_table(path)
     names = [change(name) for name in rows.column("file_path").to_pylist()]
     pq.write_table(rows.set_column(0, rows.schema.field(0), pa.array(names)), path)
+    made = made | {"file_size_in_bytes": path.stat().st_size}
+    if bounds == "none":
+        return made
     low, high = min(names), max(names)
     if bounds == "cut":
         low, high = low[:16], high[:15] + chr(ord(high[15]) + 1)
-    found = (
-        {"lower_bounds": {PATH_ID: low.encode()}, "upper_bounds": {PATH_ID: high.encode()}} if bounds != "none" else {}
-    )
-    return made | {"file_size_in_bytes": path.stat().st_size} | found
+    return made | {"lower_bounds": {PATH_ID: low.encode()}, "upper_bounds": {PATH_ID: high.encode()}}
 
 
 @pytest.mark.parametrize("bounds", ["none", "whole", "cut"])
@@ -343,12 +334,8 @@ def test_files_without_field_ids(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("kind", ["hint", "rest"])
 def test_defaults(rest: RestCatalog, tmp_path: Path, kind: str) -> None:
     """Of each type, of columns and of fields in structs, for rows that were written before."""
-    table = IcebergTable.create(
-        tmp_path / "t",
-        {"id": "int", "place": STRUCT},
-        3,
-        publish=rest.publisher("ns.table") if kind == "rest" else None,
-    )
+    publish, known = (rest.publisher("ns.table"), {"type": "rest", "uri": rest.uri}) if kind == "rest" else (None, None)
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "place": STRUCT}, 3, publish=publish)
     table.commit(table.data([{"id": 1, "place": {"x": 1, "y": "a"}}, {"id": 2, "place": None}]))
     for name, (type_, default) in {
         "b": ("binary", "00ff"), "f": ("fixed[2]", "ff01"), "u": ("uuid", str(uuid.UUID(int=255))), "d": ("date", "2020-02-29"),
@@ -358,26 +345,24 @@ def test_defaults(rest: RestCatalog, tmp_path: Path, kind: str) -> None:
     }.items():  # fmt: skip
         table.add_column(name, type_, default)
     place = table.field("place")
-    inner = [
-        *place["type"]["fields"],
-        {"id": table.next_id, "name": "z", "required": False, "type": "long", "initial-default": 9, "write-default": 9},
-    ]
-    table.evolve(
-        [{**field, "type": {"type": "struct", "fields": inner}} if field is place else field for field in table.fields]
-    )
+    more = {
+        "id": table.next_id,
+        "name": "z",
+        "required": False,
+        "type": "long",
+        "initial-default": 9,
+        "write-default": 9,
+    }
+    wider = {**place, "type": {"type": "struct", "fields": [*place["type"]["fields"], more]}}
+    table.evolve([wider if field is place else field for field in table.fields])
     table.commit(table.data([{"id": 3, "place": None}]))
-    known = {"type": "rest", "uri": rest.uri} if kind == "rest" else None
+    name = "ns.table" if known else table.home
     for mode in ("none", "full"):
-        found = opened("ns.table" if known else table.home, tmp_path / "cache", mode, "id", known)
-        assert rows_of(found.scan()) == rows_of(read(table.metadata))
-        assert len(found.get_many([1, 2, 3])) == 3
-    where = opened(
-        "ns.table" if known else table.home,
-        tmp_path / "cache",
-        catalog=known,
-        where="l = 1099511627776 AND t2 AND d = DATE '2020-02-29'",
-    )
-    assert sorted(where.scan().column("id").to_pylist()) == [1, 2]
+        reader = opened(name, tmp_path / "cache", mode, "id", known)
+        assert rows_of(reader.scan()) == rows_of(read(table.metadata))
+        check(reader, table)
+    where = "l = 1099511627776 AND t2 AND d = DATE '2020-02-29'"
+    assert ids(name, tmp_path / "cache", catalog=known, where=where) == [1, 2]
 
 
 KEYS: dict[str, Sequence[Any]] = {
@@ -521,9 +506,8 @@ def test_sequence_numbers_and_partitions(tmp_path: Path, mode: str) -> None:
     check(reader, table)
     table.set_spec([])
     later = table.data(rows(30))
-    table.commit(
-        [*later, table.equality([{"id": 0}, {"id": 11}, {"id": 30}], ["id"]), table.positions([(later[0], 5)])]
-    )
+    by_value = table.equality([{"id": 0}, {"id": 11}, {"id": 30}], ["id"])
+    table.commit([*later, by_value, table.positions([(later[0], 5)])])
     check(reader, table)
     table.set_spec([("p", "void")])
     table.commit([table.equality([{"p": "y"}], ["p"], partition={"p_void_1001": None})])

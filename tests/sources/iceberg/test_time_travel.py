@@ -49,11 +49,10 @@ def at_of(table: Clocked, place: int) -> datetime.datetime:
 
 
 def ids(table: Clocked, mode: str = "none", **pin: Any) -> list[int]:
-    found = opened(table.home, table.home.parent / "cache", mode, "id", **pin)
-    assert sorted(found.get_many([*range(20)]).column("id").to_pylist()) == sorted(
-        found.scan().column("id").to_pylist()
-    )
-    return sorted(found.scan().column("id").to_pylist())
+    reader = opened(table.home, table.home.parent / "cache", mode, "id", **pin)
+    by_key, scanned = (sorted(rows.column("id").to_pylist()) for rows in (reader.get_many([*range(20)]), reader.scan()))
+    assert by_key == scanned
+    return scanned
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -118,9 +117,8 @@ def test_each_version_has_a_time(table: Clocked, mode: str) -> None:
         if place:
             before = (at - datetime.timedelta(milliseconds=1)).isoformat(timespec="milliseconds")
             assert ids(table, mode, timestamp=before) == rows[place - 1]
-    with pytest.raises(
-        VersionGoneError, match=r"no snapshot as old as 2026-03-02T.*lookup\.timestamp.* is of 2026-03-03T"
-    ):
+    told = r"no snapshot as old as 2026-03-02T.*lookup\.timestamp.* is of 2026-03-03T"
+    with pytest.raises(VersionGoneError, match=told):
         ids(table, mode, timestamp=(at_of(table, 0) - HALF - HALF).isoformat())
     # What is committed later is of no time before.
     table.commit(table.data([{"id": 11, "name": "late"}]))
@@ -215,11 +213,8 @@ def test_views(table: Clocked) -> None:
     assert [row["version"] for row in rows] == snapshots(table)
     for number, row in enumerate(rows):
         assert row["operation"] == "append"
-        assert (
-            ids(table, version=row["version"])
-            == ids(table, timestamp=row["committed_at"].isoformat())
-            == [*range(number + 1)]
-        )
+        for pin in ({"version": row["version"]}, {"timestamp": row["committed_at"].isoformat()}):
+            assert ids(table, **pin) == [*range(number + 1)]
     shown = reader.describe()
     assert shown["kind"] == "ICEBERG"
     assert (shown["snapshot_id"], shown["table_id"]) == (snapshots(table)[-1], table.meta["table-uuid"])
@@ -230,14 +225,14 @@ def test_views(table: Clocked) -> None:
 
 def test_options_that_have_no_meaning(table: Clocked) -> None:
     """They are refused by name."""
-    write_ids = "t1:5:2:2,4:"
-    for name, value in (
-        ("valid-write-ids", write_ids),
-        ("format", "parquet"),
-        ("schema", "id int"),
-        ("success-file", "true"),
-        ("csv.header", "true"),
-    ):
+    others = {
+        "valid-write-ids": "t1:5:2:2,4:",
+        "format": "parquet",
+        "schema": "id int",
+        "success-file": "true",
+        "csv.header": "true",
+    }
+    for name, value in others.items():
         with pytest.raises(OptionError, match=rf"lookup\.{name}"):
             ids(table, **{name: value})
     for first, second in (("version", "tag"), ("branch", "tag"), ("timestamp", "branch")):

@@ -50,9 +50,8 @@ def manifests(table: IcebergTable) -> list[Path]:
 def partition_in(schema: Any) -> list[dict[str, Any]]:
     """The fields of the partition in a manifest's schema."""
     file = next(field for field in schema["fields"] if field["name"] == "data_file")
-    fields: list[dict[str, Any]] = next(field for field in file["type"]["fields"] if field["name"] == "partition")[
-        "type"
-    ]["fields"]
+    partition = next(field for field in file["type"]["fields"] if field["name"] == "partition")
+    fields: list[dict[str, Any]] = partition["type"]["fields"]
     return fields
 
 
