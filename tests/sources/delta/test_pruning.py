@@ -269,7 +269,7 @@ def test_texts_that_were_cut(tmp_path: Path, high: str, mode: str) -> None:
 NUMBERS = ["1e300000000", "-1e300000000", "1e-300000000", "0e-300000000", f"1e{10**20}", "9" * 4000, "9" * 5000]
 
 
-@pytest.mark.parametrize(("number", "mode"), zip(NUMBERS, itertools.cycle(MODES)))
+@pytest.mark.parametrize(("number", "mode"), [*zip(NUMBERS, itertools.cycle(MODES))])
 def test_numbers_that_no_column_holds(tmp_path: Path, number: str, mode: str) -> None:
     """In statistics, as numbers or texts, they bound nothing, and cost nothing."""
     rows = {
