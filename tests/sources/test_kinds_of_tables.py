@@ -13,14 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pyspark_lookup import (
-    LookupTable,
-    NotATableError,
-    NotSupportedError,
-    PysparkLookupError,
-    SchemaError,
-    TableFormatError,
-)
+from pyspark_lookup import LookupTable, errors
 from tests.support.iceberg_tables import sql_catalog
 from tests.support.s3server import S3Server
 
@@ -78,10 +71,10 @@ def test_every_place_inside_a_table_is_refused(write: Callable[[Path], Path], tm
         if place.name.endswith((".metadata.json", ".metadata.*")):
             continue  # by which an Iceberg table is named
         for _ in range(2):  # nothing about the first look lets the second one through
-            with pytest.raises(NotATableError, match=f"{root}") as refusal:
+            with pytest.raises(errors.NotATableError, match=f"{root}") as refusal:
                 LookupTable(str(place), options).scan()
-        assert isinstance(refusal.value, TableFormatError), place
-    with pytest.raises((TableFormatError, NotSupportedError), match=f"{root}"):
+        assert isinstance(refusal.value, errors.TableFormatError), place
+    with pytest.raises((errors.TableFormatError, errors.NotSupportedError), match=f"{root}"):
         LookupTable(f"{directories[0]}/new", {**options, "lookup.keys": "id"}).write(ROWS)
     assert not (directories[0] / "new").exists()
 
@@ -121,7 +114,7 @@ def test_a_directory_of_a_tables_name(tmp_path: Path, marker: str, says: str | N
     if says is None:
         assert LookupTable(tmp_path / "t", options).scan().num_rows == 2
     else:
-        with pytest.raises(PysparkLookupError, match=says):
+        with pytest.raises(errors.PysparkLookupError, match=says):
             LookupTable(tmp_path / "t", options).scan()
 
 
@@ -136,7 +129,7 @@ def test_a_directory_that_is_none_of_a_declared_type(tmp_path: Path, kind: str, 
     options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id"}
     with LookupTable(tmp_path / "t", {**options, "lookup.schema": f"id BIGINT, k {kind}"}) as table:
         for ask in (table.scan, lambda: table.get(1)):
-            with pytest.raises(SchemaError) as caught:
+            with pytest.raises(errors.SchemaError) as caught:
                 ask()
             message = str(caught.value)
             assert message.startswith(f"file://{tmp_path}/t/k=")
@@ -158,7 +151,7 @@ def test_an_s3_path_is_looked_at_once(s3: S3Server, tmp_path: Path, monkeypatch:
         s3.client.put_object(Bucket=bucket, Key=key, Body=sink.getvalue().to_pybytes())
     for place in ("t/p=b", "t/p=b/x.parquet", "t/p=b/x*/*.parquet", "t/p=b/*.parquet", "t/_delta_log"):
         with pytest.raises(
-            TableFormatError, match=rf"lies inside s3://{bucket}/t, a Delta table.*Read s3://{bucket}/t "
+            errors.TableFormatError, match=rf"lies inside s3://{bucket}/t, a Delta table.*Read s3://{bucket}/t "
         ):
             LookupTable(f"s3://{bucket}/{place}", options).scan()
 
@@ -216,5 +209,5 @@ def read(path: str, options: dict[str, str]) -> tuple[str, object]:
     """A table's rows, or the error of ours that there is instead."""
     try:
         return "rows", LookupTable(path, options).scan().sort_by("id").to_pylist()
-    except PysparkLookupError as error:
+    except errors.PysparkLookupError as error:
         return type(error).__name__, str(error)

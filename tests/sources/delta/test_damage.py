@@ -14,14 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pyspark_lookup import (
-    DamagedFileError,
-    LookupTable,
-    NotSupportedError,
-    PysparkLookupError,
-    UfsNotFoundError,
-    VersionGoneError,
-)
+from pyspark_lookup import LookupTable, errors
 from tests.support.delta_tables import append_commit, files_of, opened, vector_of
 from tests.support.lake_tables import MODES
 
@@ -76,8 +69,8 @@ def data_file(path: Path) -> Path:
     return next(iter(path.glob("part-*")))
 
 
-DAMAGED, GONE = DamagedFileError, (VersionGoneError, "deletion_vector_.*current version 4")
-HARM: dict[str, tuple[Callable[[Path], Any], type[PysparkLookupError], str]] = {
+DAMAGED, GONE = errors.DamagedFileError, (errors.VersionGoneError, "deletion_vector_.*current version 4")
+HARM: dict[str, tuple[Callable[[Path], Any], type[errors.PysparkLookupError], str]] = {
     "a commit is cut": (lambda path: cut(commit(path, 4)), DAMAGED, f"{4:020}.json is not a Delta commit"),
     "a commit is empty": (lambda path: commit(path, 4).write_bytes(b""), DAMAGED, "4.json is not a Delta commit"),
     "a commit is missing": (lambda path: commit(path, 3).unlink(), DAMAGED, f"a gap: {3:020}.json"),
@@ -88,14 +81,14 @@ HARM: dict[str, tuple[Callable[[Path], Any], type[PysparkLookupError], str]] = {
     ),
     "no commit is there": (
         lambda path: [commit(path, n).unlink() for n in range(5)],
-        UfsNotFoundError,
+        errors.UfsNotFoundError,
         f"holds no commit, but a checkpoint of version 2, which may not be the newest: restore {2:020}.json",
     ),
     "a vector is cut": (lambda path: cut(vector(path)), *GONE),
     "a vector is flipped": (lambda path: flip(vector(path)), DAMAGED, "deletion_vector_.*checksum"),
     "a vector is missing": (lambda path: vector(path).unlink(), *GONE),
     "a vector is a directory": (lambda path: make_directory(vector(path)), *GONE),
-    "a file is missing": (lambda path: data_file(path).unlink(), VersionGoneError, "part-.*current version 4"),
+    "a file is missing": (lambda path: data_file(path).unlink(), errors.VersionGoneError, "part-.*current version 4"),
 }
 
 
@@ -114,7 +107,7 @@ def test_a_damaged_checkpoint_is_passed_over(path: Path, tmp_path: Path, harm: C
     (path / "_delta_log" / "_last_checkpoint").write_text('{"version": 17}')
     assert sorted(opened(path, tmp_path / "cache").scan().column("id").to_pylist()) == [0, 1, 2, 7, 9]
     commit(path, 0).unlink()
-    with pytest.raises(DamagedFileError, match=r"checkpoint.parquet is not a Delta checkpoint"):
+    with pytest.raises(errors.DamagedFileError, match=r"checkpoint.parquet is not a Delta checkpoint"):
         opened(path, tmp_path / "late").scan()
 
 
@@ -160,7 +153,7 @@ def test_a_checkpoint_that_lacks_a_sidecar_is_passed_over(path: Path, tmp_path: 
     for number in range(4):
         commit(path, number).unlink()
     checkpoint(path).unlink()
-    with pytest.raises(DamagedFileError, match=sidecar["path"]):
+    with pytest.raises(errors.DamagedFileError, match=sidecar["path"]):
         opened(path, tmp_path / "late").scan()
 
 
@@ -208,24 +201,24 @@ def test_a_table_that_was_made_anew(path: Path, tmp_path: Path) -> None:
         write_deltalake(str(path), pa.table({"id": [number + 100]}), mode="append")
     assert sorted(table.scan().column("id").to_pylist()) == [100, 101, 102, 103, 104]
     shutil.rmtree(path)
-    with pytest.raises(UfsNotFoundError):
+    with pytest.raises(errors.UfsNotFoundError):
         table.scan()
 
 
 def test_a_partition_column_of_another_case(path: Path, tmp_path: Path) -> None:
     metadata = next(action["metaData"] for action in described(path) if "metaData" in action)
     append_commit(path, [{"metaData": {**metadata, "partitionColumns": ["ID"]}}])
-    with pytest.raises(DamagedFileError, match="no column ID, by which it is partitioned"):
+    with pytest.raises(errors.DamagedFileError, match="no column ID, by which it is partitioned"):
         opened(path, tmp_path / "cache").scan()
 
 
 def test_what_is_not_understood(path: Path, tmp_path: Path) -> None:
     """A reader feature, a mode of column mapping, a type, a version that is not there."""
-    with pytest.raises(VersionGoneError, match="has no version 9: the log has 0 to 4"):
+    with pytest.raises(errors.VersionGoneError, match="has no version 9: the log has 0 to 4"):
         opened(path, tmp_path / "cache", version=9).scan()
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors", "timeTravel"]}
     append_commit(path, [{"protocol": protocol | {"writerFeatures": ["deletionVectors", "timeTravel"]}}])
-    with pytest.raises(NotSupportedError, match=r"version 5 of a Delta table: .* reader feature timeTravel"):
+    with pytest.raises(errors.NotSupportedError, match=r"version 5 of a Delta table: .* reader feature timeTravel"):
         opened(path, tmp_path / "cache").scan()
-    with pytest.raises(PysparkLookupError, match=r"lookup\.format has no meaning .* delta table"):
+    with pytest.raises(errors.PysparkLookupError, match=r"lookup\.format has no meaning .* delta table"):
         LookupTable(str(path), {"lookup.format": "parquet", "lookup.cache.dir": str(tmp_path / "cache")}).scan()

@@ -15,14 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.errors import (
-    NotATableError,
-    OptionError,
-    PysparkLookupError,
-    TableBusyError,
-    TableEmptyError,
-    TableFormatError,
-)
+from pyspark_lookup import errors
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.sources.files.source import data_files, refuse_tables
@@ -139,7 +132,7 @@ def test_a_glob_matches_component_by_component(tmp_path: Path) -> None:
             files = data_files(table.url, table.kind, listed)
             assert [file.url.removeprefix(f"file://{tmp_path}/") for file in files] == names, pattern
         else:
-            with pytest.raises(TableEmptyError, match="no file matches the glob"):
+            with pytest.raises(errors.TableEmptyError, match="no file matches the glob"):
                 data_files(table.url, table.kind, listed)
 
 
@@ -182,11 +175,11 @@ def test_what_lies_beside_a_glob_is_none_of_its_business() -> None:
     assert data_names(found, "a*/*.parquet") == ["a/x.parquet"]
     assert data_names(found, "a/[x].parquet") == ["a/x.parquet"]
     for pattern in ("*/*.parquet", "{a,b}/*.parquet"):
-        with pytest.raises(TableFormatError, match="Delta"):
+        with pytest.raises(errors.TableFormatError, match="Delta"):
             data_names(found, pattern)
-    with pytest.raises(TableFormatError, match="Iceberg"):
+    with pytest.raises(errors.TableFormatError, match="Iceberg"):
         data_names(found, "[ac]/*.parquet")
-    with pytest.raises(TableBusyError, match="_temporary"):
+    with pytest.raises(errors.TableBusyError, match="_temporary"):
         data_names(listing("b/x.parquet", "b/_temporary/"), "b*")
 
 
@@ -268,10 +261,10 @@ def test_disagreeing_directories_name_two_files() -> None:
         ("dt=1/hh=2/a.parquet", "hh=2/dt=1/b.parquet"),
         ("dt=1/a.parquet", "day=1/b.parquet"),
     ):
-        with pytest.raises(NotATableError, match="one table") as caught:
+        with pytest.raises(errors.NotATableError, match="one table") as caught:
             partition_fields(*directory_of(one, other))
         assert all(f"{ROOT}/{name}" in str(caught.value) for name in (one, other))
-    with pytest.raises(NotATableError, match="two directories of one partition column"):
+    with pytest.raises(errors.NotATableError, match="two directories of one partition column"):
         partition_fields(*directory_of("a=1/A=2/x.parquet"))
 
 
@@ -334,7 +327,7 @@ def test_partition_selects_files(partition: str, names: list[str], wanted: list[
 )
 def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: list[str], message: str) -> None:
     """A table without partitions, an unknown column or a value of another type: the error names the option and why."""
-    with pytest.raises(OptionError, match=message) as caught:
+    with pytest.raises(errors.OptionError, match=message) as caught:
         selected(partition, *names)
     assert "lookup.partition" in str(caught.value)
 
@@ -342,17 +335,17 @@ def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: li
 # --- what is not a version ---------------------------------------------------------------------------
 
 FOREIGN = {
-    "_delta_log/": (PysparkLookupError, "Delta table"),
-    "_delta_log/00000000000000000000.json": (PysparkLookupError, "Delta (table|commit)"),
-    ".hoodie/": (TableFormatError, r"Hudi table.*format\('hudi'\)"),
-    ".hoodie/hoodie.properties": (TableFormatError, r"Hudi table.*format\('hudi'\)"),
-    "metadata/v3.metadata.json": (TableFormatError, "Iceberg table.*catalog"),
-    "metadata/00001-5f.gz.metadata.json": (TableFormatError, "Iceberg table.*catalog"),
-    "_temporary/": (TableBusyError, "_temporary.*remove the directory"),
-    "_temporary/0/_temporary/attempt_1/part-0.parquet": (TableBusyError, "_temporary.*lookup.busy-timeout"),
-    ".spark-staging-8c1f/": (TableBusyError, ".spark-staging-8c1f.*remove the directory"),
-    ".hive-staging_hive_2024/": (TableBusyError, ".hive-staging_hive_2024.*remove the directory"),
-    "__magic/": (TableBusyError, "__magic.*remove the directory"),
+    "_delta_log/": (errors.PysparkLookupError, "Delta table"),
+    "_delta_log/00000000000000000000.json": (errors.PysparkLookupError, "Delta (table|commit)"),
+    ".hoodie/": (errors.TableFormatError, r"Hudi table.*format\('hudi'\)"),
+    ".hoodie/hoodie.properties": (errors.TableFormatError, r"Hudi table.*format\('hudi'\)"),
+    "metadata/v3.metadata.json": (errors.TableFormatError, "Iceberg table.*catalog"),
+    "metadata/00001-5f.gz.metadata.json": (errors.TableFormatError, "Iceberg table.*catalog"),
+    "_temporary/": (errors.TableBusyError, "_temporary.*remove the directory"),
+    "_temporary/0/_temporary/attempt_1/part-0.parquet": (errors.TableBusyError, "_temporary.*lookup.busy-timeout"),
+    ".spark-staging-8c1f/": (errors.TableBusyError, ".spark-staging-8c1f.*remove the directory"),
+    ".hive-staging_hive_2024/": (errors.TableBusyError, ".hive-staging_hive_2024.*remove the directory"),
+    "__magic/": (errors.TableBusyError, "__magic.*remove the directory"),
 }
 
 
@@ -382,19 +375,19 @@ def test_which_directories_are_a_version(tmp_path: Path) -> None:
     names = ["delta_log/c", "metadata/a", "metadata/metadata.json", "x/v1.metadata.json", "y/magic/b"]
     assert data_names(listing(*names, "_temporary")) == names
     for hidden in ((), ("x/",), ("_a.parquet", ".b/c.parquet"), ("_SUCCESS",)):
-        with pytest.raises(TableEmptyError, match=r"holds no data file.*_ or"):
+        with pytest.raises(errors.TableEmptyError, match=r"holds no data file.*_ or"):
             data_names(listing(*hidden, empty=["started.parquet"]))
     for names, says in (
         (["a.parquet"], r"_SUCCESS.*lookup\.success-file=true"),
         (["x/a.parquet", "x/_SUCCESS"], "_SUCCESS"),
         (["a.parquet", "_temporary/"], "_temporary"),  # which says more than the missing mark
     ):
-        with pytest.raises(TableBusyError, match=says):
+        with pytest.raises(errors.TableBusyError, match=says):
             data_names(listing(*names), success_file=True)
     assert data_names(listing("a.parquet", empty=["_SUCCESS"]), success_file=True) == ["a.parquet"]
     assert data_names(listing("a.parquet")) == ["a.parquet"]
     path = str(put(tmp_path / "a.parquet"))
-    with pytest.raises(OptionError, match=r"lookup\.success-file"):
+    with pytest.raises(errors.OptionError, match=r"lookup\.success-file"):
         planner.find(make_host(path, None).reader, parse_options({"path": path, "lookup.success-file": "true"}))
 
 

@@ -1,4 +1,4 @@
-"""The command line on Iceberg tables, named in a catalog and by their directory."""
+"""The command line on Iceberg tables, named in a catalog."""
 
 from __future__ import annotations
 
@@ -15,29 +15,26 @@ from tests.support.iceberg_writing import IcebergTable
 
 __all__ = ["run"]
 
-Named = tuple[IcebergTable, list[object], str]
-"""A table, what names it on the command line, and its URL in statistics."""
+URL = "catalog://tests/ns.dim"
+Named = tuple[IcebergTable, list[object]]
+"""A table, and what names it on the command line."""
 
 
-@pytest.fixture(params=["catalog", "hint"])
-def named(request: pytest.FixtureRequest, tmp_path: Path) -> Named:
+@pytest.fixture
+def named(tmp_path: Path) -> Named:
     """Ten rows, two of them deleted by their values, in two snapshots."""
-    names: list[object] = [tmp_path / "dim"]
-    publish, url = None, (tmp_path / "dim").as_uri()
-    if request.param == "catalog":
-        catalog, properties = sql_catalog(tmp_path)
-        publish, url = in_catalog(catalog, "ns.dim"), "catalog://tests/ns.dim"
-        given = {"": "tests", **{f".{name}": text for name, text in properties.items()}}
-        names = ["ns.dim", *(text for key, value in given.items() for text in ("-o", f"lookup.catalog{key}={value}"))]
-    table = IcebergTable.create(tmp_path / "dim", {"id": "long", "name": "string"}, publish=publish)
+    catalog, properties = sql_catalog(tmp_path)
+    given = {"lookup.catalog": "tests", **{f"lookup.catalog.{name}": text for name, text in properties.items()}}
+    columns, publish = {"id": "long", "name": "string"}, in_catalog(catalog, "ns.dim")
+    table = IcebergTable.create(tmp_path / "dim", columns, publish=publish)
     table.commit(table.data([{"id": key, "name": f"n{key}"} for key in range(10)]))
     table.commit([table.equality([{"id": 3}, {"id": 4}], ["id"])])
-    return table, names, url
+    return table, ["ns.dim", *(text for key, value in given.items() for text in ("-o", f"{key}={value}"))]
 
 
 def test_what_it_is(run: Run, named: Named) -> None:
     """`describe`, `versions`, `files` and `get`, of the current snapshot and of an older one."""
-    table, names, _ = named
+    table, names = named
     first, last = (snapshot["snapshot-id"] for snapshot in table.meta["snapshots"])
     found = run("describe", *names, "--json").json
     assert (found["kind"], found["columns"], found["files"]) == ("ICEBERG", {"id": "int64", "name": "string"}, 1)
@@ -55,19 +52,19 @@ def test_what_it_is(run: Run, named: Named) -> None:
 
 def test_a_warm_host(run: Run, named: Named, tmp_path: Path) -> None:
     """`warm`, `advise`, `stats`, `report`, `serve-metrics` and `check`: the table under its URL, which names no property of its catalog."""
-    _, names, url = named
+    _, names = named
     warmed = run("warm", *names, *KEYED, "--json")
     assert (warmed.code, warmed.json["rows"]) == (0, 8)
     pq.write_table(pa.table({"id": [1, 2, 1]}), tmp_path / "trace.parquet")
     advised = run("advise", *names, "--trace", tmp_path / "trace.parquet", *KEYED, "--json").json
     assert (advised["options"], advised["distinct_keys"]) == ({"lookup.cache": "FULL"}, 2)
     (found,) = run("stats", "--json").json["tables"]
-    assert (found["url"], found["values"]["snapshotBuildCount"]) == (url, 1)
-    (found,) = run("stats", url, "--json").json["tables"]
-    assert found["url"] == url
+    assert (found["url"], found["values"]["snapshotBuildCount"]) == (URL, 1)
+    (found,) = run("stats", URL, "--json").json["tables"]
+    assert found["url"] == URL
     assert run("report", tmp_path / "page.html").code == 0
     assert run("serve-metrics", "--textfile", tmp_path / "host.prom").code == 0
     for text in ((tmp_path / "page.html").read_text(), (tmp_path / "host.prom").read_text()):
-        assert url in text
+        assert URL in text
         assert "sqlite" not in text
     assert run("check").code == 0

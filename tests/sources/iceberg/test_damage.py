@@ -15,16 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup import (
-    DamagedFileError,
-    LookupTable,
-    NotSupportedError,
-    OptionError,
-    PysparkLookupError,
-    UfsNotFoundError,
-    VersionGoneError,
-)
-from pyspark_lookup.errors import CatalogUnavailableError
+from pyspark_lookup import LookupTable, errors
 from pyspark_lookup.sources.iceberg import manifests, metadata
 from pyspark_lookup.sources.iceberg.catalog import Catalog
 from tests.support.fuzzing import altered, damaged, fuzzed
@@ -110,7 +101,7 @@ FILES: dict[str, Callable[[IcebergTable], Path]] = {
     "vector": vector_file,
     "data": data_file,
 }
-GONE = (VersionGoneError, UfsNotFoundError)
+GONE = (errors.VersionGoneError, errors.UfsNotFoundError)
 
 
 @pytest.mark.parametrize("mode", ["none", "full"])
@@ -123,7 +114,7 @@ def test_harm_is_told(table: IcebergTable, tmp_path: Path, which: str, harm: Cal
         path.write_bytes(path.read_bytes()[:20])
     else:
         harm(path)
-    with pytest.raises((DamagedFileError, *GONE)) as caught:
+    with pytest.raises((errors.DamagedFileError, *GONE)) as caught:
         ids(table.home, tmp_path / "cache", mode)
     assert path.name in str(caught.value)
     if which in ("list", "manifest"):
@@ -153,7 +144,7 @@ def test_a_vector_that_is_damaged(tmp_path: Path, change: str) -> None:
     path.write_bytes(bytes(data))
     table.commit([vector, other] if change == "two" else [vector])
     told = {"no place": "deletion vector", "two": "two deletion vectors"}.get(change, path.name)
-    with pytest.raises(DamagedFileError, match=told):
+    with pytest.raises(errors.DamagedFileError, match=told):
         ids(table.home, tmp_path / "cache")
 
 
@@ -162,11 +153,11 @@ def test_hints(table: IcebergTable, tmp_path: Path) -> None:
     hint = table.home / "metadata" / "version-hint.text"
     for text in (b"99", b"../v1", b"x" * 5000, b"\xff\xfe", b"", b"1/2"):
         hint.write_bytes(text)
-        with pytest.raises(DamagedFileError, match=r"version-hint\.text"):
+        with pytest.raises(errors.DamagedFileError, match=r"version-hint\.text"):
             ids(table.home, tmp_path / f"cache{text[:3]!r}")
     hint.unlink()
     for mode in MODES:
-        with pytest.raises(PysparkLookupError, match=r"version-hint\.text.*lookup\.catalog.* metadata file"):
+        with pytest.raises(errors.PysparkLookupError, match=r"version-hint\.text.*lookup\.catalog.* metadata file"):
             ids(table.home, tmp_path / "cache", mode)
     assert ids(table.metadata, tmp_path / "cache") == ROWS
     hint.write_text(table.metadata.name.removeprefix("v").removesuffix(".metadata.json"))
@@ -178,10 +169,10 @@ def test_what_was_there_and_is_not(table: IcebergTable, tmp_path: Path) -> None:
     reader = opened(table.home, tmp_path / "cache", "full", "id")
     assert reader.scan().num_rows == len(ROWS)
     (table.home / "metadata" / "version-hint.text").unlink()
-    with pytest.raises(PysparkLookupError, match=r"version-hint\.text.*lookup\.catalog"):
+    with pytest.raises(errors.PysparkLookupError, match=r"version-hint\.text.*lookup\.catalog"):
         reader.scan()
     table.home.rename(tmp_path / "moved")
-    with pytest.raises(UfsNotFoundError):
+    with pytest.raises(errors.UfsNotFoundError):
         reader.scan()
 
 
@@ -247,12 +238,12 @@ def test_a_catalog_that_fails(rest: RestCatalog, tmp_path: Path, fault: Callable
     assert [reader.get_many(ROWS).num_rows for reader in known] == [len(ROWS)] * 2
     rest.fault = lambda method, path: fault() if "tables" in path else None
     for current, cached in (known, readers("cache")):
-        with pytest.raises(CatalogUnavailableError, match=f"catalog 'tests'.*{told}"):
+        with pytest.raises(errors.CatalogUnavailableError, match=f"catalog 'tests'.*{told}"):
             current.get_many(ROWS)
         before = cached.metrics()["staleServedCount"]
         assert cached.get_many(ROWS).num_rows == len(ROWS)
         assert cached.metrics()["staleServedCount"] > before
-    with pytest.raises(CatalogUnavailableError, match="catalog 'tests'"):
+    with pytest.raises(errors.CatalogUnavailableError, match="catalog 'tests'"):
         late[1].scan()
     rest.fault = None
     table.commit(table.data([{"id": 10, "name": "new"}]))
@@ -266,7 +257,7 @@ def test_a_catalog_that_says_nothing() -> None:
             "silent", [("type", "rest"), ("uri", f"http://127.0.0.1:{silent.getsockname()[1]}")], call_s=0.2
         )
         for _ in range(2):
-            with pytest.raises(CatalogUnavailableError, match=r"'silent' has not answered within 0\.2 s"):
+            with pytest.raises(errors.CatalogUnavailableError, match=r"'silent' has not answered within 0\.2 s"):
                 catalog.load("ns.table")
 
 
@@ -276,10 +267,10 @@ def test_a_damaged_sql_catalog(tmp_path: Path) -> None:
     assert ids("ns.table", tmp_path / "cache", catalog=properties) == ROWS
     catalog.close()
     garbage(tmp_path / "catalog.db")
-    with pytest.raises(CatalogUnavailableError, match="'tests'"):
+    with pytest.raises(errors.CatalogUnavailableError, match="'tests'"):
         ids("ns.table", tmp_path / "cache", catalog=properties)
     (tmp_path / "catalog.db").unlink()
-    with pytest.raises(PysparkLookupError, match="'tests'"):
+    with pytest.raises(errors.PysparkLookupError, match="'tests'"):
         ids("ns.table", tmp_path / "cache", catalog=properties)
 
 
@@ -288,19 +279,19 @@ def test_what_a_catalog_does_not_know(rest: RestCatalog, tmp_path: Path) -> None
     catalog, properties = sql_catalog(tmp_path)
     for known in (properties, {"type": "rest", "uri": rest.uri}):
         for name in ("ns.nothing", "nowhere.at.all"):
-            with pytest.raises(UfsNotFoundError, match=rf"'tests' has no table {name}"):
+            with pytest.raises(errors.UfsNotFoundError, match=rf"'tests' has no table {name}"):
                 ids(name, tmp_path / "cache", catalog=known)
-    with pytest.raises(OptionError, match=r"lookup\.catalog = 'nobody'"):
+    with pytest.raises(errors.OptionError, match=r"lookup\.catalog = 'nobody'"):
         LookupTable("ns.table", {"lookup.catalog": "nobody", "lookup.cache.dir": str(tmp_path / "cache")}).scan()
-    with pytest.raises(OptionError, match=r"lookup\.catalog = 'tests'"):
+    with pytest.raises(errors.OptionError, match=r"lookup\.catalog = 'tests'"):
         ids("ns.table", tmp_path / "cache", catalog={"type": "no such type", "uri": "x"})
-    with pytest.raises(OptionError, match=r"namespace\.table"):
+    with pytest.raises(errors.OptionError, match=r"namespace\.table"):
         ids("table", tmp_path / "cache", catalog=properties)
     write(tmp_path / "t", in_catalog(catalog, "ns.table"))
     readers = [opened("ns.table", tmp_path / "cache", "partial", "id", properties, **more) for more in ({}, CACHED)]
     assert [reader.get_many([0, 1]).num_rows for reader in readers] == [1, 1]
     catalog.drop_table("ns.table")
-    with pytest.raises(UfsNotFoundError, match=r"no table ns\.table"):
+    with pytest.raises(errors.UfsNotFoundError, match=r"no table ns\.table"):
         readers[0].get_many([0, 1])
     catalog.close()
 
@@ -308,10 +299,10 @@ def test_what_a_catalog_does_not_know(rest: RestCatalog, tmp_path: Path) -> None
 def test_credentials_are_refused_and_not_shown(tmp_path: Path) -> None:
     """Those of a catalog's store, too; and a password in its address."""
     for name in ("token", "s3.secret-access-key", "adls.account-key", "password"):
-        with pytest.raises(OptionError, match=rf"lookup\.catalog\.{name} looks like a credential") as caught:
+        with pytest.raises(errors.OptionError, match=rf"lookup\.catalog\.{name} looks like a credential") as caught:
             ids("ns.table", tmp_path / "cache", catalog={"uri": "http://127.0.0.1:9", name: "hidden-treasure"})
         assert "hidden-treasure" not in str(caught.value)
-    with pytest.raises(PysparkLookupError) as shown:
+    with pytest.raises(errors.PysparkLookupError) as shown:
         ids("ns.table", tmp_path / "cache", catalog={"type": "rest", "uri": "http://me:hidden-treasure@127.0.0.1:9"})
     assert "hidden-treasure" not in str(shown.value)
 
@@ -330,7 +321,7 @@ def test_types_that_are_not_known(rest: RestCatalog, tmp_path: Path, kind: str, 
     table = write(tmp_path / "t", rest.publisher("ns.table") if catalog else None)
     table.add_column("v", kind)
     name, properties = ("ns.table", {"type": "rest", "uri": rest.uri}) if catalog else (table.home, None)
-    with pytest.raises(NotSupportedError, match=f"column 'v' is of type .*{kind.partition('(')[0]}"):
+    with pytest.raises(errors.NotSupportedError, match=f"column 'v' is of type .*{kind.partition('(')[0]}"):
         ids(name, tmp_path / "cache", catalog=properties)
     for mode in MODES:
         reader = opened(name, tmp_path / "cache", mode, "id", properties, columns="id, name")
@@ -344,19 +335,19 @@ def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None
     for change, told in (({"encryption-keys": [{"key-id": "1"}]}, "encrypted"), ({"format-version": 4}, "version 4")):
         table.meta = whole | change
         table.save()
-        with pytest.raises(NotSupportedError, match=told):
+        with pytest.raises(errors.NotSupportedError, match=told):
             ids(table.home, tmp_path / "cache")
     table.meta = whole
     snapshot = table.meta["current-snapshot-id"]
     (file,) = table.data([{"id": 20, "name": "x"}])
     made = table.commit([file | {"file_format": "AVRO"}])
     told = rf"snapshot {made} .*{Path(file['file_path']).name} is a file of format AVRO"
-    with pytest.raises(NotSupportedError, match=told):
+    with pytest.raises(errors.NotSupportedError, match=told):
         ids(table.home, tmp_path / "cache")
     assert ids(table.home, tmp_path / "cache", version=snapshot) == ROWS
     table.set_current(snapshot)
     table.add_column("NAME", "string")
-    with pytest.raises(NotSupportedError, match="letter case"):
+    with pytest.raises(errors.NotSupportedError, match="letter case"):
         ids(table.home, tmp_path / "cache")
     assert ids(table.home, tmp_path / "cache", columns="id") == ROWS
 
@@ -378,7 +369,7 @@ def test_other_metadata_that_makes_no_sense(table: IcebergTable, tmp_path: Path)
     """An error of the package that names metadata.json."""
     for text in (*NO_METADATA, gzip.compress(table.metadata.read_bytes())[:-20]):
         table.metadata.write_bytes(text)
-        with pytest.raises(DamagedFileError, match=rf"{table.metadata.name} is not Iceberg metadata"):
+        with pytest.raises(errors.DamagedFileError, match=rf"{table.metadata.name} is not Iceberg metadata"):
             ids(table.home, tmp_path / f"cache{hash(text)}")
 
 
@@ -421,7 +412,7 @@ def test_lengths_that_lie(table: IcebergTable, tmp_path: Path, which: str, packe
             found.append(data.replace(text, _varint(length) + name.encode()))
         for place, one in enumerate(found):
             path.write_bytes(one)
-            with contextlib.suppress(PysparkLookupError):  # a count of rows may be believed, if it is less
+            with contextlib.suppress(errors.PysparkLookupError):  # a count of rows may be believed, if it is less
                 assert ids(table.home, tmp_path / f"cache{number}-{place}") == ROWS
 
 
@@ -434,7 +425,9 @@ def test_manifests_that_decompress_to_more_than_is_read(
     rewrite(path, codec)
     assert ids(table.home, tmp_path / "cache") == ROWS
     monkeypatch.setattr(manifests, "_BYTES_AT_MOST", 100)
-    with pytest.raises(DamagedFileError, match=rf"{path.name} is not an Iceberg manifest list: .*more than 100 bytes"):
+    with pytest.raises(
+        errors.DamagedFileError, match=rf"{path.name} is not an Iceberg manifest list: .*more than 100 bytes"
+    ):
         ids(table.home, tmp_path / "other")
 
 
@@ -442,7 +435,7 @@ def test_metadata_that_decompresses_to_more_than_is_read(monkeypatch: pytest.Mon
     """Is refused by name, before it is in memory."""
     monkeypatch.setattr(metadata, "_TEXT_AT_MOST", 100)
     with pytest.raises(
-        DamagedFileError, match=r"x\.json is not Iceberg metadata: it decompresses to more than 100 bytes"
+        errors.DamagedFileError, match=r"x\.json is not Iceberg metadata: it decompresses to more than 100 bytes"
     ):
         metadata.parse_metadata("x.json", gzip.compress(b" " * 101), "x")
 
@@ -491,7 +484,7 @@ def test_bytes_that_are_others(tmp_path_factory: pytest.TempPathFactory, which: 
 def judge(table: IcebergTable, cache: Path, path: Path, found: bytes) -> None:
     try:
         rows = ids(table.home, cache)
-    except PysparkLookupError as problem:
+    except errors.PysparkLookupError as problem:
         assert path.name in str(problem) or str(table.home) in str(problem), (str(problem), found)
     else:
         # Metadata has no checksum: what says another thing that makes sense is believed.

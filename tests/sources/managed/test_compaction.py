@@ -13,13 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.errors import (
-    DamagedFileError,
-    NotATableError,
-    UfsUnavailableError,
-    VersionGoneError,
-    WriteConflictError,
-)
+from pyspark_lookup import errors
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.options.enums import View
@@ -140,7 +134,7 @@ def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
                 file.write(bytes(8))
 
     site.interrupt(damage)
-    with pytest.raises(DamagedFileError):
+    with pytest.raises(errors.DamagedFileError):
         table.compact()
     assert folds(site.state()) == []
     assert site.state().find_needed() == site.state().find_needed(before)
@@ -238,7 +232,7 @@ def test_an_overwrite_beside_a_compaction(site: Site, monkeypatch: pytest.Monkey
         table.compact()
         assert len(site.committed()) == 1
     else:
-        with pytest.raises(WriteConflictError, match=r"(compact it|write) again"):
+        with pytest.raises(errors.WriteConflictError, match=r"(compact it|write) again"):
             table.compact()
     assert ids_of(table.scan()) == list(range(50, 70))
     assert [file for file in site.files() if "compacted" in file] == (site.committed() if times == 1 else [])
@@ -262,7 +256,7 @@ def test_an_overwrite_that_began_before_what_was_folded(site: Site) -> None:
     table.write(rows(2))
     late = writer.begin(SCHEMA, WriteMode.OVERWRITE)
     table.compact()
-    with pytest.raises(WriteConflictError, match="compacted"):
+    with pytest.raises(errors.WriteConflictError, match="compacted"):
         writer.commit(early, put(writer, early, 7))
     assert ids_of(table.scan()) == [1, 2]
     writer.commit(late, put(writer, late, 8))
@@ -286,7 +280,7 @@ def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
     last = table.valid_write_ids
     assert [ids_of(table.scan(valid_write_ids=ids)) for ids in (after, last)] == [[2, 3], [3]]
     for id_ in range(1, 6):
-        with pytest.raises(VersionGoneError, match="followed a compaction"):
+        with pytest.raises(errors.VersionGoneError, match="followed a compaction"):
             table.scan(valid_write_ids=type(now)(last.table, last.high_watermark, open=[id_]))
 
 
@@ -298,7 +292,7 @@ def test_keys_that_were_changed(site: Site) -> None:
     table.upsert(rows(2, name="new"))
     table.alter(keys=["name"])
     site.resize(compact_bytes=20_000)
-    with pytest.raises(WriteConflictError, match=r"key columns have changed.*restore the former keys, compact"):
+    with pytest.raises(errors.WriteConflictError, match=r"key columns have changed.*restore the former keys, compact"):
         table.compact()
     table.alter(keys=["id"])
     table.compact()
@@ -384,7 +378,7 @@ def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
     assert (table.vacuum()["oldest"], ids_of(site.table({"lookup.version": str(second)}).scan())) == (second, [2])
     gone = r"version \d+ of table \w+ needs files of write 1, which were vacuumed"
     for mode in MODES.values():
-        with pytest.raises(VersionGoneError, match=gone):
+        with pytest.raises(errors.VersionGoneError, match=gone):
             site.table({**mode, "lookup.version": str(first)}, host="b").scan()
     kept = table.compact()
     aged(site, 8)
@@ -421,7 +415,7 @@ def test_a_table_that_sees_to_itself(site: Site) -> None:
 
     def fail(kind: str, _: object) -> None:
         if kind == "tree":
-            raise UfsUnavailableError("down")
+            raise errors.UfsUnavailableError("down")
 
     site.resize(log_page=4)
     table = site.created(OFF)
@@ -442,10 +436,10 @@ def test_a_table_that_sees_to_itself(site: Site) -> None:
     assert events == [1, *range(last // 4 * 4 + 1, state.position + 1)]
     for options in ({"lookup.version": "3"}, {"lookup.valid-write-ids": f"{state.table_id}:2:9223372036854775807::"}):
         for host in ("a", "b"):
-            with pytest.raises(VersionGoneError, match=rf"from (position )?{last} on"):
+            with pytest.raises(errors.VersionGoneError, match=rf"from (position )?{last} on"):
                 site.table(options, host).scan()
     log = site.runtime.engine(parse_options(site.options("a", {}))).managed.log(str(site.path))
-    with pytest.raises(VersionGoneError, match=f"lookup.stream.start = {last}"):
+    with pytest.raises(errors.VersionGoneError, match=f"lookup.stream.start = {last}"):
         list(log.pages.changes(state, 2, state.position))
     aged(site, 0.6)
     assert table.write(rows(10), "overwrite") == site.state().position  # no vacuum follows
@@ -484,7 +478,7 @@ def test_vacuum_removes_orphans(site: Site) -> None:
     for path in (*orphans, *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-    with pytest.raises(NotATableError, match=r"lies inside .*, a managed table: write to another place"):
+    with pytest.raises(errors.NotATableError, match=r"lies inside .*, a managed table: write to another place"):
         site.table({"path": f"{site.path}/a/b"}).write(rows(2))
     inner = site.path / "other"  # as it could be before
     ignored = shutil.ignore_patterns(

@@ -8,14 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.errors import (
-    NotATableError,
-    OptionError,
-    PredicateError,
-    PysparkLookupError,
-    UfsNotFoundError,
-    WriteConflictError,
-)
+from pyspark_lookup import errors
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.sources.managed.log import WriteMode
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
@@ -82,7 +75,7 @@ def test_what_others_commit_before(site: Site, what: str) -> None:
         assert not others
         assert seen(table) == seen(site.table(host="c")) == expected
     else:
-        with pytest.raises(WriteConflictError, match="write again"):
+        with pytest.raises(errors.WriteConflictError, match="write again"):
             table.delete(where="name = 'b'")
         assert seen(table) == "5b"
 
@@ -97,7 +90,7 @@ def test_what_others_commit_after(site: Site) -> None:
     writer.commit(append, put(writer, append, 2))
     writer.commit(upsert, writer.write(upsert, rows(1, name="b").to_batches(), "part"))
     assert seen(table) == "1b 2a"
-    with pytest.raises(WriteConflictError, match="write again"):
+    with pytest.raises(errors.WriteConflictError, match="write again"):
         writer.commit(overwrite, put(writer, overwrite, 6))
     assert seen(table) == "1b 2a"
 
@@ -153,13 +146,13 @@ def test_a_compaction_that_is_under_way_for_pages_of_the_log(site: Site, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "kind", "told"),
     [
-        ({}, OptionError, "arguments keys and where: give either"),
-        ({"keys": [1], "where": "id = 1"}, OptionError, "arguments keys and where: give either"),
-        ({"where": 5}, OptionError, "argument where = 5"),
-        ({"where": " "}, PredicateError, "argument where = ' '"),
-        ({"where": "nope = 1"}, PysparkLookupError, "nope"),
-        ({"where": "id = 'x'"}, PredicateError, "argument where: "),
-        ({"where": "id = 1) OR (id = 2"}, PredicateError, "argument where = "),
+        ({}, errors.OptionError, "arguments keys and where: give either"),
+        ({"keys": [1], "where": "id = 1"}, errors.OptionError, "arguments keys and where: give either"),
+        ({"where": 5}, errors.OptionError, "argument where = 5"),
+        ({"where": " "}, errors.PredicateError, "argument where = ' '"),
+        ({"where": "nope = 1"}, errors.PysparkLookupError, "nope"),
+        ({"where": "id = 'x'"}, errors.PredicateError, "argument where: "),
+        ({"where": "id = 1) OR (id = 2"}, errors.PredicateError, "argument where = "),
     ],
     ids=str,
 )
@@ -170,8 +163,8 @@ def test_what_is_none(site: Site, arguments: dict[str, Any], kind: type[Exceptio
     position = site.state().position
     with pytest.raises(kind, match=told.replace("(", r"\(").replace(")", r"\)")):
         table.delete(**arguments)
-    with pytest.raises(OptionError, match=r"lookup\.where = 'id > 5' is for reads"):
+    with pytest.raises(errors.OptionError, match=r"lookup\.where = 'id > 5' is for reads"):
         site.table({"lookup.where": "id > 5"}).delete(where="id = 1")
-    with pytest.raises((UfsNotFoundError, NotATableError)):
+    with pytest.raises((errors.UfsNotFoundError, errors.NotATableError)):
         site.table({"path": f"{site.path}-other"}).delete(where="id = 1")
     assert (site.state().position, seen(table)) == (position, "1a")

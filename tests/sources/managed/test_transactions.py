@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import (
-    NonUniqueKeyError,
-    OptionError,
-    SchemaError,
-    UfsNotFoundError,
-    UfsUnavailableError,
-    WriteConflictError,
-)
+from pyspark_lookup import LookupTable, errors
 from tests.support.fuzzing import fuzzed
 from tests.support.keyed_tables import Row, rows_of, table_of, writes
 from tests.support.managed_tables import Site, ids_of, rows, site
@@ -84,11 +76,11 @@ def test_what_it_refuses(site: Site) -> None:
     with table.transaction() as t:
         t.write(rows(2))
         for error, refused in (
-            (SchemaError, lambda: t.write(pa.table({"id": [1], "other": [1]}))),
-            (SchemaError, lambda: t.write(pa.table({"id": ["one"]}), "overwrite")),
-            (OptionError, lambda: t.write(rows(2), "replace")),
-            (NonUniqueKeyError, lambda: t.upsert(rows(3, 3))),
-            (SchemaError, lambda: t.delete(pa.table({"id": ["x"]}))),
+            (errors.SchemaError, lambda: t.write(pa.table({"id": [1], "other": [1]}))),
+            (errors.SchemaError, lambda: t.write(pa.table({"id": ["one"]}), "overwrite")),
+            (errors.OptionError, lambda: t.write(rows(2), "replace")),
+            (errors.NonUniqueKeyError, lambda: t.upsert(rows(3, 3))),
+            (errors.SchemaError, lambda: t.delete(pa.table({"id": ["x"]}))),
         ):
             with pytest.raises(error):
                 refused()
@@ -98,11 +90,11 @@ def test_what_it_refuses(site: Site) -> None:
     assert site.files() == site.committed()
     keyless = site.table({"path": f"{site.path}-keyless"})
     with keyless.transaction() as t:
-        with pytest.raises(UfsNotFoundError):
+        with pytest.raises(errors.UfsNotFoundError):
             t.scan()
         t.write(rows(1))
         for by_key in (t.upsert, t.delete):
-            with pytest.raises(OptionError, match="no key columns"):
+            with pytest.raises(errors.OptionError, match="no key columns"):
                 by_key(rows(1))
     assert ids_of(keyless.scan()) == [1]
 
@@ -114,11 +106,11 @@ def test_unique_keys(site: Site) -> None:
     with table.transaction() as t:
         t.write(rows(3))
         for wrong in (1, 3):
-            with pytest.raises(NonUniqueKeyError, match=f"id = {wrong}"):
+            with pytest.raises(errors.NonUniqueKeyError, match=f"id = {wrong}"):
                 t.write(rows(wrong))
         t.delete(pa.table({"id": [1]}))
         t.write(rows(1, name="again"))
-    with pytest.raises(NonUniqueKeyError, match="id = 5"), table.transaction() as t:
+    with pytest.raises(errors.NonUniqueKeyError, match="id = 5"), table.transaction() as t:
         t.write(rows(5))
         site.table(host="b").write(rows(5))
     assert ids_of(table.scan()) == [1, 2, 3, 5]
@@ -145,14 +137,14 @@ def test_a_store_that_fails(site: Site) -> None:
 
     def fail(kind: str, subject: object) -> None:
         if kind == "put" and "/log/" in str(subject):
-            raise UfsUnavailableError("injected")
+            raise errors.UfsUnavailableError("injected")
 
     site.interrupt(fail)
-    with pytest.raises(UfsUnavailableError):
+    with pytest.raises(errors.UfsUnavailableError):
         t.write(rows(5))
     site.interrupt()
     for goes_on in (lambda: t.write(rows(6)), t.commit):
-        with pytest.raises(UfsUnavailableError, match="given up"):
+        with pytest.raises(errors.UfsUnavailableError, match="given up"):
             goes_on()
     assert (ids_of(table.scan()), kinds(site.path)[-1], site.files()) == ([], "abort", [])
 
@@ -194,7 +186,7 @@ def test_any_transactions_are_as_the_model(tmp_path_factory: pytest.TempPathFact
                 t.commit()
                 state = replayed(state, inside, number)
                 assert step != "overwrite" or {how for how, _ in inside} <= {"delete"}  # of which nothing may have come
-            except WriteConflictError:
+            except errors.WriteConflictError:
                 assert conflict
         assert rows_of(table.scan()) == sorted(state, key=repr)
     table.close()
