@@ -181,10 +181,8 @@ def test_ranges_file_reads_as_the_file(data: st.DataObject) -> None:
     file, model = RangesFile(size, ranges, fetch), io.BytesIO(content)
     assert (file.readable(), file.seekable(), file.size()) == (True, True, size)
     for _ in range(data.draw(st.integers(1, 6))):
-        at, whence = (
-            data.draw(st.integers(0, size + 5)),
-            data.draw(st.sampled_from([io.SEEK_SET, io.SEEK_CUR, io.SEEK_END])),
-        )
+        at = data.draw(st.integers(0, size + 5))
+        whence = data.draw(st.sampled_from([io.SEEK_SET, io.SEEK_CUR, io.SEEK_END]))
         step = at - (0, model.tell(), size)[whence]
         assert file.seek(step, whence) == model.seek(step, whence)
         length = data.draw(st.integers(0, size + 5) | st.sampled_from([-1, None]))
@@ -202,12 +200,8 @@ def test_ranges_file_reads_as_the_file(data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", [FileFormatName.PARQUET, FileFormatName.ARROW])
 def test_a_small_file_comes_in_one_range(kind: FileFormatName) -> None:
     """A file of up to 256 KiB is asked for once, whole; a larger one by its last 64 KiB, then its parts."""
-    for size, head in (
-        (SMALL, (0, SMALL)),
-        (SMALL + 1, (SMALL + 1 - 65536, 65536)),
-        (0, (0, 0)),
-        (70_000, (0, 70_000)),
-    ):
+    heads = {SMALL: (0, SMALL), SMALL + 1: (SMALL + 1 - 65536, 65536), 0: (0, 0), 70_000: (0, 70_000)}
+    for size, head in heads.items():
         assert open_format(kind, BLOCK).first_ranges(FileVersion("a", size, "v")) == [head]
     assert open_format(kind, BLOCK).splittable
 

@@ -379,8 +379,12 @@ KEYS: dict[str, Sequence[Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["parquet", "orc"])
-@pytest.mark.parametrize("kind", KEYS)
+OTHERS_IN_ORC = ("uuid", "fixed[4]", "decimal(38, 0)", "date", "timestamptz")
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [*((kind, "parquet") for kind in KEYS), *((kind, "orc") for kind in OTHERS_IN_ORC)]
+)
 def test_keys_of_each_type(tmp_path: Path, kind: str, form: str) -> None:
     """Looked up in each mode, partitioned by them or not, and deleted by them."""
     specs: list[list[tuple[str, str]]] = [[], [("k", "identity")]]
