@@ -79,8 +79,7 @@ def ids(rows: pa.Table) -> list[int]:
     return sorted(rows.column("id").to_pylist())
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "job"), [*zip(MODES, JOBS, strict=True)])
 def test_while_a_job_writes_the_last_version_is_current(
     dim: Dim, mode: str, job: str, caplog: pytest.LogCaptureFixture
 ) -> None:

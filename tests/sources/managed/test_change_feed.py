@@ -19,13 +19,7 @@ from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, V
 from pyspark_lookup.lookup.lookup_table import WritingMode
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.sources.managed import WriteSizes
-from pyspark_lookup.sources.managed.change_feed import (
-    CHANGE_TYPE,
-    COMMIT_TIMESTAMP,
-    LOG_POSITION,
-    change_columns,
-    cost,
-)
+from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE, COMMIT_TIMESTAMP, LOG_POSITION, change_columns, cost
 from pyspark_lookup.sources.managed.log import WriteMode
 from pyspark_lookup.sources.registry import parse_options
 from tests.models.histories import Step
@@ -42,11 +36,7 @@ ALL_KEYS = [(id_, part) for id_ in range(7) for part in ("a", "b")]
 _RNG = random.Random(0)
 _where = st.tuples(st.just("delete_where"), st.lists(keys, min_size=1, max_size=1))
 _steps = st.sampled_from(["write", "write", "begin", "commit", "compact", "compact"])
-steps = st.lists(
-    st.tuples(_steps, st.one_of(writes, writes, writes, _where), st.booleans()),
-    min_size=4,
-    max_size=14,
-)
+steps = st.lists(st.tuples(_steps, st.one_of(writes, writes, writes, _where), st.booleans()), min_size=4, max_size=14)
 
 
 class Model(Managed):
@@ -290,16 +280,12 @@ def test_changes_between_two_versions(site: Site) -> None:
     assert told(batch_of(site, changes_from=str(positions[1]), changes_to=str(positions[1]))) == "2a< 2b> 3b+"
     assert batch_of(site, changes_from=str(positions[-1] + 1)) == []
     assert {row[COMMIT_TIMESTAMP] for row in feed.snapshot(feed.last)} == {times[positions[5]], times[positions[7]]}
-    some = site.table(
-        {"lookup.changes-from": "2", "lookup.columns": "name", "lookup.where": "id = 2", "lookup.view": "changes"}
-    )
+    options = {"changes-from": "2", "columns": "name", "where": "id = 2", "view": "changes"}
+    some = site.table({f"lookup.{name}": text for name, text in options.items()})
     assert some.schema.names == ["name", CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP]
     found = some.scan(["_change_type", "name"], "_change_type <> 'insert'").to_pylist()
-    assert sorted(map(tuple, map(dict.values, found))) == [
-        ("delete", "b"),
-        ("update_postimage", "b"),
-        ("update_preimage", "a"),
-    ]
+    expected = [("delete", "b"), ("update_postimage", "b"), ("update_preimage", "a")]
+    assert sorted(map(tuple, map(dict.values, found))) == expected
 
 
 @pytest.mark.parametrize(

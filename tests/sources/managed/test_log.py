@@ -385,9 +385,8 @@ def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: py
             found = log_.pages.find_state(state, position)
             assert found.version(position).digest == then.version().digest
             valid = found.valid_write_ids(position)
-            assert (
-                log_.pages.find_state_by_write_ids(state, valid).resolve_version(valid).digest == then.version().digest
-            )
+            resolved = log_.pages.find_state_by_write_ids(state, valid).resolve_version(valid)
+            assert resolved.digest == then.version().digest
         changes = [change.position for _, change in log_.pages.changes(state, max(first - 1, 0), state.position)]
         known = state_of(events[: state.position])
         assert changes == [change.position for change in known.changes if change.position >= first]
@@ -415,9 +414,7 @@ def test_racing_hosts(place: Place, cache_dir: Path) -> None:
     with pytest.raises(errors.UfsNotFoundError, match=r"not \(or no longer\) a managed table"):
         hosts[0].allocate()
     with concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
-        made = list(
-            pool.map(lambda h: h.log.create(lambda nonce, at: log.Create(1, "t", nonce, at, DEFINITION)), hosts)
-        )
+        made = pool.map(lambda h: h.log.create(lambda nonce, at: log.Create(1, "t", nonce, at, DEFINITION)), hosts)
         assert sum(state is not None for state in made) == 1
         states = list(itertools.chain(*pool.map(lambda host: [host.allocate() for _ in range(7)], hosts)))
     assert sorted((s.position, s.high_watermark) for s in states) == [(at, at - 1) for at in range(2, 30)]

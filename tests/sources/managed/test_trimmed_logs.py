@@ -41,9 +41,8 @@ def trim(table: LookupTable) -> None:
 
 
 def read(site: Site, host: str, **options: str) -> list[int]:
-    return ids_of(
-        site.table({**OFF, **{f"lookup.{name.replace('_', '-')}": text for name, text in options.items()}}, host).scan()
-    )
+    named = {f"lookup.{name.replace('_', '-')}": text for name, text in options.items()}
+    return ids_of(site.table({**OFF, **named}, host).scan())
 
 
 def test_transactions_and_compactions_that_last_for_pages(site: Site, table: LookupTable) -> None:
@@ -67,11 +66,8 @@ def test_transactions_and_compactions_that_last_for_pages(site: Site, table: Loo
     site.interrupt(meanwhile)
     before = site.state().position
     table.compact()
-    assert (bool(busy), site.state().find_visible()[0].mode, site.state().position > before + 12) == (
-        True,
-        WriteMode.COMPACT,
-        True,
-    )
+    assert busy
+    assert (site.state().find_visible()[0].mode, site.state().position > before + 12) == (WriteMode.COMPACT, True)
     assert ids_of(table.scan()) == [1, 2, 6, *range(100, 108), *range(200, 204)]
 
 
@@ -161,16 +157,10 @@ def test_hosts_that_know_what_is_gone(site: Site, table: LookupTable) -> None:
         assert read(site, "a", version=str(position)) == [1, 2, *range(200, 201 + number)]
 
 
-def test_checkpoints_that_are_late_or_damaged(site: Site, table: LookupTable) -> None:
-    """What the events say is found without them; a new host passes over one that does not fit the log."""
+def test_a_checkpoint_that_comes_late(site: Site, table: LookupTable) -> None:
+    """A new host passes over one that does not fit the log."""
     append(table, *range(10))
-    ends = sorted((site.path / "_lookup/checkpoints").iterdir(), reverse=True)
-    late = ends[-1].read_bytes()
-    assert (ends[1].name < ends[0].name, ends[1].write_bytes(b"{}")) == (True, 2)
-    site.restart()
-    assert read(site, "damaged", version="9") == [0, 1]
-    ends[0].unlink()
-    assert feed_of(site).between(1, site.state().position)[0]["id"] == 0
+    late = min((site.path / "_lookup/checkpoints").iterdir()).read_bytes()
     trim(table)
     shutil.copytree(site.path, copy := site.path.with_name("copy"))
     (copy / "_lookup/checkpoints" / f"{10**20 - 90:020d}.json").write_bytes(late)
@@ -213,14 +203,8 @@ def test_a_position_that_is_no_version(site: Site, table: LookupTable) -> None:
     and that writes return, are read."""
     returned = [table.write(rows(number)) for number in range(4)]
     job = site.writer().begin(SCHEMA, WriteMode.APPEND)
-    returned += [
-        table.write(rows()),
-        table.delete([99]),
-        table.delete([]),
-        table.compact(),
-        table.compact(),
-        table.alter(),
-    ]
+    returned += [table.write(rows()), table.delete([99]), table.delete([])]
+    returned += [table.compact(), table.compact(), table.alter()]
     listed = [row["version"] for row in table.versions()]
     assert set(returned) < set(listed)
     for host in ("a", "b"):
