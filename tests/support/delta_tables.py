@@ -70,6 +70,14 @@ def append_commit(table: Path, actions: Sequence[dict[str, Any]]) -> int:
     return version
 
 
+def give_vectors(table: Path, adds: Sequence[dict[str, Any]], vectors: Sequence[dict[str, Any]]) -> int:
+    """Write a commit that gives files these deletion vectors in place of those that they had; its version."""
+    removes = [{"remove": {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}} for add in adds]
+    both = zip(adds, vectors, strict=True)
+    added = [{"add": {**add, "dataChange": True, "deletionVector": vector}} for add, vector in both]
+    return append_commit(table, [*removes, *added])
+
+
 def files_of(path: Path, version: int) -> dict[tuple[str, str], dict[str, Any]]:
     """The files of a version, by what a remove names, from all commits."""
     files: dict[tuple[str, str], dict[str, Any]] = {}

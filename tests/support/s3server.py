@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -109,3 +110,24 @@ class S3Server:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+class Mirror:
+    """A directory on this disk, which lies in a bucket as well if there is a server: its URL is there, then."""
+
+    def __init__(self, local: Path, bucket: str, server: S3Server | None) -> None:
+        self.local, self.server = local, server
+        self.url, self.storage = local.as_uri(), dict[str, str]()
+        self._sent: dict[str, int] = {}
+        if server is not None:
+            self._bucket = bucket.replace("_", "-").lower()[:60].strip("-")
+            server.client.create_bucket(Bucket=self._bucket)
+            self.url, self.storage = f"s3://{self._bucket}/table", {"storage.endpoint_url": server.endpoint}
+
+    def send(self) -> None:
+        """Put what is new or has changed where it belongs."""
+        for path in sorted(self.local.rglob("*")) if self.server is not None else ():
+            key = f"table/{path.relative_to(self.local)}"
+            if path.is_file() and self._sent.get(key) != (changed_ns := path.stat().st_mtime_ns):
+                self.server.client.put_object(Bucket=self._bucket, Key=key, Body=path.read_bytes())
+                self._sent[key] = changed_ns

@@ -10,34 +10,21 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable
-from tests.support.delta_tables import append_commit, files_of, vector_of, vectors_of
+from tests.support.delta_tables import files_of, give_vectors, vector_of, vectors_of
 from tests.support.lake_tables import MODES, counting
-from tests.support.s3server import S3Server
+from tests.support.s3server import Mirror, S3Server
 
 
-class Remote:
+class Remote(Mirror):
     """A Delta table that is written on this disk, and lies there or on S3."""
 
     def __init__(self, home: Path, server: S3Server | None) -> None:
-        self.local, self._server = home / "table", server
-        self.cache = home / "cache"
-        self.url, self._storage = str(self.local), {}
-        self._sent: set[str] = set()
-        if server is not None:
-            server.client.create_bucket(Bucket=(bucket := f"delta-{home.name.replace('_', '-').lower()}"[:60]))
-            self._bucket, self.url = bucket, f"s3://{bucket}/table"
-            self._storage = {"lookup.storage.endpoint_url": server.endpoint}
+        super().__init__(home / "table", f"delta-{home.name}", server)
+        self._home = home
 
-    def send(self) -> None:
-        for path in sorted(self.local.rglob("*")) if self._server is not None else ():
-            key = str(path.relative_to(self.local))
-            if path.is_file() and key not in self._sent:
-                self._server.client.put_object(Bucket=self._bucket, Key=f"table/{key}", Body=path.read_bytes())
-                self._sent.add(key)
-
-    def open(self, mode: str = "full", cache: Path | None = None, **options: str) -> LookupTable:
-        own = {"lookup.cache.dir": str(cache or self.cache), "lookup.keys": "id", **MODES[mode], **options}
-        return LookupTable(self.url, own | self._storage)
+    def open(self, mode: str = "full", host: str = "cache") -> LookupTable:
+        options = {"lookup.cache.dir": str(self._home / host), "lookup.keys": "id", **MODES[mode]}
+        return LookupTable(self.url, options | {f"lookup.{name}": text for name, text in self.storage.items()})
 
     def write(self, rows: dict[str, list[Any]], **given: Any) -> None:
         write_deltalake(str(self.local), pa.table(rows), mode="append", **given)
@@ -77,11 +64,11 @@ def test_what_is_new(remote: Remote, mode: str) -> None:
     assert counting(table, lambda: table.get(200))[:3] == unchanged(remote)
 
 
-def test_a_host_that_comes_late_starts_from_the_checkpoint(remote: Remote, tmp_path: Path) -> None:
+def test_a_host_that_comes_late_starts_from_the_checkpoint(remote: Remote) -> None:
     """It reads the checkpoint and what follows it, and no other commit."""
     for number in range(5):
         (remote.local / "_delta_log" / f"{number:020}.json").write_text("not to be read")
-    late = remote.open("none", tmp_path / "late")
+    late = remote.open("none", "late")
     assert late.scan().num_rows == 51
 
 
@@ -90,15 +77,8 @@ def test_vectors_and_rewritten_files(remote: Remote) -> None:
     table = remote.open()
     assert table.scan().num_rows == 51
     # The names are random: the first file is that of the first commit.
-    key, add = next(iter(files_of(remote.local, 5).items()))
-    vector = vector_of(remote.local, [0, 3], "i")
-    version = append_commit(
-        remote.local,
-        [
-            {"remove": {"path": key[0], "deletionTimestamp": 1, "dataChange": True}},
-            {"add": {**add, "dataChange": True, "deletionVector": vector}},
-        ],
-    )
+    add = next(iter(files_of(remote.local, 5).values()))
+    version = give_vectors(remote.local, [add], [vector_of(remote.local, [0, 3], "i")])
     remote.send()
     _, _, gets, size = counting(table, table.scan)
     commit = (remote.local / "_delta_log" / f"{version:020}.json").stat().st_size
@@ -111,10 +91,7 @@ def test_vectors_that_share_a_file(remote: Remote) -> None:
     table = remote.open()
     assert table.scan().num_rows == 51
     adds = [*files_of(remote.local, 5).values()][:3]
-    vectors = vectors_of(remote.local, [[0], [1, 2], [3, 4, 5]])
-    removes = [{"remove": {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}} for add in adds]
-    both = zip(adds, vectors, strict=True)
-    append_commit(remote.local, [*removes, *({"add": {**add, "deletionVector": vector}} for add, vector in both)])
+    give_vectors(remote.local, adds, vectors_of(remote.local, [[0], [1, 2], [3, 4, 5]]))
     remote.send()
     assert counting(table, table.scan)[2] == 2
     assert {*range(30)} - {*table.scan().column("id").to_pylist()} == {0, 11, 12, 23, 24, 25}
@@ -153,9 +130,7 @@ def test_a_full_cache_goes_on_while_it_adopts_an_optimized_table(remote: Remote)
     remote.send()
     assert counting(table, table.reload)[3] <= size
     add = next(iter(files_of(remote.local, 6).values()))
-    vector = vector_of(remote.local, range(5), "u")
-    remove = {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}
-    append_commit(remote.local, [{"remove": remove}, {"add": {**add, "dataChange": True, "deletionVector": vector}}])
+    give_vectors(remote.local, [add], [vector_of(remote.local, range(5), "u")])
     remote.send()
     heads, lists, gets, _ = counting(table, lambda: table.get(3))
     assert (heads + lists, gets) == (sum(unchanged(remote)) + (not lists), 2)  # the commit, and the vector

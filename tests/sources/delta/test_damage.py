@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable, errors
-from tests.support.delta_tables import append_commit, files_of, opened, vector_of
+from tests.support.delta_tables import append_commit, files_of, give_vectors, opened, vector_of
 from tests.support.lake_tables import MODES
 
 
@@ -29,10 +29,7 @@ def path(tmp_path: Path) -> Path:
     DeltaTable(str(path)).create_checkpoint()
     write_deltalake(str(path), pa.table({"id": [7, 8, 9]}), mode="append")
     add = next(add for add in files_of(path, 3).values() if json.loads(add["stats"])["numRecords"] == 3)
-    vector = vector_of(path, [1], "u")
-    append_commit(
-        path, [{"remove": {"path": add["path"], "dataChange": True}}, {"add": {**add, "deletionVector": vector}}]
-    )
+    give_vectors(path, [add], [vector_of(path, [1], "u")])
     return path
 
 

@@ -22,7 +22,7 @@ from tests.support.iceberg_tables import opened, sql_catalog
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES, counting
 from tests.support.rest_catalog import RestCatalog
-from tests.support.s3server import S3Server
+from tests.support.s3server import Mirror, S3Server
 
 COLUMNS = {"id": "int", "name": "string"}
 FILES = 5
@@ -59,21 +59,14 @@ def _in_catalog(catalog: SqlCatalog) -> Publish:
     return publish
 
 
-class Remote:
+class Remote(Mirror):
     """An Iceberg table that is written on this disk, and lies there or on S3; users name it by its hint or in a catalog."""
 
     def __init__(self, home: Path, kind: str, server: S3Server | None, version: int = 2) -> None:
-        self.local, self.cache, self.kind, self._server = home / "table", home / "cache", kind, server
+        super().__init__(home / "table", f"iceberg-{home.name}", server)
+        self.cache, self.kind = home / "cache", kind
         self._closing = contextlib.ExitStack()
         self._catalog: dict[str, str] | None = None
-        self._sent: set[str] = set()
-        self._storage = {}
-        self.url = self.local.as_uri()
-        if server is not None:
-            self._bucket = f"iceberg-{home.name.replace('_', '-').lower()}"[:60].strip("-")
-            server.client.create_bucket(Bucket=self._bucket)
-            self.url = f"s3://{self._bucket}/table"
-            self._storage = {"storage.endpoint_url": server.endpoint}
         publish = None
         if kind == "sql":
             catalog, self._catalog = sql_catalog(home)
@@ -90,16 +83,6 @@ class Remote:
     def local_of(self, location: str) -> Path:
         return self.local / location.removeprefix(self.url + "/")
 
-    def send(self) -> None:
-        """Put what is new where it belongs."""
-        if self._server is None:
-            return
-        for path in sorted(self.local.rglob("*")):
-            key = str(path.relative_to(self.local))
-            if path.is_file() and (key not in self._sent or key.endswith("version-hint.text")):
-                self._server.client.put_object(Bucket=self._bucket, Key=f"table/{key}", Body=path.read_bytes())
-                self._sent.add(key)
-
     def write(self, rows: list[dict[str, Any]]) -> int:
         return self.commit(self.table.data(rows))
 
@@ -115,7 +98,7 @@ class Remote:
 
     def open(self, mode: str = "full", cache: Path | None = None, **options: str) -> LookupTable:
         name = self.url if self._catalog is None else "ns.table"
-        return opened(name, cache or self.cache, mode, "id", self._catalog, **self._storage, **options)
+        return opened(name, cache or self.cache, mode, "id", self._catalog, **self.storage, **options)
 
     def calls(self, act: Callable[[], Any]) -> list[str]:
         """What the catalog is asked meanwhile."""
@@ -251,9 +234,7 @@ def _unreadable(remote: Remote) -> None:
     for entry in remote.data_files():
         path = remote.table.local(entry.file["file_path"])
         path.write_bytes(b"\0" * path.stat().st_size)
-    if remote._server is not None:
-        remote._sent -= {str(path.relative_to(remote.local)) for path in remote.local.rglob("data/*")}
-        remote.send()
+    remote.send()
 
 
 @pytest.mark.parametrize("kind", ["equality", "positions", "vector"])
