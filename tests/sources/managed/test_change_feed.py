@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.lookup.lookup_table import WritingMode
 from pyspark_lookup.lookup.runtime import runtime
@@ -26,7 +25,7 @@ from tests.models.histories import Step
 from tests.models.managed import Managed
 from tests.support.change_feed import Feed, changes_of, feed_of, told
 from tests.support.fuzzing import fuzzed
-from tests.support.keyed_tables import SCHEMA, Key, keys, rows_of, writes
+from tests.support.keyed_tables import SCHEMA, Key, keys, writes
 from tests.support.managed_tables import OFF, Site, rows, site
 
 __all__ = ["site"]
@@ -46,10 +45,9 @@ class Model(Managed):
     `small` bytes leaves the first one outside.
     """
 
-    def __init__(self, home: Path, mode: dict[str, str], small: int) -> None:
+    def __init__(self, home: Path, small: int) -> None:
         super().__init__(home / "t", home, ("id", "part"), ["part"], itertools.count().__next__)
         self.path, self.own = str(home / "t"), {"lookup.cache.dir": str(home / "cache")}
-        self.reader = LookupTable(self.path, {**self.own, **mode})
         self.engine = runtime().engine(parse_options({**self.own, "path": self.path}))
         self.engine.managed.sizes = WriteSizes(
             file_bytes=4000,
@@ -73,9 +71,7 @@ class Model(Managed):
         empty = dict.fromkeys(self.schema.names)
         return [{**empty, "id": id_, "part": part, "v": self._number} for id_, part in asked]
 
-    def take(  # type: ignore[override]
-        self, what: str, write: tuple[str, list[Key]], beside: bool = False
-    ) -> None:
+    def take(self, what: str, write: tuple[str, list[Key]], beside: bool = False) -> None:  # type: ignore[override]
         """One step; `beside`: of a compaction, the write is committed while it is under way."""
         op, self._asked = write
         begun = Step("begin", ("cache", 1, op))
@@ -84,20 +80,6 @@ class Model(Managed):
             self._opened.insert(0, self._opened.pop())
         steps = {"write": Step(op, ("cache", 1)), "begin": begun, "commit": Step("commit", ("cache", -int(beside)))}
         super().take(steps.get(what, Step(what, ("cache", 1))), _RNG)
-
-    @property
-    def expected(self) -> list[Row]:
-        return sorted(((row["id"], row["part"], row["v"]) for row in self.rows), key=repr)
-
-    def check(self) -> None:
-        """What is read now is what should be there."""
-        assert rows_of(self.reader.scan()) == self.expected
-        for key in ALL_KEYS:
-            found = sorted((tuple(row[name] for name in SCHEMA.names) for row in self.reader.get(key)), key=repr)
-            assert found == [row for row in self.expected if row[:2] == key]
-
-    def close(self) -> None:
-        self.reader.close()
 
 
 def values(row: dict[str, Any]) -> Row:
@@ -121,7 +103,7 @@ def test_changes_played_back_are_the_versions(
     tmp_path_factory: pytest.TempPathFactory, history: list[Any], small: int
 ) -> None:
     """Random histories without vacuums: from any version on the changes lead to every later one; both images of an update have its key."""
-    model = Model(tmp_path_factory.mktemp("changes"), {}, small)
+    model = Model(tmp_path_factory.mktemp("changes"), small)
     for step in history:
         model.take(*step)
     feed = Feed(model.engine, parse_options({**model.own, "path": model.path}))
@@ -144,7 +126,6 @@ def test_changes_played_back_are_the_versions(
         )
         assert old == new
     assert played(before, feed.between(begin, feed.state.position), at_once=True) == now
-    model.close()
 
 
 @pytest.mark.parametrize("mode", ["upsert", "overwrite"])

@@ -144,7 +144,7 @@ def test_a_store_that_fails(site: Site) -> None:
         t.write(rows(5))
     site.interrupt()
     for goes_on in (lambda: t.write(rows(6)), t.commit):
-        with pytest.raises(errors.UfsUnavailableError, match="given up"):
+        with pytest.raises(errors.UfsUnavailableError, match="nothing of it will be committed"):
             goes_on()
     assert (ids_of(table.scan()), kinds(site.path)[-1], site.files()) == ([], "abort", [])
 

@@ -23,7 +23,6 @@ from tests.support.managed_tables import SCHEMA, Site, ids_of, put, rows, site
 __all__ = ["site"]
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
-ORDER = [("id", "ascending"), ("name", "ascending")]
 INTERVAL = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 min"}
 TRIGGER = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 min"}
 

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 Options = dict[str, str]
 
-BOUNDED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "10000"}
-PARTIAL = {**BOUNDED, "lookup.partial-cache.expire-after-write": "1 h"}
-FULL = {"lookup.cache": "FULL"}
+PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
 ONCE = {"lookup.max-retries": "0"}
 MANY = 5000
 PEOPLE = pa.table({"id": [1, 2, 2, 3], "name": ["one", "two", "zwei", None], "n": [10, 20, 21, 30]})
