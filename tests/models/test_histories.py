@@ -122,7 +122,7 @@ def found() -> Iterator[Found]:
     for cache in CACHES:
         # What the path is now is found, also by a reload of the full cache, in a process that knew it otherwise and in a new one.
         steps = [become(kind, file(0), number) for number, kind in enumerate(KINDS)]
-        yield Found(f"W4 {cache}", Setup(), steps, readers_of(cache, "here", "new"))
+        yield Found(f"W4 {cache}", Setup(), steps, readers_of(cache, "here", *["new"] * (cache == "FULL")))
     # Processes that live for one query see a version that is older than the reload interval.
     steps = [become("directory", file(0), 1), Step("put", file(1), 2), Step("put", file(0), 3)]
     yield Found("W3", Setup(), steps, [Reader("FULL", "CACHE", "once", "all")])
