@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,21 +32,9 @@ SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alo
 
 def run_all(*functions: Callable[[], object]) -> None:
     """Run functions at the same time; none may fail or hang."""
-    failed: list[BaseException] = []
-
-    def run(function: Callable[[], object]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(BOUND_S)
-    assert not any(thread.is_alive() for thread in threads), "deadlock"
-    assert failed == []
+    with ThreadPoolExecutor(len(functions)) as pool:
+        for done in [pool.submit(function) for function in functions]:
+            done.result(BOUND_S)
 
 
 def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> None:
