@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.errors import ReloadFailedError, UfsUnavailableError
+from pyspark_lookup.errors import ReloadFailedError
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.model import Kind
 from tests.support.fakes import FakeClock, make_host
@@ -118,14 +118,10 @@ def test_the_limit_of_staleness_holds(path: Path, cache_dir: Path, step_s: float
     publish(path, 0, 2)
     table.host.clock.wall_s += step_s
     table.host.clock.tick(601)
-
-    def fail(kind: str, subject: object) -> None:
-        raise UfsUnavailableError("no answer")
-
-    table.host.store.before = fail
+    table.down()
     with pytest.raises(ReloadFailedError):
         table.versions(0)
-    table.host.store.before = lambda kind, subject: None
+    table.up()
     assert table.versions(0) == [2]
 
 
