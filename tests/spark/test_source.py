@@ -100,7 +100,7 @@ def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
     assert metrics["rowsReadCount"] == 300
 
 
-@pytest.mark.parametrize("shape", ["union", "self join", "view twice", "retried task", "many tasks"])
+@pytest.mark.parametrize("shape", ["self join", "view twice", "retried task", "many tasks"])
 def test_one_version_per_execution(spark: SparkSession, s3: S3Server, tmp_path: Path, shape: str) -> None:
     """Parts of one execution agree on its version and resolve once, though the table changes right after; so do tasks that resolve
     themselves (`lookup.version-at=READ`)."""
@@ -126,9 +126,7 @@ def test_one_version_per_execution(spark: SparkSession, s3: S3Server, tmp_path: 
     s3.client.upload_file(str(old), "bucket", place)
     df = load(spark, f"s3a://bucket/{place}", options)
     assert df.rdd.getNumPartitions() >= (4 if shape == "many tasks" else 1)
-    if shape == "union":
-        query = df.union(df).select("version")
-    elif shape == "self join":
+    if shape == "self join":
         query = df.alias("a").join(df.alias("b"), "id").selectExpr("a.version", "b.version AS other")
         query = query.selectExpr("stack(2, version, other) AS version")
     elif shape == "view twice":
@@ -458,25 +456,20 @@ def test_warm_executors(spark: SparkSession, tmp_path: Path) -> None:
         warm(spark, path, tasks=0)
 
 
-@pytest.mark.parametrize("strategy", ["PERIODIC", "TIMED"])
-def test_an_interval_is_a_promise(spark: SparkSession, tmp_path: Path, strategy: str) -> None:
+def test_an_interval_is_a_promise(spark: SparkSession, tmp_path: Path) -> None:
     """CACHE mode: the first query waits for a reload that came due while no worker lived; the schedule of a worker that lives makes the
     next one without any query."""
     path, host = put(tmp_path / "dim" / "a.parquet", 1).parent, {"lookup.cache.dir": str(tmp_path / "host")}
     assert load(spark, path, {"lookup.cache.dir": str(tmp_path / "other")}).count() == 10  # workers are there
     due_s = time.time() + 6  # the first query has ended by then
-    options = {
-        "PERIODIC": {"lookup.full-cache.periodic-reload.interval": "1 s"},
-        "TIMED": {"lookup.full-cache.timed-reload.iso-time": time.strftime("%H:%M:%SZ", time.gmtime(due_s))},
-    }[strategy]
-    options |= {**host, "lookup.keys": "id", "lookup.cache": "FULL", "lookup.metadata.source": "CACHE"}
-    parsed = parse_options({**options, "lookup.full-cache.reload-strategy": strategy, "path": str(path)})
+    options = {**host, **KEYED, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 s"}
+    parsed = parse_options({**options, "path": str(path)})
     before = make_host(str(path), tmp_path / "host", FakeClock(due_s - 2 * 86400))
     full = before.reader.fulls.get_cache(before.resolver.discover(parsed)[0], parsed)
     assert full is not None
     full.reload()
     put(path / "a.parquet", 2)
-    df = load(spark, path, {**options, "lookup.full-cache.reload-strategy": strategy})
+    df = load(spark, path, options)
     assert versions(df) == {2}
     table = LookupTable(str(path), host)
     known = len(table.versions())

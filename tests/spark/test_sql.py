@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.spark.types import SPARK
-from tests.support.fuzzing import by_day
+from tests.support.fuzzing import by_day, share
 from tests.support.spark_tables import batches_of, catalog_options, load
 
 if TYPE_CHECKING:
@@ -130,7 +130,6 @@ CREATES: list[tuple[str, Expect]] = [
     (NEW.replace("{dim}-made", "{dim}").replace("STRING", "DOUBLE"), Expect(fails="is a table with the columns id INT, name STRING")),
     (NEW.replace("{dim}-made", "{home}"), Expect(fails="holds files that format\\('lookupcache'\\) did not write")),
     (made_of("{dim}-x", "'lookup.create-if-not-exists' 'true'"), Expect(fails="needs lookup.schema")),
-    (made_of("{dim}-x", "'lookup.create-if-not-exists' 'maybe'"), Expect(fails="expected true or false")),
     (made_of("{dim}-x"), Expect(fails="UfsNotFoundError")),
     ("CREATE TABLE made USING lookupcache", Expect(fails="option path is missing: CREATE TABLE")),
     ("CREATE EXTERNAL TABLE made USING lookupcache LOCATION '{dim}' COMMENT 'ours' TBLPROPERTIES ('team' = 'x'); SELECT * FROM made", Expect(gives=ROWS)),
@@ -178,7 +177,6 @@ ALTERS: list[tuple[str, Expect]] = [
 WRITES: list[tuple[str, Expect]] = [
     (f"INSERT INTO dim SELECT * FROM src; INSERT INTO dim TABLE src; INSERT INTO dim {ONE}; INSERT INTO dim (name, id) VALUES ('c', 3)", Expect(leaves=[*ROWS, *[(3, "c")] * 4])),
     ("INSERT INTO dim (id) VALUES (3); INSERT INTO dim BY NAME SELECT * FROM named; INSERT INTO dim SELECT id + 0, lower(name) FROM src", Expect(leaves=[*ROWS, (3, None), (3, "c"), (3, "c")])),
-    ("INSERT INTO dim SELECT * FROM src UNION ALL SELECT * FROM src; INSERT INTO dim SELECT id, max(name) AS name FROM src GROUP BY id", Expect(leaves=[*ROWS, *[(3, "c")] * 3])),
     ("FROM src INSERT INTO dim SELECT id, name INSERT INTO dim SELECT id + 1, name", Expect(leaves=[*WITH_C, (4, "c")])),
     # Rows of another such table, or of a copy of one, bring their own marks along: not these arrive.
     ("INSERT INTO dim SELECT id, CAST(name AS STRING) AS name FROM other WHERE id = 1", Expect(leaves=[(1, "a"), *ROWS])),
@@ -197,13 +195,11 @@ WRITES: list[tuple[str, Expect]] = [
     (made_of("{dim}", "'lookup.where' 'id > 1'") + f"; INSERT INTO made WITH (path '{{dim}}') {ONE}", Expect(leaves=WITH_C)),
     (made_of("{dim}", "'lookup.write.missing-columns' 'KEEP'") + "; INSERT INTO made (id) VALUES (2)", Expect(fails="Spark fills the columns")),
     ("INSERT INTO dim WITH ('lookup.write.merge-schema' 'true') SELECT *, 7 AS x FROM src", Expect(fails="too many data columns")),
-    (f"INSERT INTO dim WITH ('lookup.where' 'id = 1') {ONE}", Expect(fails="lookup.where is for reads")),
     ("EXPLAIN INSERT INTO dim SELECT * FROM src", Expect(leaves=ROWS)),
 ]  # fmt: skip
 
 READS: list[tuple[str, Expect]] = [
     ("FROM dim SELECT id; WITH d AS (SELECT * FROM dim) SELECT d.name FROM src RIGHT JOIN d ON d.id = src.id", Expect(gives=[("a",), ("b",)])),
-    ("SELECT count(*) FROM dim TABLESAMPLE (100 PERCENT)", Expect(gives=[(2,)])),
     ("SELECT * FROM dim WITH ('lookup.where' 'id = 2', 'lookup.cache' 'PARTIAL', 'lookup.partial-cache.max-rows' '9')", Expect(gives=[(2, "b")])),
     (f"INSERT INTO dim {ONE}; SELECT count(*) FROM dim WITH ('lookup.version' '4')", Expect(gives=[(2,)])),
     (f"INSERT INTO dim {ONE}; CREATE TEMPORARY VIEW shown USING lookupcache OPTIONS (path '{{dim}}', 'lookup.version' '4'); SELECT (SELECT count(*) FROM shown), (SELECT count(*) FROM dim)", Expect(gives=[(2, 3)])),
@@ -240,9 +236,9 @@ STATEMENTS = [*CREATES, *ALTERS, *WRITES, *READS]
 
 
 def test_what_spark_refuses(tables: Tables) -> None:
-    """It writes nothing."""
+    """It writes nothing. (It is Spark that refuses: by day a third of this.)"""
     with tables.kept(changes=False):
-        for words, texts in REFUSED.items():
+        for words, texts in share([*REFUSED.items()], 0, 3):
             for text in texts:
                 judge(tables, Expect(fails=words), text, tables.run)
 
