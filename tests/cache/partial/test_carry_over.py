@@ -9,7 +9,8 @@ import math
 import os
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,31 @@ def test_too_many_changes(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_many_versions(cache_dir: Path) -> None:
-    """However many versions there were each is known, though not all in memory."""
+    """However many versions there were each is known, though not all in memory, and though threads learn of one at any moment."""
     known = Known(cache_dir, {f"{n}.1": [stats(n, n)] for n in range(60)})
-    versions = [known.remember(f"{n}.1", "59.1") for n in range(58)]
+
+    class Interrupted(dict[str, Any]):
+        """A switch to another thread happens between a look at the oldest and its removal."""
+
+        armed = False
+
+        def __iter__(self) -> Iterator[str]:
+            found = super().__iter__()
+            if self.armed:
+                self.armed = False
+                thread = threading.Thread(target=known.remember, args=("59.1",), daemon=True)
+                thread.start()
+                thread.join(0.3)  # with a lock it goes on after us
+            return found
+
+    known.changes._tables = kept = Interrupted()
+    versions = []
+    for n in range(58):
+        kept.armed = n == 20
+        versions.append(known.remember(f"{n}.1", "59.1"))
     for n in (0, 30, 57, 0):
         assert known.differ(versions[n], versions[56], [n, 56, 58, 59]) == [True, True, False, False]
-    assert len(known.changes._tables) <= 16
+    assert len(kept) <= 16
 
 
 def test_a_disk_that_takes_no_record(cache_dir: Path) -> None:
