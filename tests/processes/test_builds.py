@@ -125,3 +125,40 @@ def test_a_build_within_its_memory(tmp_path: Path) -> None:
         grown[memory] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     assert grown[16] < (16 + 150) * MIB
     assert grown[16] * 2 < grown[1024] < 1024 * MIB
+
+
+LEAVING = """
+import sys, threading
+import pyarrow as pa
+from pyspark_lookup import FullCachingLookupProvider, LookupTable
+from pyspark_lookup.core import threads
+from pyspark_lookup.scan.table_scan import Scan
+
+begun = threading.Semaphore(0)
+
+def hang(*args):
+    begun.release()
+    threading.Event().wait()
+
+def scan():
+    yield hang()
+
+def provider(context):
+    return FullCachingLookupProvider(scan, pa.schema([("k", pa.int64())]))
+
+threads._END_S = threads._FOREIGN_END_S = 1.0
+Scan.prepare = hang
+for name, more in ((sys.argv[1], {}), ("x", {"lookup.provider": "__main__:provider", "lookup.metadata.source": "CACHE"})):
+    options = {"lookup.keys": "k", "lookup.cache": "FULL", "lookup.cache.dir": sys.argv[2], **more}
+    if more:
+        options["lookup.full-cache.periodic-reload.interval"] = "1 d"
+    threading.Thread(target=LookupTable(name, options).warm, daemon=True).start()
+    begun.acquire()
+"""
+
+
+def test_a_process_that_ends_while_it_builds(tmp_path: Path) -> None:
+    """It waits neither for files that are fetched nor for what a provider scans."""
+    write(tmp_path / "0.parquet", rows_of(0))
+    command = [sys.executable, "-c", LEAVING, str(tmp_path / "0.parquet"), str(tmp_path / "cache")]
+    subprocess.run(command, check=True, timeout=60)

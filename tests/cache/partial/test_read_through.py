@@ -174,6 +174,22 @@ def test_a_later_call_is_not_taken_back(
     assert other.lookup(1, 2) == [[16], [26]]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_calls_are_counted_anew_where_the_directory_was_removed(
+    cache_dir: Path, clock: FakeClock, source: Source, before: bool
+) -> None:
+    """What a process holds is forgotten, whatever number a call has among those since."""
+    holder, other = Worker(cache_dir, source, clock), Worker(cache_dir, source, clock)
+    source.versions["v1"] = {1: [15]}
+    if before:
+        other.invalidate(77)
+    assert holder.lookup(1) == [[15]]
+    shutil.rmtree(cache_dir / "v1" / "records")
+    source.versions["v1"] = {1: [16]}
+    other.invalidate(1)
+    assert holder.lookup(1) == [[16]]
+
+
 AGAIN = {"many keys": [1, 2], "damage": [1, 1, 2, 2], "lost": [1, 2], "a reboot": [1]}
 
 
