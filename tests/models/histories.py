@@ -10,6 +10,7 @@ import dataclasses
 import random
 from typing import Any, NamedTuple
 
+from tests.models.answers import CONDITIONS
 from tests.models.shapes import FAMILIES, JSON_FAMILIES, KEYS, SHAPES
 
 Args = tuple[Any, ...]
@@ -27,15 +28,23 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
     ("100000000000000000000", "7", "1e3", "007"),
 )
 """Values of one partition column each, the later ones of other types than the first."""
-WHERES = ("v >= 3 AND v <> 5", "v IS NULL OR v < 4", "c IS NOT NULL", "v IN (1, 2, 3) AND NOT c IS NULL", "s > 0")
+WHERES = tuple(CONDITIONS)
 WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars", "spark")
+
 WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")
-MANAGED = (*WRITES, "transaction", "alter", *["compact"] * 2, "vacuum", *["begin"] * 3, *["commit"] * 2)
-PROVIDED = (*WRITES, "stalled", "stalled")
 COPIES = ("copy_aside", "restore", "swap_copies")
-PLAIN = ("put", "put", "put", "put", "remove", "roll_back", "touch", "swap", "junk", "begin_job", "end_job", "clear")
-KINDS = ("file", "directory", "directory", "linked", "managed", "delta", "iceberg", "provider")
-MODELLED = ("managed", "delta", "iceberg", "provider")
+FILES = ("put", "put", "put", "put", "remove", "roll_back", "touch", "swap", "junk", "begin_job", "end_job", "clear")
+MANAGED = (*WRITES, "delete_where", "transaction", "alter", *["compact"] * 2, "vacuum", *["begin"] * 3, *["commit"] * 2)
+PROVIDED = (*WRITES, "stalled", "stalled")
+DELTA = (*WRITES, "update", *["delete_places"] * 3, "compact", "checkpoint", "clean", "vacuum", "alter", "restore")
+ICEBERG = (
+    *["append", "rewrite_rows"] * 2, "remove_file", *["compact"] * 2, "rewrite_manifests", *["delete_equal"] * 5,
+    *["delete_places"] * 4, "pyiceberg_append", "pyiceberg_overwrite", "pyiceberg_delete",
+    *["evolve"] * 2, "evolve_spec", "map_names", "upgrade", *["refer"] * 2, "write_branch", "roll_back", "expire",
+)  # fmt: skip
+"""The steps of each kind of table."""
+OPS = {"managed": MANAGED, "provider": PROVIDED, "delta": DELTA, "iceberg": ICEBERG}
+KINDS = ("file", "directory", "directory", "linked", *OPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +75,16 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """A history, and the seed that it is of."""
+    """A history, and the seed that it is of. `only`: the one kind of table that was drawn."""
 
     setup: Setup
     steps: tuple[Step, ...]
     seed: int | None = None
+    only: str = ""
 
     def __str__(self) -> str:
         lines = [f"    {step}," for step in self.steps]
-        return "\n".join([f"History(\n  {self.setup},\n  (", *lines, f"  ),\n  {self.seed},\n)"])
+        return "\n".join([f"History(\n  {self.setup},\n  (", *lines, f"  ),\n  {self.seed},\n  {self.only!r},\n)"])
 
 
 class _Families(NamedTuple):
@@ -84,23 +94,27 @@ class _Families(NamedTuple):
     changing: tuple[str, ...]
 
 
-def draw(seed: int) -> History:
-    """The history of that seed."""
-    rng = random.Random(f"history {seed}")
+def draw(seed: int, only: str = "") -> History:
+    """The history of that seed. `only`: the one kind of table that there is in it."""
+    rng = random.Random(f"history {only} {seed}")
     form = rng.choices(("parquet", "arrow", "json"), (6, 2, 2))[0]
     json = form == "json"
     key = ("int64",) if json else rng.choice(list(KEYS.values()))
     changing = rng.choice(list((JSON_FAMILIES if json else FAMILIES).values()))
     families = _Families(key, tuple(SHAPES) if rng.random() < 0.05 and not json else changing)
     setup = _setup(rng, form)
-    copies = rng.random() < 0.1
-    kind = "managed" if copies else rng.choice(KINDS)
+    copies = not only and rng.random() < 0.1
+    kind = only or ("managed" if copies else rng.choice(KINDS))
+    becomes = 0.0 if only else 0.03 if copies else 0.12
     steps = [Step("become", (kind, *_file(rng, setup, families)), rng.getrandbits(32))]
-    for _ in range(rng.randint(4, 10)):
-        step = _step(rng, setup, families, kind, copies)
+    for _ in range(rng.randint(14, 18) if only else rng.randint(4, 10)):
+        if rng.random() < becomes:
+            step = Step("become", (rng.choice(KINDS), *_file(rng, setup, families)), rng.getrandbits(32))
+        else:
+            step = _step(rng, setup, families, kind, copies)
         kind = step.args[0] if step.op == "become" else kind
         steps.append(step)
-    return History(setup, tuple(steps), seed)
+    return History(setup, tuple(steps), seed, only)
 
 
 def _setup(rng: random.Random, form: str) -> Setup:
@@ -140,19 +154,15 @@ def _file(rng: random.Random, setup: Setup, families: _Families, shape: str | No
 
 def _step(rng: random.Random, setup: Setup, families: _Families, kind: str, copies: bool) -> Step:
     salt = rng.getrandbits(32)
-    if rng.random() < (0.03 if copies else 0.12):
-        return Step("become", (rng.choice(KINDS), *_file(rng, setup, families)), salt)
-    if kind == "provider":
-        return Step(rng.choice(PROVIDED), ("here", rng.randint(1, 9), ()), salt)
-    if kind in MODELLED:
-        op = rng.choice(COPIES) if copies and rng.random() < 0.4 else rng.choice(MANAGED)
+    if kind in OPS:
+        op = rng.choice(COPIES) if copies and rng.random() < 0.4 else rng.choice(OPS[kind])
         more: Args = ()
         if op == "transaction":
             more = (tuple(rng.choice(WRITES) for _ in range(rng.randint(1, 3))),)
         elif op == "begin":
-            more = (rng.choice(WRITES),)
+            more = (rng.choice((*WRITES, "delete_where")),)
         return Step(op, (rng.choice(("here", "elsewhere")), rng.randint(1, 9), *more), salt)
-    op = "swap" if kind == "linked" and rng.random() < 0.3 else rng.choice(PLAIN)
+    op = "swap" if kind == "linked" and rng.random() < 0.3 else rng.choice(FILES)
     args = _file(rng, setup, families) if op in ("put", "swap") else (rng.randrange(8),)
     step = Step(op, args, salt)
     if op in ("put", "swap", "remove") and rng.random() < (0.5 if op == "swap" else 0.2):  # while somebody reads

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import collections
 import dataclasses
+import functools
+import os
 import random
-from collections.abc import Callable
-from pathlib import Path
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +18,16 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import WriteConflictError
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.sources.managed import Job, TableWriter, WriteSizes
+from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE, COMMIT_TIMESTAMP, LOG_POSITION
 from pyspark_lookup.sources.managed.log import DataFile, WriteMode
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from pyspark_lookup.sources.registry import parse_options
+from tests.models.adapter import DrawnRows, Ground, Past
+from tests.models.answers import Content, Row, known_content
 from tests.models.histories import Step
-from tests.models.modelled import Modelled, Row
+from tests.models.values import plain
 
+_CHANGES = ("insert", "delete", "update_preimage", "update_postimage")
 _COMPACT_AFTER = "4"
 SIZES = WriteSizes(
     file_bytes=400,
@@ -47,62 +53,137 @@ class _Open:
     order: int
 
 
-class Managed(Modelled):
-    """A managed table and its model: its rows, each with the place of its write in the order of beginnings."""
+@dataclasses.dataclass
+class _Model:
+    """What a table should hold: its rows, each with the place of its write in the order of beginnings."""
 
-    def __init__(
-        self, path: Path, hosts: Path, keys: tuple[str, ...], texts: list[str], new_serial: Callable[[], int]
-    ) -> None:
-        super().__init__(path, hosts, keys, texts, new_serial)
-        self._state: list[tuple[Row, int]] = []
-        self._opened: list[_Open] = []
-        self._order = 0
-        self._overwritten = False
-        self._oldest = 0  # position from which on all can be read
+    schema: pa.Schema
+    rows: list[tuple[Row, int]] = dataclasses.field(default_factory=list)
+    versions: dict[int, tuple[pa.Schema, list[Row]]] = dataclasses.field(default_factory=dict)
+    """The rows at each position."""
+    opened: list[_Open] = dataclasses.field(default_factory=list)
+    order: int = 0
+    overwritten: bool = False
+    oldest: int = 0
+    """Position from which on all can be read."""
 
-    def keeps(self, version: int) -> bool:
-        return version >= self._oldest
+    def copied(self) -> _Model:
+        """A model that goes its own way from here on. What is open stays so for ever in one that is a copy."""
+        return dataclasses.replace(self, opened=[], versions=dict(self.versions))
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def plain_rows(self) -> list[Row]:
         """What should be there now."""
-        return tuple({name: row.get(name) for name in self.schema.names} for row, _ in self._state)
+        return [{name: row.get(name) for name in self.schema.names} for row, _ in self.rows]
 
-    def copied(self) -> Managed:
-        """A model that goes its own way from here on. What is open stays so for ever in one that is a copy."""
-        other = copy.copy(self)
-        other._opened, other.versions = [], dict(self.versions)
-        return other
+
+class Managed(DrawnRows):
+    """A managed table, its model, and a copy of both that may come in their place."""
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self._model, self._copy = _Model(self.schema), _Model(self.schema)
+        self._aside = ground.root / "aside"
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def content(self) -> Content:
+        return known_content(self._model.schema, self._model.plain_rows)
+
+    def past(self) -> list[Past]:
+        return [
+            Past(
+                {"lookup.version": str(number)}, functools.partial(known_content, *state), number >= self._model.oldest
+            )
+            for number, state in sorted(self._model.versions.items())
+        ]
+
+    def other_checks(self, rng: random.Random) -> Iterator[tuple[dict[str, str], Callable[[pa.Table], str]]]:
+        """The changes between two versions."""
+        known = sorted(position for position in self._model.versions if position >= self._model.oldest)
+        if len(known) > 1:
+            first, last = sorted(rng.sample(known, 2))
+            options = {"lookup.changes-from": str(first + 1), "lookup.changes-to": str(last)}
+            yield options, functools.partial(self._wrong_changes, first, last)
+
+    def _wrong_changes(self, first: int, last: int, changes: pa.Table) -> str:
+        """What is wrong with the changes after a version: played back they are the later ones, and both images of an update have its key."""
+        names = [name for name in changes.schema.names if name not in (CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP)]
+
+        def counted(rows: Iterable[Row]) -> collections.Counter[str]:
+            return collections.Counter(plain({name: row.get(name) for name in names}) for row in rows)
+
+        rows, versions = changes.to_pylist(), self._model.versions
+        by_position = {
+            position: [r for r in rows if r[LOG_POSITION] == position] for position in range(first + 1, last + 1)
+        }
+        if sum(map(len, by_position.values())) != len(rows):
+            return "changes of other versions"
+        now = counted(versions[first][1])
+        for position, found in by_position.items():
+            of = {kind: [row for row in found if row[CHANGE_TYPE] == kind] for kind in _CHANGES}
+            now.subtract(counted(of["delete"] + of["update_preimage"]))
+            if any(count < 0 for count in now.values()):
+                return f"at {position} rows go that were not there: {-now}"
+            now = +now + counted(of["insert"] + of["update_postimage"])
+            if position in versions and now != counted(versions[position][1]):
+                return f"at {position} there are {now}, not {counted(versions[position][1])}"
+            if {self.key_of(row) for row in of["update_preimage"]} != {
+                self.key_of(row) for row in of["update_postimage"]
+            }:
+                return f"at {position} the images of updates have different keys"
+        return ""
 
     def take(self, step: Step, rng: random.Random) -> None:
+        if step.op in ("copy_aside", "restore", "swap_copies"):
+            self._take_copy(step.op)
+            return
         host, count, *inner = step.args
         options = {
-            "lookup.cache.dir": str(self._hosts / host),
-            "lookup.keys": ",".join(self._keys),
+            "lookup.cache.dir": str(self.ground.hosts / host),
+            "lookup.keys": ",".join(self.keys),
             "lookup.write.compact-after": _COMPACT_AFTER,
         }
-        table = LookupTable(str(self._path), options)
+        table = LookupTable(self.name, options)
+        model = self._model
         match step.op:
             case "append" | "upsert" | "delete" | "delete_where" | "overwrite":
-                self._state = self._written(table, step.op, self._state, count, rng)
+                model.rows = self._written(table, step.op, model.rows, count, rng)
             case "transaction":
-                state = self._state
+                state = model.rows
                 with table.transaction() as transaction:
                     for op in inner[0]:
                         state = self._written(transaction, op, state, count, rng)
-                self._state = state
+                model.rows = state
             case "begin":
                 self._begin(options, inner[0], count, rng)
-            case "commit" if self._opened:
-                self._commit(options, self._opened.pop(count % len(self._opened)))
+            case "commit" if model.opened:
+                self._commit(options, model.opened.pop(count % len(model.opened)))
             case "alter":
                 self._alter(table)
             case "compact":
                 self._compact(table, options)
             case "vacuum":
                 table.alter(properties={"lookup.log.retention": "0 s"})
-                self._oldest = table.vacuum("0 s", force=True)["oldest"] or self._oldest
-        self.versions[table.describe()["position"]] = (self.schema, self.rows)
+                model.oldest = table.vacuum("0 s", force=True)["oldest"] or model.oldest
+        model.versions[table.describe()["position"]] = (model.schema, model.plain_rows)
+
+    def _take_copy(self, op: str) -> None:
+        path, aside = self.ground.path, self._aside
+        if op == "copy_aside" or not aside.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.copytree(path, aside)
+            self._copy = self._model.copied()
+        elif op == "restore":
+            shutil.rmtree(path)
+            shutil.copytree(aside, path)
+            self._model = self._copy.copied()
+        else:
+            between = self.ground.root / "between"
+            os.rename(path, between)
+            os.rename(aside, path)
+            os.rename(between, aside)
+            self._model, self._copy = self._copy, self._model
+        self.schema = self._model.schema
 
     @staticmethod
     def _where(new: list[Row]) -> tuple[str, Callable[[Row], bool]]:
@@ -129,8 +210,8 @@ class Managed(Modelled):
         """The rows after one write, which is made."""
         new = self.drawn_rows(op, count, rng)
         rows = pa.Table.from_pylist(new, self.schema)
-        self._order += 1
-        self._overwritten |= op == "overwrite"
+        self._model.order += 1
+        self._model.overwritten |= op == "overwrite"
         match op:
             case "append" | "overwrite":
                 table.write(rows, mode=op)
@@ -139,13 +220,13 @@ class Managed(Modelled):
             case "delete_where":
                 table.delete(where=self._where(new)[0])
             case "delete":
-                table.delete(rows.select(list(self._keys)))
-        return self._after(op, new, self._order, before)
+                table.delete(rows.select(list(self.keys)))
+        return self._after(op, new, self._model.order, before)
 
     # --- writes that overlap ----------------------------------------------------------------------
 
     def _writer(self, options: dict[str, str]) -> TableWriter:
-        given = parse_options({**options, "path": str(self._path)})
+        given = parse_options({**options, "path": self.name})
         return runtime().engine(given).managed.writer(given)
 
     def _begin(self, options: dict[str, str], op: str, count: int, rng: random.Random) -> None:
@@ -153,34 +234,34 @@ class Managed(Modelled):
         new = self.drawn_rows(op, count, rng)
         rows = pa.Table.from_pylist(new, self.schema)
         if op == "delete":
-            rows = rows.select(list(self._keys))
+            rows = rows.select(list(self.keys))
         job = writer.begin(rows.schema, WriteMode(op))
-        self._order += 1
+        self._model.order += 1
         found = [] if op in ("delete", "delete_where") else writer.write(job, rows.to_batches(), "part")
-        self._opened.append(_Open(job, found, op, new, self._order))
+        self._model.opened.append(_Open(job, found, op, new, self._model.order))
 
     def _commit(self, options: dict[str, str], write: _Open) -> None:
         writer = self._writer(options)
-        keys = pa.Table.from_pylist(write.rows, self.schema).select(list(self._keys))
-        self._overwritten |= write.op == "overwrite"
+        keys = pa.Table.from_pylist(write.rows, self.schema).select(list(self.keys))
+        self._model.overwritten |= write.op == "overwrite"
         try:
             effect = writer.deletion(keys) if write.op == "delete" else None
             effect = writer.deletion_where(self._where(write.rows)[0]) if write.op == "delete_where" else effect
             writer.commit(write.job, write.files, effect=effect)
         except WriteConflictError:
-            if not self._overwritten:
+            if not self._model.overwritten:
                 raise
         else:
-            self._state = self._after(write.op, write.rows, write.order, self._state)
+            self._model.rows = self._after(write.op, write.rows, write.order, self._model.rows)
 
     def _alter(self, table: LookupTable) -> None:
-        name = f"x{self._new_serial()}"
+        name = f"x{self.ground.new_serial()}"
         table.alter(columns=pa.schema([(name, pa.int64())]))
-        self.schema = pa.schema([*self.schema, (name, pa.int64())])
+        self.schema = self._model.schema = pa.schema([*self.schema, (name, pa.int64())])
 
     def _compact(self, table: LookupTable, options: dict[str, str]) -> None:
         """Compact, while one of the writes that are open is committed: once the compaction has read what it folds."""
-        pending, self._opened = self._opened[:1], self._opened[1:]
+        pending, self._model.opened = self._model.opened[:1], self._model.opened[1:]
         count = KeyedRows.count
 
         def counted(rows: KeyedRows, found: Any) -> int:

@@ -28,11 +28,12 @@ _BOUND_S = 60.0  # far above what a request takes; a process not done by then ha
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one call gave: a table of rows, a schema, or an error by its class."""
+    """What one call gave: a table of rows, a schema, or an error by its class. `failures`: loads that failed behind it."""
 
     value: Any = None
     error: str = ""
     text: str = ""
+    failures: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +87,21 @@ class Session:
             return [_error(problem) for _ in request.asks]
         return [_asked(self._tables[key], *ask) for ask in request.asks]
 
+    def close(self) -> None:
+        """Close its tables."""
+        for table in self._tables.values():
+            table.close()
+
 
 def _asked(table: LookupTable, method: str, *args: Any) -> Answer:
+    metrics = table._engine().reader.metrics
+    before = metrics.snapshot()["numLoadFailures"]
     try:
         found = getattr(table, method)
-        return Answer(found(*args) if callable(found) else found)
+        value = found(*args) if callable(found) else found
     except Exception as problem:
         return _error(problem)
+    return Answer(value, failures=metrics.snapshot()["numLoadFailures"] - before)
 
 
 def _error(problem: Exception) -> Answer:
@@ -121,7 +130,7 @@ class Nursery:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         # What is imported late, too.
-        self._context.set_forkserver_preload([__name__, "pandas", "sqlglot.dialects.spark", "tests.models.tables"])
+        self._context.set_forkserver_preload([__name__, "pandas", "sqlglot.dialects.spark", "tests.models.place"])
         self._living: dict[str, Connection] = {}
 
     def ask(self, name: str, request: Request) -> tuple[list[Answer], tuple[float, float]]:

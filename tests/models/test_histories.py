@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ from pyspark_lookup import LookupTable
 from tests.models.histories import History, Setup, Step, draw
 from tests.models.machine import CACHES, EVERY_READER, SOURCES, Reader, report, run
 from tests.models.processes import Nursery
-from tests.support.fuzzing import by_day, seeds
+from tests.models.shrinking import shortened
+from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 
-_HISTORIES = 2
+_HISTORIES = {"": 2, "delta": 1, "iceberg": 1}
+"""How many by day, of all kinds of tables and of those whose histories are the longest."""
 _AT_END = 20
 FILES = ((0, (), "int64", "int64", 8, "rename", "pyarrow"), (1, (), "int32", "int32", 8, "rename", "pyarrow"))
 PLAIN = History(Setup(), (Step("become", ("directory", *FILES[0]), 1), Step("put", FILES[1], 2)))
@@ -32,16 +33,20 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.mark.slow
-def test_any_history_is_read_alike(tmp_path: Path, nursery: Nursery) -> None:
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        pytest.param(kind, seed, id=f"{kind or 'any'}-{seed}")
+        for kind, count in _HISTORIES.items()
+        for seed in seeds(count)
+    ],
+)
+def test_any_history_is_read_alike(tmp_path: Path, nursery: Nursery, kind: str, seed: int) -> None:
     """Some histories, which are others by night; `LOOKUPCACHE_SEED` replays one, whose seed a failure has printed."""
-    replayed = "LOOKUPCACHE_SEED" in os.environ
-    for seed in seeds(_HISTORIES):
-        history = draw(seed)
-        root = tmp_path / str(seed)
-        root.mkdir()
-        found = run(history, root, nursery, at_end=len(EVERY_READER) if replayed else _AT_END)
-        if found:
-            pytest.fail(report(history, found), pytrace=False)
+    history = draw(seed, kind)
+    if wrong := run(history, tmp_path, nursery, at_end=len(EVERY_READER) if BY_NIGHT else _AT_END):
+        shorter, same = shortened(history, wrong[0], nursery)
+        pytest.fail(report(shorter, [same, *wrong[1:]]), pytrace=False)
 
 
 def test_a_seed_is_a_history() -> None:
@@ -49,6 +54,17 @@ def test_a_seed_is_a_history() -> None:
     drawn = [draw(seed) for seed in range(50)]
     assert drawn == [draw(seed) for seed in range(50)]
     assert all(eval(str(history)) == history for history in drawn)
+
+
+def test_a_failing_history_is_made_short(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps that have nothing to do with a wrong answer none is left, and the report says how to replay the seed."""
+    scan = LookupTable.scan
+    monkeypatch.setattr(LookupTable, "scan", lambda table: scan(table).slice(1))
+    history = dataclasses.replace(PLAIN, steps=(*PLAIN.steps, Step("touch", (1,), 3)), seed=7)
+    wrong = run(history, tmp_path, nursery, [Reader("NONE", "UFS", "here", "all")])
+    shorter, same = shortened(history, wrong[-1], nursery)
+    assert (shorter.steps, same.step) == (PLAIN.steps[:1], 1)
+    assert report(shorter, [same]).startswith("LOOKUPCACHE_SEED=7")
 
 
 def test_a_lost_row_is_found(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +145,12 @@ def found() -> Iterator[Found]:
     # A call of `invalidate` that stalls before it is on record takes no later one back.
     steps = [become("provider", file(0), 1), Step("stalled", ("here", 9), 4)]
     yield Found("a stalled invalidate", Setup(), steps, [Reader("PARTIAL", "UFS", p, "all") for p in ("here", "new")])
-    for kind in ("delta", "iceberg"):
+    for kind, ops in (
+        ("delta", "upsert alter clean delete restore"),
+        ("iceberg", "delete_equal evolve expire roll_back"),
+    ):
         # Nothing inside a table is one, and clean-up, restored versions and new columns are seen.
-        steps = [become(kind, file(0), 1)]
-        steps += [Step(op, ("here", 4), n) for n, op in enumerate(("upsert", "alter", "commit", "delete", "restore"))]
+        steps = [become(kind, file(0), 1), *(Step(op, ("here", 4), number) for number, op in enumerate(ops.split()))]
         readers = [Reader(cache, "UFS", "here", "all") for cache in CACHES]
         yield Found(f"a table of others {kind}", Setup(partitions=REGIONS), steps, readers)
     for form, shape in (("parquet", "uuid"), ("arrow", "list32"), ("arrow", "list64")):

@@ -363,3 +363,20 @@ def evaluated(path: Path, version: int | None = None) -> list[State]:
             state.apply(_checkpoint_actions(files) if files else [])
             found += state.following(commits, number, newest)
     return found
+
+
+def live_files(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The files of the newest version as a commit adds them, by their paths and vectors."""
+    commits, checkpoints = commits_of(path), checkpoints_of(path)
+    first = max((number for number in checkpoints if number <= max(commits)), default=-1)
+    state = State(path)
+    if checkpoints and first >= 0:
+        state.apply(_checkpoint_actions(checkpoints[first][0]))
+    for number in range(first + 1, max(commits) + 1):
+        state.apply(actions_in(commits[number]))
+    named = ("path", "size", "modificationTime", "stats", "deletionVector")
+    return {
+        (file, repr(vector)): {name: add.get(name) for name in named}
+        | {"partitionValues": dict(add["partitionValues"])}
+        for (file, vector), add in state.files.items()
+    }

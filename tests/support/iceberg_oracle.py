@@ -103,7 +103,12 @@ class Oracle:
         return read_manifest(self.local(manifest["manifest_path"]), self.meta, manifest)
 
     def table(self) -> pa.Table:
-        rows = [row for entry in self.entries if entry.file["content"] == DATA for _, row in self.live_rows(entry)]
+        return self.rows(
+            row for entry in self.entries if entry.file["content"] == DATA for _, row in self.live_rows(entry)
+        )
+
+    def rows(self, rows: Iterable[dict[str, Any]]) -> pa.Table:
+        """Rows of `live_rows` as Spark has them."""
         schema = pa.schema([arrow_field(field) for field in self.fields])
         return pa.Table.from_pylist([{name: _spark(value) for name, value in row.items()} for row in rows], schema)
 

@@ -521,6 +521,24 @@ def test_sequence_numbers_and_partitions(tmp_path: Path, mode: str) -> None:
     check(reader, table)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_which_rows_a_delete_by_value_concerns(tmp_path: Path, mode: str) -> None:
+    """Null is deleted by null only, and what is blank by what is blank; rows that come with the delete stay, and later ones."""
+    table = IcebergTable.create(tmp_path / "t", COLUMNS)
+    table.commit(table.data([{"id": number, "name": name} for number, name in enumerate([None, "", "x", None, ""])]))
+
+    def ids_after(*files: File) -> list[int]:
+        table.commit(files)
+        found: list[int] = opened(table.home, tmp_path / "cache", mode, "id").get_many([*range(6)])["id"].to_pylist()
+        return found
+
+    assert ids_after(table.equality([{"name": None}], ["name"])) == [1, 2, 4]
+    assert ids_after(table.equality([{"name": ""}], ["name"])) == [2]
+    anew = table.data([{"id": 5, "name": "y"}])
+    assert ids_after(*anew, table.equality([{"id": 2}, {"id": 5}], ["id"])) == [5]
+    assert ids_after(*table.data([{"id": 2, "name": "z"}])) == [2, 5]
+
+
 def test_partition_values_that_python_lacks(tmp_path: Path) -> None:
     """An instant after the year 9999 is a value like others."""
     table = IcebergTable.create(tmp_path / "t", {"id": "int", "at": "timestamp"}, spec=[("at", "hour")])

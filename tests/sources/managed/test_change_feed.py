@@ -1,131 +1,28 @@
-"""The changes of a managed table: played back they are its versions, whatever was done to it."""
+"""The changes of a managed table. That they are its versions, played back, is checked by `tests/models`."""
 
 from __future__ import annotations
 
-import collections
 import itertools
-import random
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.lookup.lookup_table import WritingMode
-from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.sources.managed import WriteSizes
-from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE, COMMIT_TIMESTAMP, LOG_POSITION, change_columns, cost
+from pyspark_lookup.sources.managed.change_feed import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    LOG_POSITION,
+    change_columns,
+    cost,
+)
 from pyspark_lookup.sources.managed.log import WriteMode
-from pyspark_lookup.sources.registry import parse_options
-from tests.models.histories import Step
-from tests.models.managed import Managed
-from tests.support.change_feed import Feed, changes_of, feed_of, told
-from tests.support.fuzzing import fuzzed
-from tests.support.keyed_tables import SCHEMA, Key, keys, writes
+from tests.support.change_feed import changes_of, feed_of, told
 from tests.support.managed_tables import OFF, Site, rows, site
 
 __all__ = ["site"]
-
-Row = tuple[Any, ...]
-ALL_KEYS = [(id_, part) for id_ in range(7) for part in ("a", "b")]
-_RNG = random.Random(0)
-_where = st.tuples(st.just("delete_where"), st.lists(keys, min_size=1, max_size=1))
-_steps = st.sampled_from(["write", "write", "begin", "commit", "compact", "compact"])
-steps = st.lists(st.tuples(_steps, st.one_of(writes, writes, writes, _where), st.booleans()), min_size=4, max_size=14)
-
-
-class Model(Managed):
-    """A table and the rows that it should hold, whose keys are said by a test.
-
-    Its sizes are such that a write may have several files, a file several row groups, and that a fold of writes of less than
-    `small` bytes leaves the first one outside.
-    """
-
-    def __init__(self, home: Path, small: int) -> None:
-        super().__init__(home / "t", home, ("id", "part"), ["part"], itertools.count().__next__)
-        self.path, self.own = str(home / "t"), {"lookup.cache.dir": str(home / "cache")}
-        self.engine = runtime().engine(parse_options({**self.own, "path": self.path}))
-        self.engine.managed.sizes = WriteSizes(
-            file_bytes=4000,
-            row_group_rows=(2, 4),
-            row_group_bytes=1,
-            small_file_bytes=2000,
-            merge_bytes=3000,
-            compact_bytes=small,
-            unasked_compact_bytes=0,
-            log_page=7,
-        )
-        self._asked: list[Key] = []
-        self._number = 0
-        # Some rows that nobody touches, so that the first write is much larger than the others.
-        filler = random.Random(0)
-        self.take("write", ("append", [*ALL_KEYS, *((100 + n, f"{filler.getrandbits(2048):x}") for n in range(40))]))
-
-    def drawn_rows(self, op: str, count: int, rng: random.Random) -> list[dict[str, Any]]:
-        self._number += 1
-        asked = dict.fromkeys(self._asked) if op in ("upsert", "delete") else self._asked
-        empty = dict.fromkeys(self.schema.names)
-        return [{**empty, "id": id_, "part": part, "v": self._number} for id_, part in asked]
-
-    def take(self, what: str, write: tuple[str, list[Key]], beside: bool = False) -> None:  # type: ignore[override]
-        """One step; `beside`: of a compaction, the write is committed while it is under way."""
-        op, self._asked = write
-        begun = Step("begin", ("cache", 1, op))
-        if what == "compact" and beside:
-            super().take(begun, _RNG)
-            self._opened.insert(0, self._opened.pop())
-        steps = {"write": Step(op, ("cache", 1)), "begin": begun, "commit": Step("commit", ("cache", -int(beside)))}
-        super().take(steps.get(what, Step(what, ("cache", 1))), _RNG)
-
-
-def values(row: dict[str, Any]) -> Row:
-    return tuple(row[name] for name in SCHEMA.names)
-
-
-def played(
-    before: collections.Counter[Row], found: list[dict[str, Any]], at_once: bool = False
-) -> collections.Counter[Row]:
-    """The rows after some changes; what is taken away must be there, or is added by one of them (`at_once`)."""
-    now = collections.Counter(before)
-    now.subtract(values(row) for row in found if row[CHANGE_TYPE] in ("delete", "update_preimage"))
-    assert at_once or all(count >= 0 for count in now.values())
-    now.update(values(row) for row in found if row[CHANGE_TYPE] in ("insert", "update_postimage"))
-    return +now
-
-
-@given(history=steps, small=st.sampled_from([0, 4000, 2**26]))
-@fuzzed(12)
-def test_changes_played_back_are_the_versions(
-    tmp_path_factory: pytest.TempPathFactory, history: list[Any], small: int
-) -> None:
-    """Random histories without vacuums: from any version on the changes lead to every later one; both images of an update have its key."""
-    model = Model(tmp_path_factory.mktemp("changes"), small)
-    for step in history:
-        model.take(*step)
-    feed = Feed(model.engine, parse_options({**model.own, "path": model.path}))
-    versions = {position: collections.Counter(map(values, rows)) for position, (_, rows) in model.versions.items()}
-    begin = min(versions)
-    before = now = versions[begin]
-    assert collections.Counter(map(values, feed.snapshot(begin))) == before
-    for part, change in feed.changes():
-        if change.position <= begin:
-            continue
-        found = feed.between(change.position - 1, change.position)
-        assert {row[LOG_POSITION] for row in found} <= {change.position}
-        assert len(found) <= cost(part, change)[0]
-        now = played(now, found)
-        if change.position in versions:
-            assert now == versions[change.position]
-        old, new = (
-            {(row["id"], row["part"]) for row in found if row[CHANGE_TYPE] == f"update_{image}image"}
-            for image in ("pre", "post")
-        )
-        assert old == new
-    assert played(before, feed.between(begin, feed.state.position), at_once=True) == now
 
 
 @pytest.mark.parametrize("mode", ["upsert", "overwrite"])
@@ -256,6 +153,8 @@ def test_changes_between_two_versions(site: Site) -> None:
         assert sorted(found, key=repr) == sorted(expected, key=repr)
         assert all(first <= row[LOG_POSITION] <= last for row in found)
         assert all(row[COMMIT_TIMESTAMP] == times[row[LOG_POSITION]] for row in found)
+    for part, change in feed.changes():
+        assert len(feed.between(change.position - 1, change.position)) <= cost(part, change)[0]
     whole = batch_of(site, changes_from="1")
     assert sorted(whole, key=repr) == sorted(feed.between(0, positions[-1]), key=repr)
     assert told(batch_of(site, changes_from=str(positions[1]), changes_to=str(positions[1]))) == "2a< 2b> 3b+"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,73 +17,65 @@ from pyspark_lookup import (
     LookupProvider,
     LookupTable,
 )
+from tests.models.adapter import DrawnRows, Ground
+from tests.models.answers import Content, Row, known_content
 from tests.models.histories import Step
-from tests.models.modelled import Modelled, Row
 
 _EXPIRES_S = 1000.0  # so long that only `invalidate` makes a change seen at the next step
 
 
-class Provided(Modelled):
+class Provided(DrawnRows):
     """Rows in a file. Without versions, each change is followed by `invalidate` on the readers' host."""
 
-    versioned = False
+    hides_files = False
 
-    def __init__(
-        self, path: Path, hosts: Path, keys: tuple[str, ...], texts: list[str], new_serial: Callable[[], int]
-    ) -> None:
-        super().__init__(path, hosts, keys, texts, new_serial)
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
         self._rows: list[Row] = []
-        self.has_versions = new_serial() % 2 == 0
+        self.has_versions = ground.new_serial() % 2 == 0
         self.options = {
             "lookup.provider": f"{__name__}:provider",
             "lookup.provider.versions": str(self.has_versions),
             "lookup.provider.columns": json.dumps([(field.name, str(field.type)) for field in self.schema]),
         }
 
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return tuple(self._rows)
+    def content(self) -> Content:
+        return known_content(self.schema, self._rows)
 
     def take(self, step: Step, rng: random.Random) -> None:
         if step.op in ("append", "upsert", "delete", "overwrite", "transaction"):
-            self.change(step, rng)
+            self.change("upsert" if step.op == "transaction" else step.op, step.args[1], rng)
             self.invalidate()
 
-    def change(self, step: Step, rng: random.Random) -> None:
+    def change(self, op: str, count: int, rng: random.Random) -> None:
         """Change the rows, and tell nobody."""
-        op = "upsert" if step.op == "transaction" else step.op
-        new = self.drawn_rows(op, step.args[1], rng)
+        new = self.drawn_rows(op, count, rng)
         gone = {self.key_of(row) for row in new} if op in ("upsert", "delete") else set()
         rows = [] if op == "overwrite" else [row for row in self._rows if self.key_of(row) not in gone]
         self._rows = rows if op == "delete" else rows + new
-        next_file = self._path.with_suffix(".next")
-        next_file.write_text(json.dumps([self._new_serial(), self._rows]))
-        next_file.replace(self._path)
+        path = self.ground.path
+        next_file = path.with_suffix(".next")
+        next_file.write_text(json.dumps([self.ground.new_serial(), self._rows]))
+        next_file.replace(path)
 
     def invalidate(self) -> None:
         """Have the host forget all keys that there may be."""
         if not self.has_versions:
             self._reader().invalidate(self.every_key())
 
-    def every_key(self) -> pa.Table:
-        """All keys that there may be."""
-        values = {"id": list(range(12)), **{name: ["01", "1", "eu"] for name in self.texts}}
-        keys: list[Row] = [{}]
-        for name in self._keys:
-            keys = [{**key, name: value} for key in keys for value in values[name]]
-        return pa.Table.from_pylist(keys)
-
     def _reader(self) -> LookupTable:
         """The table as the readers' host has it."""
         cached = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000", **self.cache_options("PARTIAL")}
-        host = {"lookup.cache.dir": str(self._hosts / "here"), "lookup.keys": ",".join(self._keys)}
-        return LookupTable(str(self._path), {**self.options, **cached, **host})
+        host = {"lookup.cache.dir": str(self.ground.hosts / "here"), "lookup.keys": ",".join(self.keys)}
+        return LookupTable(self.name, {**self.options, **cached, **host})
 
     def cache_options(self, cache: str) -> dict[str, str]:
-        """What a cache of this mode needs besides."""
         if cache == "PARTIAL" and not self.has_versions:
             return {"lookup.partial-cache.expire-after-write": f"{_EXPIRES_S:g} s"}
         return {"lookup.provider.scans": "True"} if cache == "FULL" else {}
+
+    def scans(self, cache: str) -> bool:
+        return cache == "FULL"
 
 
 class _Rows(LookupFunction):

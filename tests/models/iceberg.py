@@ -1,37 +1,45 @@
-"""Iceberg tables that change at random, by everything that the specification lets a writer do."""
+"""An Iceberg table: written by hand and by PyIceberg, and read by the specification, slowly and plainly, after each step."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
+import functools
 import random
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.table import Table
+import pytest
+from pyiceberg.table import StaticTable
+from pyiceberg.table import Table as PyIcebergTable
 
-from tests.support.iceberg_definition import Publish
+from tests.models.adapter import Ground, Past, Table
+from tests.models.answers import Condition, Content
+from tests.models.histories import ICEBERG, Step
+from tests.models.values import plain
+from tests.support.iceberg_definition import Publish, in_catalog
 from tests.support.iceberg_manifests import Entry, File, spec_of
-from tests.support.iceberg_oracle import DATA, EQUALITY, is_vector
-from tests.support.iceberg_values import Field, Kind, arrow_field
+from tests.support.iceberg_oracle import DATA, EQUALITY, Oracle, is_vector
+from tests.support.iceberg_tables import sql_catalog
+from tests.support.iceberg_values import Field, Kind, arrow_field, from_raw
 from tests.support.iceberg_writing import IcebergTable
+from tests.support.rest_catalog import RestCatalog
 
-Load = Callable[[], Table]
-KEYS = 30
+Load = Callable[[], PyIcebergTable]
 _PLACE = {"type": "struct", "fields": [
     {"id": 101, "name": "x", "required": False, "type": "int"}, {"id": 102, "name": "y", "required": False, "type": "string"},
 ]}  # fmt: skip
 _TAGS = {"type": "list", "element-id": 103, "element-required": False, "element": "string"}
 COLUMNS: dict[str, Kind] = {
-    "id": "int", "part": "string", "name": "string", "value": "float", "number": "int", "amount": "decimal(9, 2)", "day": "date",
+    "id": "int", "v": "int", "s": "long", "c": "string", "part": "string", "value": "float", "number": "int", "amount": "decimal(9, 2)", "day": "date",
     "at": "timestamptz", "local": "timestamp", "code": "uuid", "mark": "fixed[4]", "flag": "boolean", "place": _PLACE, "tags": _TAGS,
 }  # fmt: skip
 SPECS: list[list[tuple[str, str]]] = [
-    [], [("part", "identity")], [("id", "bucket[3]")], [("part", "truncate[1]"), ("name", "identity")], [("at", "month")],
+    [], [("part", "identity")], [("id", "bucket[3]")], [("part", "truncate[1]"), ("c", "identity")], [("at", "month")],
     [("day", "year"), ("flag", "identity")], [("local", "hour")], [("at", "day"), ("part", "void")], [("amount", "truncate[50]")],
     [("code", "bucket[2]")], [("day", "identity")], [("id", "truncate[10]")], [("number", "identity")],
 ]  # fmt: skip
@@ -62,67 +70,169 @@ VALUES: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-class History:
-    """A table, and `steps`, what was done to it."""
+_IN_TEXT = ("boolean", "int", "long", "decimal", "date", "timestamp", "string", "uuid")
+"""Types whose values are selected by text in `lookup.partition`."""
+CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": ("< 1", lambda value: value < 1),
+    "long": (">= 1", lambda value: value >= 1),
+    "string": ("= 'x'", lambda value: value == "x"),
+    "date": ("> DATE '1970-01-01'", lambda value: value > datetime.date(1970, 1, 1)),
+    "timestamp": ("< TIMESTAMP '1970-01-01 00:00:00'", lambda value: value < datetime.datetime(1970, 1, 1)),
+    "boolean": ("= true", lambda value: value is True),
+    "decimal(9, 2)": ("> 1.25", lambda value: value > 1),
+    "decimal(18, 2)": ("< 1.25", lambda value: value < 1),
+    "double": ("< 1.25", lambda value: value < 1.25),
+}
+"""A condition on a column of each type, and what it means for a value."""
 
-    def __init__(
-        self,
-        home: Path,
-        rng: random.Random,
-        publish: Publish | None = None,
-        load: Load | None = None,
-        peer: bool = False,
-    ) -> None:
-        """`load`: where the table is in a catalog, how PyIceberg finds it, which then writes, too; `peer`: do only what PyIceberg can read, so
-        without equality deletes, and without UUIDs and fixed bytes in ORC."""
-        self.rng = rng
+
+class Iceberg(Table):
+    """A table in a directory, or in a catalog, that changes by everything that the specification lets a writer do.
+
+    A peer does only what PyIceberg can read, which then has to read the same rows: it has no equality deletes, and neither UUIDs nor
+    fixed bytes in ORC.
+    """
+
+    def __init__(self, ground: Ground, rng: random.Random) -> None:
+        super().__init__(ground)
+        self.rng, self.keys = rng, ground.setup.keys
         version = rng.choice([1, 2, 2, 3, 3])
         self.forms = rng.choice([["parquet"], ["parquet"], ["orc"], ["parquet", "orc"]])
-        hidden = {"code", "mark"} if peer and "orc" in self.forms else set()
-        columns = {name: kind for name, kind in COLUMNS.items() if name not in hidden}
-        self.table = IcebergTable.create(home, columns, version, rng.choice(_specs_of(columns)), publish)
-        self._load, self._peer = load, peer
-        self.steps = [f"format {version}, {'/'.join(self.forms)}, {spec_of(self.table.meta, 0)}"]
+        self._is_peer = rng.random() < 0.25
+        hidden = {"code", "mark"} if self._is_peer and "orc" in self.forms else set()
+        self._deleted: list[dict[str, Any]] = []
+        self._texts = [name for name, _ in ground.setup.partitions]
+        self._fixed = {"id", "v", "s", "c", *self._texts}
+        columns = {
+            **{name: kind for name, kind in COLUMNS.items() if name not in hidden},
+            **dict.fromkeys(self._texts, "string"),
+        }
+        self._closing = contextlib.ExitStack()
+        self._load: Load | None = None
+        publish = self._publisher(rng.choice(["directory", "directory", "sql", "sql", "rest"]))
+        spec = [(name, "identity") for name in self._texts] or rng.choice(self._specs(columns))
+        self.table = IcebergTable.create(ground.path, columns, version, spec, publish)
         self.append()
 
-    def step(self) -> None:
-        """One operation of those that the table allows now."""
+    def _publisher(self, kind: str) -> Publish | None:
+        """How a version is made known: by a hint in the directory, or to a catalog."""
+        if kind == "directory":
+            return None
+        self.name, self.hides_files = "ns.table", False
+        if kind == "rest":
+            server = self._closing.enter_context(RestCatalog())
+            properties, publish = {"type": "rest", "uri": server.uri}, server.publisher(self.name)
+        else:
+            home = self.ground.root / f"catalog{self.ground.new_serial()}"
+            home.mkdir()
+            catalog, properties = sql_catalog(home)
+            self._closing.callback(catalog.close)
+            publish, self._load = in_catalog(catalog, self.name), lambda: catalog.load_table(self.name)
+        self.options = {
+            "lookup.catalog": "tests",
+            **{f"lookup.catalog.{name}": value for name, value in properties.items()},
+        }
+        return publish
+
+    def close(self) -> None:
+        self._closing.close()
+
+    # --- what is there ------------------------------------------------------------------------------
+
+    def content(self) -> Content:
+        content = self._content()
+        if self._is_peer:
+            self._check_peer(content)
+        return content
+
+    def _content(self, **of: Any) -> Content:
+        """What the specification says of a version, in the columns by which all its files are partitioned as they are."""
+        oracle = Oracle(self.table.metadata, **of)
+        schema = pa.schema([arrow_field(field) for field in oracle.fields])
+        fields = {field["id"]: field for field in oracle.fields if str(field["type"]).startswith(_IN_TEXT)}
+        files = []
+        for entry in oracle.entries:
+            if entry.file["content"] == DATA:
+                spec = zip(spec_of(oracle.meta, entry.file["spec_id"]), entry.file["partition"].values(), strict=True)
+                known = [(fields.get(one["source-id"]), value) for one, value in spec if one["transform"] == "identity"]
+                values = {field["name"]: from_raw(field["type"], value) for field, value in known if field is not None}
+                files.append((values, tuple(oracle.rows([row for _, row in oracle.live_rows(entry)]).to_pylist())))
+        common = set.intersection(*(set(values) for values, _ in files)) if files else set[str]()
+        partitions = pa.schema([field for field in schema if field.name in common])
+        return Content(schema, partitions, tuple(files))
+
+    def _check_peer(self, content: Content) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE", "true")  # ORC has nanoseconds
+            rows = StaticTable.from_metadata(str(self.table.metadata)).scan().to_arrow().to_pylist()
+        theirs = [
+            {name: str(value) if isinstance(value, uuid.UUID) else value for name, value in row.items()} for row in rows
+        ]
+        assert sorted(map(plain, pa.Table.from_pylist(theirs, content.data).to_pylist())) == sorted(
+            map(plain, content.rows)
+        )
+
+    def past(self) -> list[Past]:
+        """Snapshots, branches, tags and times."""
+        meta = self.table.meta
+        named: list[tuple[str, Any, dict[str, Any]]] = [
+            ("version", one["snapshot-id"], {"snapshot": one["snapshot-id"]}) for one in meta["snapshots"]
+        ]
+        named += [(ref["type"], name, {ref["type"]: name}) for name, ref in meta["refs"].items()]
+        for entry in meta["snapshot-log"]:
+            at = datetime.datetime.fromtimestamp(entry["timestamp-ms"] / 1000, _UTC)
+            named.append(("timestamp", at.isoformat(timespec="milliseconds"), {"at_ms": entry["timestamp-ms"]}))
+        return [Past({f"lookup.{how}": str(value)}, functools.partial(self._content, **of)) for how, value, of in named]
+
+    def condition(self, rng: random.Random) -> Condition:
+        field = rng.choice([one for one in self.table.fields if str(one["type"]) in CONDITIONS])
+        text, means = CONDITIONS[field["type"]]
+        name = field["name"]
+        if rng.random() < 0.3:
+            return Condition(f"`{name}` IS NULL", frozenset([name]), lambda row: row[name] is None)
+        return Condition(f"`{name}` {text}", frozenset([name]), lambda row: row[name] is not None and means(row[name]))
+
+    # --- steps --------------------------------------------------------------------------------------
+
+    def take(self, step: Step, rng: random.Random) -> None:
+        self.rng = rng
         version = self.table.meta["format-version"]
-        ways: list[Callable[[], None]] = [
-            self.append,
-            self.append,
-            self.rewrite_rows,
-            self.remove_file,
-            self.compact,
-            self.compact,
-        ]
-        ways += [
-            self.rewrite_manifests,
-            self.evolve,
-            self.evolve,
-            self.evolve_spec,
-            self.refer,
-            self.refer,
-            self.roll_back,
-        ]
-        ways += [self.expire, self.map_names, self.write_branch] + [self.upgrade] * (version < 3)
-        ways += [self.delete_equal] * (5 * (version > 1 and not self._peer))
-        ways += [self.delete_positions] * (3 * (version == 2)) + [self.delete_by_vectors] * (4 * (version == 3))
-        if self._load is not None and version < 3:
-            ways += [self.append_by_pyiceberg, self.overwrite_by_pyiceberg, self.delete_by_pyiceberg] * 2
-        way = self.rng.choice(ways)
-        self.steps.append(way.__name__)
-        way()
+        match step.op:
+            case "delete_equal" if version == 1 or self._is_peer:
+                self.rewrite_rows()
+            case "delete_places":
+                (self.rewrite_rows, self.delete_positions, self.delete_by_vectors)[version - 1]()
+            case "pyiceberg_append" | "pyiceberg_overwrite" | "pyiceberg_delete" if self._load is None or version > 2:
+                self.append()
+            case "upgrade" if version > 2:
+                self.map_names()
+            case "upsert" | "overwrite" | "transaction":
+                self.rewrite_rows()
+            case "delete":
+                self.remove_file()
+            case op if op in ICEBERG:
+                getattr(self, op)()
 
     # --- rows ---------------------------------------------------------------------------------------
 
     def drawn(self, count: int) -> list[dict[str, Any]]:
-        return [{field["name"]: self.value(field) for field in self.table.fields} for _ in range(count)]
+        rows = [{field["name"]: self.value(field) for field in self.table.fields} for _ in range(count)]
+        if self._deleted:  # some that were deleted come back
+            old = self.rng.choice(self._deleted)
+            rows[0] |= {name: old[name] for name in self._fixed - {"s"}}
+        return rows
 
     def value(self, field: Field) -> Any:
         kind, rng = field["type"], self.rng
-        if field["name"] == "id":
-            return rng.randrange(KEYS)
+        match field["name"]:
+            case "id":
+                return rng.randrange(12)
+            case "v":
+                return rng.choice([None, None, 0, 0, *range(1, 8)])
+            case "s":
+                return self.ground.new_serial()
+            case name if name in self._texts:
+                return rng.choice(["01", "1", "eu", None])
         if not isinstance(kind, dict):
             return rng.choice(VALUES[kind])
         if rng.random() < 0.3:
@@ -143,7 +253,6 @@ class History:
         told = {one["source-id"] for one in spec_of(table.meta, spec) if one["transform"] == "identity"}
         without = {field["name"] for field in table.fields if field["id"] in told} if rng.random() < 0.3 else set()
         form, bounds = rng.choice(self.forms), rng.random() < 0.8
-        self.steps[-1] += f" ({form}{', no ids' * mapped}, spec {spec}, without {sorted(without)})"
         return table.data(rows, form, ids=not mapped, bounds=bounds, spec=spec, without=without)
 
     @property
@@ -164,7 +273,7 @@ class History:
         """As engines that copy on write delete and update."""
         files = self.some_files()[:2]
         rows = [row for entry in files for _, row in self.table.rows_of(entry) if self.rng.random() < 0.7]
-        changed = [{**row, "name": "changed"} if "name" in row and self.rng.random() < 0.3 else row for row in rows]
+        changed = [{**row, "c": "changed"} if self.rng.random() < 0.3 else row for row in rows]
         self.table.commit(self.write(changed), files)
 
     def remove_file(self) -> None:
@@ -185,13 +294,13 @@ class History:
 
     # --- PyIceberg ----------------------------------------------------------------------------------
 
-    def may_use_pyiceberg(self, reads: bool) -> bool:
+    def _may_use_pyiceberg(self, reads: bool) -> bool:
         """It computes no partitions without another package; of what it rewrites, it reads neither equality deletes nor all of ORC."""
         meta, equality = self.table.meta, any(entry.file["content"] == EQUALITY for entry in self.table.live())
         plain = all(one["transform"] == "identity" for one in spec_of(meta, meta["default-spec-id"]))
         return plain and not (reads and (equality or "orc" in self.forms))
 
-    def by_pyiceberg(self, act: Callable[[Table], None]) -> None:
+    def by_pyiceberg(self, act: Callable[[PyIcebergTable], None]) -> None:
         assert self._load is not None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Delete operation did not match any records")
@@ -202,18 +311,18 @@ class History:
         schema = pa.schema([arrow_field(field, "parquet") for field in self.table.fields])
         return pa.Table.from_pylist(self.drawn(8), schema)
 
-    def append_by_pyiceberg(self) -> None:
-        if self.may_use_pyiceberg(reads=False):
+    def pyiceberg_append(self) -> None:
+        if self._may_use_pyiceberg(reads=False):
             self.by_pyiceberg(lambda table: table.append(self.drawn_table()))
 
-    def overwrite_by_pyiceberg(self) -> None:
-        if self.may_use_pyiceberg(reads=True):
-            below = self.rng.randrange(KEYS)
+    def pyiceberg_overwrite(self) -> None:
+        if self._may_use_pyiceberg(reads=True):
+            below = self.rng.randrange(12)
             self.by_pyiceberg(lambda table: table.overwrite(self.drawn_table(), f"id < {below}"))
 
-    def delete_by_pyiceberg(self) -> None:
-        if self.may_use_pyiceberg(reads=True):
-            self.by_pyiceberg(lambda table: table.delete(f"id > {self.rng.randrange(KEYS)}"))
+    def pyiceberg_delete(self) -> None:
+        if self._may_use_pyiceberg(reads=True):
+            self.by_pyiceberg(lambda table: table.delete(f"id > {self.rng.randrange(12)}"))
 
     # --- deletes ------------------------------------------------------------------------------------
 
@@ -230,20 +339,23 @@ class History:
             return
         entry, add = rng.choice(files), []
         for _ in range(rng.choice([1, 1, 2])):
-            columns = sorted({*rng.sample(self.equality_columns(), rng.choice([1, 1, 2]))})
+            columns = sorted({*rng.sample(self.equality_columns(), rng.choice([1, 1, 1, 2]))})
             some = [row for _, row in table.rows_of(entry)] + self.drawn(2)
             rows = [_only(row, columns) for row in rng.sample(some, min(len(some), rng.randint(1, 4)))]
+            if rng.random() < 0.5:
+                rows.append(dict.fromkeys({column.partition(".")[0] for column in columns}))
             of: dict[str, Any] = {"spec": entry.file["spec_id"], "partition": entry.file["partition"]}
             if free and rng.random() < 0.6:
                 spec = rng.choice(free)
                 of = {"spec": spec, "partition": {one["name"]: None for one in spec_of(table.meta, spec)}}
-            self.steps[-1] += f" {columns} {'everywhere' if of['spec'] in free else 'in ' + repr(of['partition'])}"
             add.append(table.equality(rows, columns, rng.choice(self.forms), bounds=rng.random() < 0.7, **of))
-        table.commit(add + (self.write(self.drawn(3)) if rng.random() < 0.5 else []))
+        again = [{**row, "s": self.ground.new_serial()} for row in rng.sample(some, min(len(some), 2))]
+        self._deleted += some
+        table.commit(add + (self.write(again) if rng.random() < 0.5 else []))
 
     def equality_columns(self) -> list[str]:
         """Columns that may tell what is deleted, of a struct one field, and the keys more often."""
-        found = ["id"] * 3
+        found = [*["id"] * 3, *["c", "v"] * 4]
         for field in self.table.fields:
             if not isinstance(field["type"], dict):
                 found.append(field["name"])
@@ -285,21 +397,21 @@ class History:
         table, rng = self.table, self.rng
         default = spec_of(table.meta, table.meta["default-spec-id"])
         partitioned = {one["source-id"] for one in default if one["transform"] != "void"}
-        free = [field for field in table.fields if field["name"] != "id" and field["id"] not in partitioned]
+        free = [field for field in table.fields if field["name"] not in self.keys and field["id"] not in partitioned]
+        other = [field for field in free if field["name"] not in self._fixed]
         way = rng.choice(["add", "add", "rename", "drop", "again", "widen", "widen", "reorder", "inside"])
-        self.steps[-1] += f" {way}"
-        if way == "add" or not free:
+        if way == "add" or not other:
             kind = rng.choice([*DEFAULTS])
             default_value = DEFAULTS[kind] if table.meta["format-version"] > 2 and rng.random() < 0.7 else None
             table.add_column(f"new{table.next_id}", kind, default_value)
         elif way == "rename":
-            field = rng.choice(free)
+            field = rng.choice(other)
             names = {one["name"] for one in table.fields}
             freed = sorted({one["name"] for schema in table.meta["schemas"] for one in schema["fields"]} - names)
             name = rng.choice([f"{field['name']}_", *(one for one in freed if self.may_be(one, field["type"]))])
             table.change_column(field["name"], name=name)
         elif way == "drop":
-            table.drop_column(rng.choice(free)["name"])
+            table.drop_column(rng.choice(other)["name"])
         elif way == "again":
             field = rng.choice(free)
             kind = field["type"] if not isinstance(field["type"], dict) else "string"
@@ -341,15 +453,14 @@ class History:
         self.table.change_column(field["name"], type={"type": "struct", "fields": inner})
 
     def evolve_spec(self) -> None:
-        spec = self.rng.choice(_specs_of({field["name"]: field["type"] for field in self.table.fields}))
-        self.steps[-1] += f" {spec}"
+        spec = self.rng.choice(self._specs({field["name"]: field["type"] for field in self.table.fields}))
         self.table.set_spec(spec)
 
     def refer(self) -> None:
         if self.rng.random() < 0.5:
             self.table.add_branch(self.rng.choice(["audit", "b/2"]))
         else:
-            self.table.add_tag(f"tag{len(self.steps)}")
+            self.table.add_tag(f"tag{self.ground.new_serial()}")
 
     def write_branch(self) -> None:
         """Append to a branch; then it may become the main one."""
@@ -371,14 +482,14 @@ class History:
     def map_names(self) -> None:
         self.table.map_names()
 
-
-def _specs_of(columns: Mapping[str, Kind]) -> list[list[tuple[str, str]]]:
-    """Those of `SPECS` that fit columns."""
-    fits = {
-        name: name in COLUMNS and kind in (COLUMNS[name], WIDER.get(str(COLUMNS[name])))
-        for name, kind in columns.items()
-    }
-    return [spec for spec in SPECS if all(fits.get(name) for name, _ in spec)]
+    def _specs(self, columns: Mapping[str, Kind]) -> list[list[tuple[str, str]]]:
+        """Those of `SPECS` that fit columns, and those of the columns of text."""
+        fits = {
+            name: name in COLUMNS and kind in (COLUMNS[name], WIDER.get(str(COLUMNS[name])))
+            for name, kind in columns.items()
+        }
+        own = [[(name, "identity") for name in self._texts]] * 3 if self._texts else []
+        return own + [spec for spec in SPECS if all(fits.get(name) for name, _ in spec)]
 
 
 def _only(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:

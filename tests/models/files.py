@@ -1,4 +1,4 @@
-"""The table of a history: what lies on disk, and how each step changes it."""
+"""A file, a directory or a link to a directory that anybody may write, and how each step changes what lies there."""
 
 from __future__ import annotations
 
@@ -13,137 +13,78 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from tests.models.histories import Setup, Step
-from tests.models.lake import DeltaLake, IcebergLake
-from tests.models.managed import Managed
-from tests.models.modelled import Modelled
-from tests.models.provided import Provided
+from tests.models.adapter import Ground, Table
+from tests.models.answers import Content
+from tests.models.histories import Step
+from tests.models.plain_reader import DataFile, content_of
 from tests.models.shapes import column, draw_numbers
 from tests.models.writers import file_bytes
 
 _FILLER_ROWS = 200
-_MODELLED: dict[str, type[Modelled]] = {
-    "managed": Managed,
-    "delta": DeltaLake,
-    "iceberg": IcebergLake,
-    "provider": Provided,
-}
 
 
-class Place:
-    """One path, and what is there: nothing, a file, a directory, a link to a directory, or a table that is `modelled`."""
+class Files(Table):
+    """Files of one format. `kind`: `file`, `directory`, or `linked` for a link to one."""
 
-    def __init__(self, root: Path, setup: Setup) -> None:
-        self._root = root
-        self._setup = setup
-        self.path = root / f"dim.{setup.format}"
-        self.kind = "nothing"
-        self.modelled: Modelled | None = None
-        self._aside: Managed | None = None
-        self._past: list[tuple[Path, bytes, int]] = []
-        self._serial = 0
-        self._count = 0
+    def __init__(self, ground: Ground, kind: str, args: tuple[Any, ...], rng: random.Random) -> None:
+        super().__init__(ground)
+        self.path, self._root, self._setup, self.kind = ground.path, ground.root, ground.setup, kind
+        self._earlier: list[tuple[Path, bytes, int]] = []
+        if kind == "file":
+            self._put(args, rng)
+            return
+        place = self.path
+        if kind == "linked":
+            place = self._next_directory()
+            self._link(place)
+        place.mkdir()
+        self._fill(place, args, rng)
 
-    # --- steps ------------------------------------------------------------------------------------
-
-    def take(self, step: Step) -> None:
-        """Take a step. One that makes no sense now does nothing. Raises what a write of a managed table raises."""
-        self.wait_for_a_tick()
-        rng = random.Random(step.salt)
-        if step.op == "become":
-            self._become(step.args[0], step.args[1:], rng)
-        elif isinstance(self.modelled, Managed):
-            self._take_managed(self.modelled, step, rng)
-        elif self.modelled is not None:
-            self.modelled.take(step, rng)
-        elif self.kind != "nothing" and hasattr(self, f"_{step.op}"):
+    def take(self, step: Step, rng: random.Random) -> None:
+        if hasattr(self, f"_{step.op}"):
             getattr(self, f"_{step.op}")(step.args, rng)
 
-    def wait_for_a_tick(self) -> None:
-        """Return once a file that is written now has another time than any before: some clocks tick each few ms only."""
-        probe = self._root / "probe"
-        probe.touch()
-        before = probe.stat().st_ctime_ns
-        while probe.stat().st_ctime_ns == before:
-            os.utime(probe)
+    def content(self) -> Content:
+        return content_of(self._walk(), self.busy)
 
-    def _become(self, kind: str, args: tuple[Any, ...], rng: random.Random) -> None:
-        self._remove_all()
-        self.kind = kind
-        if kind in _MODELLED:
-            columns = [name for name, _ in self._setup.partitions]
-            hosts = self._root / "hosts"
-            self.modelled = _MODELLED[kind](self.path, hosts, self._setup.keys, columns, self._new_serial)
-            self.modelled.take(Step("append", ("here", 8)), rng)
-        elif kind == "file":
-            self._put(args, rng)
-        else:
-            self._fill(self._new_directory(kind), args, rng)
+    def may_change_meanwhile(self, step: Step) -> bool:
+        # A directory is swapped by two renames, between which others see anything.
+        return self.kind in (("linked", "file") if step.op == "swap" else ("directory", "linked", "file"))
 
-    def _remove_all(self) -> None:
-        if self.path.is_symlink() or self.path.is_file():
-            self.path.unlink()
-        elif self.path.is_dir():
-            shutil.rmtree(self.path)
-        self.modelled = None
-        self._past.clear()
+    @property
+    def busy(self) -> bool:
+        """Whether a job is writing here."""
+        return self.kind in ("directory", "linked") and (self.path / "_temporary").is_dir()
 
-    def _new_directory(self, kind: str) -> Path:
-        """The empty directory of a new table, which is there by its path."""
-        if kind == "directory":
-            self.path.mkdir()
-            return self.path
-        self._count += 1
-        place = self._root / f"v{self._count}"
-        place.mkdir()
-        self._link(place)
-        return place
+    def _next_directory(self) -> Path:
+        """A place for another directory, which a link may name."""
+        return self._root / f"v{len(list(self._root.glob('v[0-9]*'))) + 1}"
 
     def _link(self, place: Path) -> None:
         new = self._root / "new-link"
         new.symlink_to(place.name)
         os.replace(new, self.path)
 
-    def _take_managed(self, table: Managed, step: Step, rng: random.Random) -> None:
-        aside = self._root / "aside"
-        if step.op == "copy_aside" or (step.op in ("restore", "swap_copies") and self._aside is None):
-            shutil.rmtree(aside, ignore_errors=True)
-            shutil.copytree(self.path, aside)
-            self._aside = table.copied()
-        elif step.op == "restore":
-            assert self._aside is not None
-            shutil.rmtree(self.path)
-            shutil.copytree(aside, self.path)
-            self.modelled = self._aside.copied()
-        elif step.op == "swap_copies":
-            between = self._root / "between"
-            os.rename(self.path, between)
-            os.rename(aside, self.path)
-            os.rename(between, aside)
-            self.modelled, self._aside = self._aside, table
-        else:
-            table.take(step, rng)
-
-    # --- files of others --------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def _put(self, args: tuple[Any, ...], rng: random.Random) -> None:
         slot, places, key, shape, count, how, writer = args
         target = self.path if self.kind == "file" else self._file_of(self.path, slot, places)
-        self._write(target, self.drawn_rows(rng, key, shape, count), how, writer)
+        self._write(target, self._drawn_rows(rng, key, shape, count), how, writer)
 
     def _file_of(self, directory: Path, slot: int, places: tuple[int, ...] | None) -> Path:
         pairs = zip(self._setup.partitions, places or (), strict=False)
         parts = [f"{name}={values[place % len(values)]}" for (name, values), place in pairs]
         return directory.joinpath(*parts, f"f{slot}.{self._setup.format}")
 
-    def drawn_rows(self, rng: random.Random, key: str, shape: str, count: int) -> pa.Table:
+    def _drawn_rows(self, rng: random.Random, key: str, shape: str, count: int) -> pa.Table:
         """Rows of a file: keys that many files have, small values, a number of its own for each."""
         ids: list[int | None] = [None if rng.random() < 0.05 else rng.randrange(12) for _ in range(count)]
         values: list[int | None] = [None if rng.random() < 0.1 else rng.randrange(8) for _ in range(count)]
         named = {
             "id": column(key, ids) if self._setup.format != "json" else pa.array(ids, pa.int64()),
             "v": pa.array(values, rng.choice((pa.int32(), pa.int64()))),
-            "s": pa.array([self._new_serial() for _ in range(count)], pa.int64()),
+            "s": pa.array([self.ground.new_serial() for _ in range(count)], pa.int64()),
         }
         if shape != "absent":
             named["c"] = column(shape, draw_numbers(rng, count, rng.choice((0.0, 0.3, 1.0))))
@@ -152,12 +93,8 @@ class Place:
             rng.shuffle(names)
         return pa.table({name: named[name] for name in names})
 
-    def _new_serial(self) -> int:
-        self._serial += 1
-        return self._serial
-
     def _bytes(self, rows: pa.Table, writer: str = "pyarrow") -> bytes:
-        if writer == "pyarrow" and self._serial % 5 == 0:
+        if writer == "pyarrow" and self.ground.serial % 5 == 0:
             writer = "int96"
         return file_bytes(rows, self._setup.format, writer, self._root)
 
@@ -177,7 +114,7 @@ class Place:
     def _keep(self, target: Path) -> None:
         """Remember a file as it is, if it is there."""
         if target.is_file():
-            self._past.append((target, target.read_bytes(), target.stat().st_mtime_ns))
+            self._earlier.append((target, target.read_bytes(), target.stat().st_mtime_ns))
 
     def _replace(self, target: Path, content: bytes, mtime_ns: int | None = None) -> None:
         new = self._root / "new-file"
@@ -198,10 +135,10 @@ class Place:
 
         for number in range(rng.randint(1, 4)):
             others = places and tuple(place + rng.randrange(2) for place in places)
-            rows = self.drawn_rows(rng, key, rng.choice((shape, shape, "null")), rng.choice((count, 5)))
+            rows = self._drawn_rows(rng, key, rng.choice((shape, shape, "null")), rng.choice((count, 5)))
             put((slot + number) % 4, others, rows)
         if rng.random() < 0.5:
-            put(9, places, self.drawn_rows(rng, key, shape, _FILLER_ROWS))
+            put(9, places, self._drawn_rows(rng, key, shape, _FILLER_ROWS))
 
     def _swap(self, args: tuple[Any, ...], rng: random.Random) -> None:
         """Another directory in place of this one, or one that was there before."""
@@ -210,8 +147,7 @@ class Place:
         if self.kind == "linked":
             place = rng.choice(sorted(self._root.glob("v[0-9]*")))
             if rng.random() < 0.7 or place.name == os.readlink(self.path):
-                self._count += 1
-                place = self._root / f"v{self._count}"
+                place = self._next_directory()
                 self._fill(place, args, rng)
             self._link(place)
         else:
@@ -219,10 +155,10 @@ class Place:
             os.rename(self.path, self._root / "old-directory")
             os.rename(self._root / "new-directory", self.path)
             shutil.rmtree(self._root / "old-directory")
-        self._past.clear()
+        self._earlier.clear()
 
     def _files(self) -> list[Path]:
-        return [path for path, _ in self.walk() if "_temporary" not in path.parts]
+        return [path for path, _ in self._walk() if "_temporary" not in path.parts]
 
     def _remove(self, args: tuple[Any, ...], rng: random.Random) -> None:
         files = self._files()
@@ -235,8 +171,8 @@ class Place:
 
     def _roll_back(self, args: tuple[Any, ...], rng: random.Random) -> None:
         """An older state of a file, with the time it had (`cp -p`)."""
-        if self._past:
-            self._replace(*self._past[-1 - args[0] % len(self._past)])
+        if self._earlier:
+            self._replace(*self._earlier[-1 - args[0] % len(self._earlier)])
 
     def _touch(self, args: tuple[Any, ...], rng: random.Random) -> None:
         for path in self._files()[: args[0]]:
@@ -258,7 +194,7 @@ class Place:
         if self.kind != "file":
             attempt = self.path / "_temporary" / "0" / "task_0"
             attempt.mkdir(parents=True, exist_ok=True)
-            content = self._bytes(self.drawn_rows(rng, "int64", "absent", 3))
+            content = self._bytes(self._drawn_rows(rng, "int64", "absent", 3))
             (attempt / f"f{args[0]}.{self._setup.format}").write_bytes(content)
 
     def _end_job(self, args: tuple[Any, ...], rng: random.Random) -> None:
@@ -272,7 +208,7 @@ class Place:
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def walk(self) -> Iterator[tuple[Path, tuple[tuple[str, str | None], ...]]]:
+    def _walk(self) -> Iterator[DataFile]:
         """Each data file of a plain table, in the order of their names, with the values that its directories say."""
         if self.path.is_file():
             yield self.path, ()
@@ -287,11 +223,6 @@ class Place:
         for path in sorted(found, key=str):
             pairs = [part.split("=", 1) for part in path.relative_to(self.path).parts[:-1] if "=" in part]
             yield path, tuple((unquote(k), None if v == "__HIVE_DEFAULT_PARTITION__" else unquote(v)) for k, v in pairs)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a job is writing here."""
-        return self.kind in ("directory", "linked") and (self.path / "_temporary").is_dir()
 
 
 def _is_skipped(name: str) -> bool:

@@ -1,0 +1,136 @@
+"""What the machine asks of a table of any kind."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.models.answers import Condition, Content, Row
+from tests.models.histories import Setup, Step
+
+
+class Ground:
+    """Where the tables of a history lie, one after the other: `path` in the directory `root`, beside the caches of hosts."""
+
+    def __init__(self, root: Path, setup: Setup) -> None:
+        self.root, self.setup = root, setup
+        self.path, self.hosts = root / f"dim.{setup.format}", root / "hosts"
+        self.serial = 0
+        """How many numbers were given so far."""
+
+    def new_serial(self) -> int:
+        self.serial += 1
+        return self.serial
+
+    def wait_for_a_tick(self) -> None:
+        """Return once a file that is written now has another time than any before: some clocks tick each few ms only."""
+        probe = self.root / "probe"
+        probe.touch()
+        before = probe.stat().st_ctime_ns
+        while probe.stat().st_ctime_ns == before:
+            os.utime(probe)
+
+
+@dataclasses.dataclass(frozen=True)
+class Past:
+    """What readers get who name an earlier state by these options. `kept`: whether it must be there still."""
+
+    options: Mapping[str, str]
+    content: Callable[[], Content]
+    kept: bool = True
+
+
+class Table(abc.ABC):
+    """A table of one kind, which takes steps, and knows what every reader must answer."""
+
+    has_versions = True
+    """Whether readers see a change without being told."""
+    hides_files = True
+    """Whether nothing inside its directory is a table."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground, self.name = ground, str(ground.path)
+        self.options: dict[str, str] = {}
+        """What its readers say besides."""
+
+    @abc.abstractmethod
+    def take(self, step: Step, rng: random.Random) -> None:
+        """Take a step; one that makes no sense now does nothing. Raises what its writer raises."""
+
+    @abc.abstractmethod
+    def content(self) -> Content:
+        """What is there now, as somebody independent says."""
+
+    def cache_options(self, cache: str) -> dict[str, str]:
+        """What a cache of this mode needs besides."""
+        return {}
+
+    def scans(self, cache: str) -> bool:
+        """Whether it can be read without keys."""
+        return True
+
+    def may_change_meanwhile(self, step: Step) -> bool:
+        """Whether a read during this step gives what was there before it or after."""
+        return False
+
+    def past(self) -> list[Past]:
+        """Earlier states that readers may name."""
+        return []
+
+    def condition(self, rng: random.Random) -> Condition | None:
+        """A condition on columns that are there now; None for that of the setup."""
+        return None
+
+    def other_checks(self, rng: random.Random) -> Iterator[tuple[dict[str, str], Callable[[pa.Table], str]]]:
+        """Other options of a scan, and what is wrong with its answer: "" if nothing."""
+        return iter(())
+
+    def close(self) -> None:
+        """Let go of what only this table needs: here nothing."""
+        return
+
+
+class DrawnRows(Table):
+    """A table whose rows are drawn: those of `schema`. `texts` are its columns of text, by which some kinds are partitioned."""
+
+    values: tuple[str | None, ...] = ("01", "1", "eu")
+    """Those of texts."""
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self.keys = ground.setup.keys
+        self.texts = [name for name, _ in ground.setup.partitions]
+        fixed = [("id", pa.int64()), ("v", pa.int64()), ("s", pa.int64()), ("c", pa.string())]
+        self.schema = pa.schema([*fixed, *((name, pa.string()) for name in self.texts)])
+
+    def drawn_rows(self, op: str, count: int, rng: random.Random) -> list[Row]:
+        """New rows; of an upsert or delete one for each key."""
+        rows = [self._row(rng) for _ in range(count)]
+        return list({self.key_of(row): row for row in rows}.values()) if op in ("upsert", "delete") else rows
+
+    def _row(self, rng: random.Random) -> Row:
+        drawn: Row = {
+            "id": None if rng.random() < 0.05 else rng.randrange(12),
+            "v": None if rng.random() < 0.1 else rng.randrange(8),
+            "s": self.ground.new_serial(),
+            "c": rng.choice((None, "x", "some text that is longer")),
+            **{name: rng.choice(self.values) for name in self.texts},
+        }
+        return {name: drawn.get(name) for name in self.schema.names}
+
+    def key_of(self, row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in self.keys)
+
+    def every_key(self) -> pa.Table:
+        """All keys that there may be."""
+        values = {"id": list(range(12)), **{name: [v for v in self.values if v is not None] for name in self.texts}}
+        keys = itertools.product(*(values[name] for name in self.keys))
+        return pa.Table.from_pylist([dict(zip(self.keys, key, strict=True)) for key in keys])
