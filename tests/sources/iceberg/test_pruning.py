@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fakes import wait_until_settled
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_values import to_bytes
@@ -267,6 +268,7 @@ def test_another_process_prunes_by_the_record(tmp_path: Path) -> None:
     for start in range(0, 20, 5):
         table.commit(table.data(ROWS[start : start + 5]))
     options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.keys": "name", **MODES["none"]}
+    wait_until_settled(table.home / "metadata" / "version-hint.text")
     assert opened(table.home, tmp_path / "cache", "none", "name").version
     script = f"""
 import json, sys
