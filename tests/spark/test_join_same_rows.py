@@ -265,45 +265,45 @@ def test_calls(spark: SparkSession, files: SimpleNamespace) -> None:
 
 # --- arguments ------------------------------------------------------------------------------------
 
-MISTAKES: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
-    "no key": (OptionError, {"on": []}, "argument on"),
-    "one key twice": (OptionError, {"on": {"id": "id", "n": "ID"}}, "given twice"),
-    "unknown key of df": (SchemaError, {"on": {"idd": "id"}}, "no column 'idd'"),
-    "ambiguous key of df": (SchemaError, {"df": "*, n AS ID"}, "several columns 'id'"),
-    "a field that is not there": (SchemaError, {"df": "named_struct('id', n) AS s", "on": {"s.idd": "Id"}}, "no column 's.idd'"),
-    "unknown column": (SchemaError, {"columns": ["name", "nam"]}, "no column 'nam'"),
-    "one column twice": (SchemaError, {"columns": ["name", "NAME"]}, "given twice"),
-    "a name taken": (OptionError, {"columns": ["code"]}, "'code'.*prefix="),
-    "a name taken with a prefix": (OptionError, {"df": "id, n AS c_name", "prefix": "c_"}, "'c_name'"),
-    "full": (OptionError, {"how": "full"}, "argument how = 'full'.*'left', 'inner'"),
-    "unknown strategy": (OptionError, {"strategy": "hash"}, "argument strategy = 'hash'"),
-    "unknown option": (OptionError, {"lookup.cach": "FULL"}, "lookup.cach"),
-    "keys as an option": (OptionError, {"lookup.keys": "name"}, "lookup.keys = 'name' is not the argument `on`"),
-    "columns as an option": (OptionError, {"lookup.columns": "name"}, "lookup.columns"),
-    "null on error, broadcast": (OptionError, {"strategy": "broadcast", "lookup.on-error": "NULL"}, "on-error.*cache"),
-    "an option of writes": (OptionError, {"lookup.write.mode": "upsert"}, "lookup.write.mode is for writes"),
-    "no such table": (OptionError, {"table": "no_city"}, r"'no_city'.*no such table.*\./no_city"),
-    "no table": (OptionError, {"table": None}, "table is None"),
-    "a reserved name": (OptionError, {"df": "*, 1 AS _lookup_version", "columns": ["name"]}, "_lookup_version"),
-    "the error's column": (OptionError, {"df": "id, 1 AS lookup_error", "lookup.on-error": "NULL"}, "lookup_error"),
-    "text for a number": (SchemaError, {"df": "code AS id"}, "string.*bigint"),
-    "a number for text": (SchemaError, {"on": {"n": "name"}}, "bigint.*string"),
-    "a variant": (SchemaError, {"df": "parse_json('3') AS id"}, "variant.*bigint"),
-    "a collation": (SchemaError, {"df": "code COLLATE UTF8_LCASE AS name", "on": "name", "columns": ["score"]}, "UTF8_LCASE"),
-    "an instant for a date": (SchemaError, {"table": "values", "df": "now() AS day"}, "timestamp.*date"),
-    "lists": (SchemaError, {"table": "values", "df": "array(1L) AS list"}, "array<bigint>.*array<bigint>"),
-}  # fmt: skip
+MISTAKES: list[tuple[type[Exception], dict[str, Any], str]] = [
+    (OptionError, {"on": []}, "argument on"),
+    (OptionError, {"on": {"id": "id", "n": "ID"}}, "given twice"),
+    (SchemaError, {"on": {"idd": "id"}}, "no column 'idd'"),
+    (SchemaError, {"df": ["*", "n AS ID"]}, "several columns 'id'"),
+    (SchemaError, {"columns": ["name", "nam"]}, "no column 'nam'"),
+    (SchemaError, {"columns": ["name", "NAME"]}, "given twice"),
+    (OptionError, {"columns": ["code"]}, "'code'.*prefix="),
+    (OptionError, {"df": ["id", "n AS c_name"], "prefix": "c_"}, "'c_name'"),
+    (OptionError, {"how": "full"}, "argument how = 'full'.*'left', 'inner'"),
+    (OptionError, {"strategy": "hash"}, "argument strategy = 'hash'"),
+    (OptionError, {"lookup.cach": "FULL"}, "lookup.cach"),
+    (OptionError, {"lookup.keys": "name"}, "lookup.keys = 'name' is not the argument `on`"),
+    (OptionError, {"lookup.columns": "name"}, "lookup.columns"),
+    (OptionError, {"strategy": "broadcast", "lookup.on-error": "NULL"}, "on-error.*cache"),
+    (OptionError, {"lookup.write.mode": "upsert"}, "lookup.write.mode is for writes"),
+    (OptionError, {"table": "no_city"}, r"'no_city'.*no such table.*\./no_city"),
+    (OptionError, {"table": None}, "table is None"),
+    (OptionError, {"df": ["*", "1 AS _lookup_version"]}, "_lookup_version"),
+    (OptionError, {"df": ["id", "1 AS lookup_error"], "lookup.on-error": "NULL"}, "lookup_error"),
+    (SchemaError, {"df": ["code AS id"]}, "string.*bigint"),
+    (SchemaError, {"on": {"n": "name"}}, "bigint.*string"),
+    (SchemaError, {"df": ["parse_json('3') AS id"]}, "variant.*bigint"),
+    (SchemaError, {"df": ["code COLLATE UTF8_LCASE AS name"], "on": "name", "columns": ["score"]}, "UTF8_LCASE"),
+    (SchemaError, {"table": "values", "df": ["now() AS day"]}, "timestamp.*date"),
+    (SchemaError, {"table": "values", "df": ["array(1L) AS list"]}, "array<bigint>.*array<bigint>"),
+]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes(spark: SparkSession, files: SimpleNamespace, values: str, mistake: str) -> None:
+def test_mistakes(spark: SparkSession, files: SimpleNamespace, values: str) -> None:
     """What cannot be joined is said when it is asked for, with the argument's, column's or types' names."""
-    error, given, message = MISTAKES[mistake]
-    df = viewed(spark.read.parquet(files.facts), f"SELECT {given.get('df', '*')} FROM {{v}}")
-    table = {"values": values, "city": files.city}.get(str(given.get("table", "city")), given.get("table"))
-    on = given.get("on", df.columns[0] if given.get("table") == "values" else "id")
-    rest = {name: value for name, value in given.items() if name not in ("df", "table", "on")}
-    columns = rest.pop("columns", ["name"] if table == files.city else [])
-    with pytest.raises(error, match=f"(?s){message}"):
-        options = {name: rest.pop(name) for name in list(rest) if name.startswith("lookup.")}
-        lookup_join(df, table, on, columns=columns, options=options, **rest)
+    facts = spark.read.parquet(files.facts)
+    for error, arguments, message in MISTAKES:
+        arguments = {"df": ["*"], "table": "city", **arguments}
+        df = facts.selectExpr(*arguments.pop("df"))
+        table = arguments.pop("table")
+        on = arguments.pop("on", df.columns[0] if table == "values" else "id")
+        columns = arguments.pop("columns", ["name"] if table == "city" else [])
+        options = {name: arguments.pop(name) for name in list(arguments) if name.startswith("lookup.")}
+        place = {"values": values, "city": files.city}.get(str(table), table)
+        with pytest.raises(error, match=f"(?s){message}"):
+            lookup_join(df, place, on, columns=columns, options=options, **arguments)
