@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup import LookupTable, lookup_join, register_lookup
+from pyspark_lookup import lookup_join
 from tests.support.iceberg_tables import sql_catalog
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.spark_iceberg import Dim
-from tests.support.spark_tables import Calls, catalog_options, events, load, read_in_all_ways, running, stream_of
+from tests.support.spark_lakes import (
+    check_a_table_like_any_other,
+    check_calls_of_a_batch,
+    check_that_a_stream_follows,
+)
+from tests.support.spark_tables import catalog_options, load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,24 +32,7 @@ def dim(request: pytest.FixtureRequest, tmp_path: Path) -> Dim:
 
 
 def test_a_table_like_any_other(spark: SparkSession, dim: Dim, name: str) -> None:
-    """Read, filtered, described, joined and in SQL, under the name it has in its catalog or in Spark's; a new snapshot is seen at once."""
-    first = dim.append(range(10), 0)
-    df = load(spark, dim.path, dim.options)
-    assert df.columns == ["id", "version", "part"]
-    assert df.filter("part = 'p 1' AND id > 5").count() == 2
-    spark.sql(f"CREATE TABLE {name} {catalog_options(dim.path, dim.options)}")
-    dim.append(range(10, 12), 1)
-    assert spark.sql(f"SELECT count(*), max(version) FROM {name}").collect() == [(12, 1)]
-    described = spark.sql(f"DESCRIBE {name}").collect()
-    assert [row[:2] for row in described[:3]] == [("id", "bigint"), ("version", "bigint"), ("part", "string")]
-    assert load(spark, dim.path, {**dim.options, "lookup.version": first}).count() == 10
-    for table, options in ((dim.path, dim.options), (name, {})):
-        for strategy in ("cache", "broadcast"):
-            joined = lookup_join(spark.range(13), table, "id", columns=["version"], strategy=strategy, options=options)
-            assert joined.selectExpr("sum(version)", "count(id)").collect() == [(2, 13)]
-    assert LookupTable.for_name(spark, name).scan().num_rows == 12
-    register_lookup(spark, "iceberg_dim_of", dim.path, "id", options=dim.options)
-    assert spark.sql("SELECT iceberg_dim_of(11).version, iceberg_dim_of(12).version").collect() == [(1, None)]
+    check_a_table_like_any_other(spark, dim, name)
 
 
 def test_snapshots_branches_and_tags(spark: SparkSession, dim: Dim) -> None:
@@ -115,43 +103,7 @@ def test_tables_that_are_not_there(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_stream_follows_it(spark: SparkSession, dim: Dim, tmp_path: Path) -> None:
-    """A commit is seen in the next micro-batch, in every mode; the progress says which snapshot that is."""
-    snapshots = [dim.append(range(0, 200, 2), 0)]
-    (tmp_path / "events").mkdir()
-    joined = read_in_all_ways(stream_of(spark, tmp_path / "events"), dim.path, "version", dim.options)
-    told: list[set[int]] = []
-    with running(joined, "follows_iceberg") as query:
-        for number in range(4):
-            if number == 1:
-                snapshots.append(dim.append(range(1, 200, 2), 1))
-            elif number == 2:
-                snapshots.append(dim.delete("id < 100"))
-            elif number == 3:
-                snapshots.append(dim.append(range(300, 310), 3))  # of keys that nobody looks up
-            events(tmp_path / "events", number)
-            query.processAllAvailable()
-            progress = query.lastProgress
-            assert progress is not None
-            told.append({row["version"] for row in progress["observedMetrics"].values()})
-    rows = spark.sql(
-        "SELECT batch, full_version a, partial_version b, none_version c, broadcast_version d, scan_version e, count(*) n FROM follows_iceberg GROUP BY ALL"
-    ).collect()
-    found = sorted((tuple(row) for row in rows), key=repr)
-    assert all(len({*row[1:6]}) == 1 for row in found)
-    counts = {(row[0], row[1]): row[6] for row in found}
-    assert counts == {
-        (0, 0): 100,
-        (0, None): 100,
-        (1, 0): 100,
-        (1, 1): 100,
-        (2, 0): 50,
-        (2, 1): 50,
-        (2, None): 100,
-        (3, 0): 50,
-        (3, 1): 50,
-        (3, None): 100,
-    }
-    assert told == [{snapshot} for snapshot in snapshots]
+    check_that_a_stream_follows(spark, dim, tmp_path)
 
 
 def test_rows_that_equality_deletes_remove(spark: SparkSession, tmp_path: Path) -> None:
@@ -169,11 +121,5 @@ def test_rows_that_equality_deletes_remove(spark: SparkSession, tmp_path: Path) 
 
 
 def test_calls_of_a_batch(spark: SparkSession, dim: Dim) -> None:
-    """An unchanged table costs a look at its hint, or a question to its catalog and none to its store."""
-    dim.append(range(10), 0)
-    options = {**dim.options, "lookup.cache": "FULL"}
-    joined = lookup_join(spark.range(10), dim.path, "id", strategy="cache", options=options)
-    joined.collect()
-    calls = Calls(dim.path, dim.options)
-    assert joined.select("*").count() == 10
-    assert calls.calls() == (0 if dim.options else 1, 0, 0)
+    """A look at its hint, or a question to its catalog and none to its store."""
+    check_calls_of_a_batch(spark, dim, 0 if dim.options else 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -12,6 +11,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from tests.support.fakes import wait_until_settled
 from tests.support.iceberg_tables import sql_catalog
+from tests.support.spark_lakes import rows_of
 
 _SCHEMA = Schema(
     NestedField(1, "id", LongType()), NestedField(2, "version", LongType()), NestedField(3, "part", StringType())
@@ -34,8 +34,7 @@ class Dim:
 
     def append(self, ids: range, version: int) -> int:
         """Add rows, and the snapshot that has them."""
-        rows = {"id": [*ids], "version": [version] * len(ids), "part": [f"p {key % 2}" for key in ids]}
-        self.table.append(pa.table(rows))
+        self.table.append(rows_of(ids, version))
         return self.publish()
 
     def delete(self, where: str) -> int:
