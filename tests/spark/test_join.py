@@ -9,7 +9,7 @@ import logging
 import random
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.spark import join, reading
+from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.spark.lookup_pass import estimated_rows
 from tests.support.fuzzing import by_day
 from tests.support.lookup_service import options_of
@@ -181,14 +182,12 @@ def test_options_that_a_table_has_for_other_uses(spark: SparkSession, tmp_path: 
     options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.write.mode": "upsert", "lookup.on-error": "FAIL"}
     (tmp_path / "dim").mkdir()
     (tmp_path / "dim" / "a.csv").write_text("id,version\n1,1\n")
-    own = {**options, "path": str(tmp_path / "dim")}
-    text = ", ".join(f"'{key}' '{value}'" for key, value in own.items())
-    spark.sql(f"CREATE TABLE {name} USING lookupcache OPTIONS ({text})")
+    spark.sql(f"CREATE TABLE {name} {catalog_options(tmp_path / 'dim', options)}")
     (tmp_path / "dim" / "a.csv").unlink()
     put(tmp_path / "dim" / "a.parquet", 7)
-    table = LookupTable(str(tmp_path / "dim"), options)
-    for strategy, argument in itertools.product(("cache", "broadcast"), (name, table)):
-        assert lookup_join(spark.range(1), argument, "id", strategy=strategy).collect()[0].version == 7
+    tables: dict[Strategy, Any] = {"cache": name, "broadcast": LookupTable(str(tmp_path / "dim"), options)}
+    for strategy, table in tables.items():
+        assert lookup_join(spark.range(1), table, "id", strategy=strategy).collect()[0].version == 7
     register_lookup(spark, f"{name}_of", name, "id")
     assert spark.sql(f"SELECT {name}_of(1L).version FROM {name} LIMIT 1").collect() == [(7,)]
     with LookupTable.for_name(spark, name) as again:
@@ -357,20 +356,19 @@ def by_range(found: DataFrame, table: DataFrame, how: str) -> DataFrame:
 def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str) -> None:
     """Generated histories with gaps and nulls: what Spark's join on ranges gives. Where two rows are valid at once: an error that
     names the key, or the one that is valid since later."""
-    found, options = moments(spark, 2, kind), {**MODES[mode], **VALIDITY}
-    for overlaps in (False, True):
-        path = str(tmp_path / str(overlaps))
+    facts, options = moments(spark, 2, kind), {**MODES[mode], **VALIDITY}
+    for overlaps, how in ((False, "left"), (True, "inner")):
+        path = str(tmp_path / how)
         table = LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")})
         table.write(history(1, kind, overlaps))
         if overlaps:
             with pytest.raises(Exception, match=r"several rows \(up to \d\) of one key are valid.*id = \d+ at "):
-                lookup_join(found, path, "id", as_of="at", options=options).collect()
+                lookup_join(facts, path, "id", as_of="at", options=options).collect()
             options["lookup.overlap"] = "NEWEST"
-        for how in ("left", "inner"):
-            joined = lookup_join(found, path, "id", how=how, columns=["name"], as_of="at", options=options)
-            answers = (rows.select("event", "name") for rows in (joined, by_range(found, load(spark, path), how)))
-            mine, theirs = (sorted(map(tuple, rows.collect())) for rows in answers)
-            assert mine == theirs
+        joined = lookup_join(facts, path, "id", how=how, columns=["name"], as_of="at", options=options)
+        answers = (rows.select("event", "name") for rows in (joined, by_range(facts, load(spark, path), how)))
+        ours, theirs = (sorted(map(tuple, rows.collect())) for rows in answers)
+        assert ours == theirs
 
 
 def test_as_of_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
@@ -422,30 +420,32 @@ def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
         lookup_join(found, path, "id", options=VALIDITY)
 
 
-@pytest.mark.parametrize("strategy", ["cache", "broadcast"])
-def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path, strategy: str) -> None:
-    """`on` may name a field of a struct, however deep and spelled; a column that is called so comes first; so may one that was found."""
+def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path) -> None:
+    """`on` may name a field of a struct, however deep and spelled; a column that is called so comes first; so may one that was found.
+    The strategies take turns."""
     path = str(tmp_path / "cities")
     rows = [(1, "Oslo", {"id": 2}), (2, "Bergen", {"id": 1})]
     spark.createDataFrame(rows, "id LONG, city STRING, next STRUCT<id: LONG>").coalesce(1).write.parquet(path)
     df = spark.sql("SELECT struct(id, struct(id AS `a.b`) AS t) AS s, id + 1 AS `s.x` FROM range(1, 3)")
     options = {"lookup.cache.dir": str(tmp_path / "cache")}
+    strategies: Iterator[Strategy] = itertools.cycle(("cache", "broadcast"))
 
     def names(on: dict[str, str], of: DataFrame = df, prefix: str = "") -> list[str]:
-        joined = lookup_join(of, path, on, columns=["city", "next"], strategy=strategy, options=options, prefix=prefix)
+        how: dict[str, Any] = {"strategy": next(strategies), "options": options, "prefix": prefix}
+        joined = lookup_join(of, path, on, columns=["city", "next"], **how)
         return [row[f"{prefix}city"] for row in joined.orderBy(sf.col("s").getField("id")).collect()]
 
     assert names({"s.id": "id"}) == names({"S.T.A.b": "ID"}) == ["Oslo", "Bergen"]
     alias = df.withColumn("id", sf.lit(0)).alias("s")  # has an id, too
     assert names({"s.id": "id"}, alias) == ["Oslo", "Bergen"]
     assert names({"s.x": "id"}) == ["Bergen", None]
-    first = lookup_join(df, path, {"s.id": "id"}, strategy=strategy, options=options)
-    assert names({"next.id": "id"}, first, "next_") == ["Bergen", "Oslo"]
+    first = lookup_join(df, path, {"s.id": "id"}, options=options)
+    for _ in range(2):
+        assert names({"next.id": "id"}, first, "next_") == ["Bergen", "Oslo"]
     with pytest.raises(SchemaError, match=r"argument on: the DataFrame has no column 's\.y'"):
         names({"s.y": "id"})
-    register = "lookup_within"
     with pytest.raises(SchemaError, match="argument key: the table has no column 'idd'"):
-        register_lookup(spark, register, path, key="idd", options=options)
+        register_lookup(spark, "lookup_within", path, key="idd", options=options)
 
 
 def test_views_and_tables_of_other_formats(spark: SparkSession, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.support.spark_tables import (
     FULL,
     Calls,
     catalog_options,
+    each_batch,
     events,
     made_files,
     put,
@@ -196,20 +197,14 @@ def test_chains_in_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:
     path = put(tmp_path / "dim.parquet", 1)
     (tmp_path / "events").mkdir()
     events(tmp_path / "events", 0, range(2))
-    found: list[Any] = []
+    versions: list[Any] = []
 
     def act(batch: DataFrame, number: int) -> None:
         before = lookup_join(batch, str(path), "id", prefix="before_", options=FULL)
         before.collect()
         put(path, 2)
         after = lookup_join(before, str(path), "id", prefix="after_", options=FULL)
-        found.append({(row.before_version, row.after_version) for row in after.collect()})
+        versions.append({(row.before_version, row.after_version) for row in after.collect()})
 
-    stream = stream_of(spark, tmp_path / "events").writeStream.foreachBatch(act)
-    assert (
-        stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination(240)
-    )
-    assert found == [{(1, 2)}]
+    each_batch(stream_of(spark, tmp_path / "events"), tmp_path / "checkpoint", act)
+    assert versions == [{(1, 2)}]
