@@ -60,20 +60,11 @@ df = spark.read.format("lookupcache").load(path)
 print("FIRST", sorted(row.name for row in df.collect()))
 spark.sql(f"CREATE TABLE dim USING lookupcache OPTIONS (path '{path}')")
 os.replace(replacement, path)
-print("SECOND", sorted(row.name for row in df.collect()), df.filter("id = 1").count(), df.count())
+print("SECOND", sorted(row.name for row in df.collect()))
 print("TABLE", sorted(row.name for row in spark.sql("SELECT name FROM dim").collect()))
-from pyspark_lookup import LookupTable
-print("NAMED", LookupTable.for_name(spark, "dim").scan(["name"]).num_rows)
-import pyarrow as pa
-from deltalake import write_deltalake
-from pyspark_lookup import lookup_join
-delta = path + "-delta"
-for number in range(2):
-    write_deltalake(delta, pa.table({"id": [number], "name": [f"n{number}"]}), mode="append")
-    read = spark.read.format("lookupcache").load(delta).count()
-    print("DELTA", read, lookup_join(spark.range(5), delta, "id").filter("name IS NOT NULL").count())
 from pyspark.sql import functions as sf
-from pyspark_lookup import register_lookup
+from pyspark_lookup import LookupTable, lookup_join, register_lookup
+print("NAMED", LookupTable.for_name(spark, "dim").scan(["name"]).num_rows)
 from tests.support.spark_tables import WAYS, load
 from tests.support.spark_iceberg import Dim
 
@@ -92,11 +83,11 @@ for number in range(2):
     if not number:
         register_lookup(spark, "dim_of", dim.path, "id", options=dim.options)
     joined = spark.range(5)
-    for way, given in [*WAYS.items()][2:]:
-        how = {**given, "options": {**dim.options, **given.get("options", {})}}
+    for way in ("none", "broadcast"):
+        how = {**WAYS[way], "options": {**dim.options, **WAYS[way].get("options", {})}}
         joined = lookup_join(joined, dim.path, "id", "inner", columns=["version"], prefix=f"{way}_", **how)
-    said = spark.sql("SELECT count(dim_of(id).version) FROM range(5)").first()[0]
-    print("ICEBERG", load(spark, dim.path, dim.options).count(), joined.count(), said)
+    called = spark.sql("SELECT count(dim_of(id).version) FROM range(5)").first()[0]
+    print("ICEBERG", load(spark, dim.path, dim.options).count(), joined.count(), called)
 try:
     spark.read.format("lookupcache").option("lookup.cahe", "NONE").load(path).schema
 except Exception as problem:
@@ -107,11 +98,9 @@ spark.stop()
     variables = {**python_variables(tmp_path), "PYTHONPATH": without_pyiceberg(tmp_path)}
     assert said_by(tmp_path, _CONNECT + script, path, replacement, variables=variables) == [
         "FIRST ['a', 'b']",
-        "SECOND ['c', 'd'] 1 2",
+        "SECOND ['c', 'd']",
         "TABLE ['c', 'd']",
         "NAMED 2",
-        "DELTA 1 1",
-        "DELTA 2 2",
         "WORKERS False",
         "ICEBERG 1 1 1",
         "ICEBERG 2 2 2",
@@ -195,10 +184,9 @@ def test_lookups_and_writes_over_spark_connect(tmp_path: Path) -> None:
 import os
 from pyspark_lookup import explain_lookup, lookup_join, register_lookup
 facts = spark.range(20)
-for strategy in ("cache", "broadcast", "auto"):
-    for how in ("left", "inner"):
-        joined = lookup_join(facts, path, "id", how, prefix="p_", strategy=strategy)
-        print("JOIN", joined.columns, joined.count(), joined.filter("p_version = 1").count())
+for strategy, how in (("broadcast", "left"), ("auto", "inner")):
+    joined = lookup_join(facts, path, "id", how, prefix="p_", strategy=strategy)
+    print("JOIN", joined.columns, joined.count(), joined.filter("p_version = 1").count())
 joined = lookup_join(lookup_join(facts, path, "id", strategy="cache"), path, "id", prefix="b_", strategy="cache")
 print("EXPLAINED", explain_lookup(joined).count("strategy: cache (asked for)"))
 register_lookup(spark, "dim_of", path, "id")
@@ -286,7 +274,7 @@ print("BATCH", Path(path + "-seen").read_text())
     assert said_by(
         tmp_path, _CONNECT + script, path, replacement, variables=python_variables(tmp_path), timeout_s=500
     ) == [
-        *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"] * 3,
+        *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"],
         "EXPLAINED 2",
         "SQL (10, 9)",
         "ROWS [Row(id=3, version=1)]",
