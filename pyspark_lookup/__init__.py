@@ -107,7 +107,9 @@ def __getattr__(name: str) -> Any:
         if name != "DefaultSource":
             raise
         # Spark asks with hasattr(). An error here must not break all other Python sources.
-        raise AttributeError(f"pyspark_lookup cannot offer its Spark source: {problem}") from problem
+        raise AttributeError(
+            f"pyspark_lookup cannot provide its Spark data source, lookupcache: {problem}"
+        ) from problem
 
 
 if not TYPE_CHECKING:  # type checkers take the imports above

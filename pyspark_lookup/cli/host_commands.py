@@ -116,7 +116,9 @@ def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str
 def report_command(target: Path, cache_dir: str | None) -> None:
     """Write one page about this host's caches: hit rates, latency, bytes saved, reloads, and what to tune next."""
     if target.exists() and not target.read_bytes()[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        raise OptionError(f"{target} exists and is not an HTML page: give another file for OUT.HTML, which is written")
+        raise OptionError(
+            f"{target} exists and is not an HTML page, so it is not overwritten: give another name for OUT.HTML"
+        )
     target.write_text(report(open_disk(cache_dir), CLOCK), encoding="utf-8")
     click.echo(f"wrote {target}")
 

@@ -288,7 +288,7 @@ def _table_section(anchor: str, table: TableCounts, reloads: Sequence[Reload]) -
 
 
 def _timeline(reloads: Sequence[Reload]) -> _Timeline | None:
-    """The reloads over time, as bars: the height shows how long each took; the width is at least visible."""
+    """The reloads as bars over time; None without reloads. Width and height show how long each took, and even the shortest is visible."""
     if not reloads:
         return None
     first, last = reloads[0].at_s, max(reload.at_s + reload.seconds for reload in reloads)

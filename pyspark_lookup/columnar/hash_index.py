@@ -176,7 +176,7 @@ class IndexBuilder:
         Raises SkewedError if a bucket is too full and `strict`; without `strict` such an index is correct, but slower to probe.
         """
         if strict and self.fullest_bucket > BUCKET_AT_MOST:
-            raise SkewedError(f"{self.fullest_bucket} keys in one bucket")
+            raise SkewedError(f"{self.fullest_bucket} keys in one bucket, more than {BUCKET_AT_MOST}")
         arrays: dict[str, Numbers] = {}
         if self._slots is not None:
             arrays["slots"] = self._slots

@@ -31,7 +31,7 @@ def read_roaring(data: bytes, count: int) -> Numbers:
         raise ValueError(f"{count} deleted rows of one file, more than {_ROWS_AT_MOST}")
     (magic,) = struct.unpack_from("<i", data)
     if magic != _MAGIC:
-        raise ValueError(f"magic number {magic}")
+        raise ValueError(f"it begins with the wrong magic number {magic}")
     bitmap = BitMap64.deserialize(bytes(data[4:]))
     if len(bitmap) > count:  # before memory is allocated for them: a few bytes may stand for 65,536 values
         raise ValueError(f"{len(bitmap)} rows instead of the {count} in the log")

@@ -1,4 +1,4 @@
-"""Foreign text: without the credentials in it, and safe for terminals, logs and pages."""
+"""Makes text from outside, such as paths and error messages, safe to show: no credentials, and no harm to terminals, logs or pages."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ _threads = _Threads()
 def start(name: str, work: Callable[[], None], *, foreign: bool = False) -> threading.Thread:
     """Start a thread that runs a function, and return it. Raises RuntimeError if there can be no more threads.
 
-    `foreign`: it runs code of others, and somebody waits for its result. Other work is not started once the process is ending: that is a
-    RuntimeError, too.
+    `foreign`: the function runs a user's code, and somebody waits for its result. Without `foreign`, RuntimeError is also raised once the
+    process is ending.
     """
     if _threads.ended.is_set() and not foreign:
         raise RuntimeError("the process is ending")

@@ -427,9 +427,9 @@ def naming(argument: str) -> Iterator[None]:
 
 @dataclasses.dataclass
 class KeyedRead:
-    """How rows of a resolved table are read by key, by the columns `names` of `plan`.
+    """How rows of a resolved table are read by key. `names`: the key columns, among those of `plan`.
 
-    `direct`: a snapshot that has the answer's columns as they are, and a single key column, of the type `kind`.
+    `direct`: the last snapshot that passed `is_direct`: it has the answer's columns as they are, and one key column, of type `kind`.
     """
 
     names: tuple[str, ...]

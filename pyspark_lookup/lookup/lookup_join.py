@@ -651,8 +651,8 @@ class LookupPass:
         size = int(results.bytes.sum()) + results.count * (16 + 8 * len(self._fields))
         if size > row_bytes:
             raise NotSupportedError(
-                f"{results.count:,} rows of the table have one key, here {self._key(arguments, results.first)}: Spark would need {size:,} "
-                f"bytes for one row, of at most {row_bytes:,} (an eighth of spark.executor.memory, or of spark.driver.memory with a "
+                f"{results.count:,} rows of the table have the same key, {self._key(arguments, results.first)}: Spark would get them in one row "
+                f"of {size:,} bytes, and a row may have {row_bytes:,} at most (an eighth of spark.executor.memory, or of spark.driver.memory with a "
                 "local master). Look up fewer columns, filter this key out first, use Spark's own join with "
                 "spark.read.format('lookupcache').load(…), or give Spark more memory"
             )

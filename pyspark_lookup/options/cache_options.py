@@ -86,7 +86,8 @@ class PartialCacheOptions:
     # fmt: off
     expire_after_access_s: float | None = option(
         "lookup.partial-cache.expire-after-access", DURATION, None,
-        doc="With PARTIAL: drop a key that was not looked up for this long. At least one of the four bounds is needed.",
+        doc="With PARTIAL: drop a key that was not looked up for this long. PARTIAL needs at least one of "
+            "`expire-after-access`, `expire-after-write`, `max-rows` and `max-bytes`.",
     )
     expire_after_write_s: float | None = option(
         "lookup.partial-cache.expire-after-write", DURATION, None,
@@ -142,7 +143,8 @@ class FullCacheOptions:
     # fmt: off
     strategy: ReloadStrategy | str = option(
         "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
-        doc="With FULL: what triggers reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions`"
+        doc="With FULL: what triggers reloads. With lookup.metadata.source=CACHE, PERIODIC also needs "
+            "`periodic-reload.interval`. A factory takes the `LookupOptions`"
             " and returns a `CacheReloadTrigger`.",
     )
     interval_s: float | None = option(

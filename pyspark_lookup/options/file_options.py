@@ -85,7 +85,7 @@ class FileOptions:
 
 @dataclasses.dataclass(frozen=True)
 class CsvOptions:
-    """How CSV files are written. `escape` None: a quote inside quoted text is doubled, as far as the file shows."""
+    """How CSV files are written. `escape` None: a quote inside quoted text is doubled; a file that shows otherwise is an error."""
 
     # fmt: off
     header: bool = option(

@@ -321,7 +321,7 @@ def _refuse_secret(key: str, text: object, advice: str, in_conf_file: bool) -> N
     if key == "path" and names_bucket_with_credentials(str(text)):
         raise OptionError(
             f"option path = {redact(key, text)!r} holds a credential before the bucket's name, which no store takes there: take it "
-            "from the environment, from the store's own chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
+            "from the environment, from the store's own credential chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
         )
     if not (advice or key.startswith(STORAGE)) or not tells_secret(key, text):
         return
@@ -330,7 +330,7 @@ def _refuse_secret(key: str, text: object, advice: str, in_conf_file: bool) -> N
     if key.startswith(STORAGE) and not in_conf_file:
         raise OptionError(
             f"option {key} looks like a credential and would be stored in plans and catalogs: take it from the "
-            "environment, from the store's own chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
+            "environment, from the store's own credential chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
         )
 
 

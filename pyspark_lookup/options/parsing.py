@@ -134,7 +134,7 @@ def parse_path(text: str) -> str:
     """A path or URL, whose scheme may be in capitals. Raises ValueError for paths that only other programs understand."""
     path = parse_text(text)
     if "\0" in path or not _is_encodable(path):
-        raise ValueError("a path without NUL and without half of a UTF-16 pair, which file names cannot have")
+        raise ValueError("a path without NUL characters or unpaired surrogates, which file names cannot have")
     if (of_format := _OF_FORMAT.fullmatch(path)) is not None:
         raise ValueError(f"the path alone, {of_format[2]!r}: the format ({of_format[1]}) is detected")
     if (variable := _VARIABLE.match(path.removeprefix("file://"))) is not None:

@@ -82,8 +82,8 @@ class ReadOptions:
     view: enums.View = option(
         "lookup.view", choice(enums.View), enums.View.DATA,
         doc="What a read returns. `data`: rows; `files`: the files of the current version; `versions`: the versions "
-            "that this host knows; `metrics`: its counters; `summary`: one row about the current version; `token`: the "
-            "version in the form that a SQL function takes; `changes`: the changes that the commits of a managed table "
+            "that this host knows; `metrics`: this host's counters; `summary`: one row about the current version; `token`: "
+            "the current version as text, for the SQL functions of `register_lookup`; `changes`: the changes that the commits of a managed table "
             "made (`readStream`, or with `lookup.changes-from`).",
     )
     on_error: enums.OnError = option(

@@ -465,7 +465,7 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) ->
             raise OptionError("option lookup.on-error = 'NULL' needs strategy='cache': a broadcast fails as a whole")
         if in_flow_function(df.sparkSession):
             raise OptionError(
-                "argument strategy = 'broadcast': in the function of a pipeline's flow Spark does not tell what the DataFrame is; use "
+                "argument strategy = 'broadcast': inside the function of a pipeline's flow, Spark does not analyze DataFrames; use "
                 "'cache', or join spark.read.format('lookupcache').load(…) with Spark's own broadcast()"
             )
         return _Choice(True, table, "asked for")

@@ -104,8 +104,8 @@ def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
         return catalog_options
     if tells_secret("path", catalog_options.get("path", "")):
         raise OptionError(
-            f"option path = {redact('path', catalog_options['path'])!r} holds a credential, which the catalog would keep: let it come from "
-            "the environment, the store's own chain or the conf file ($LOOKUPCACHE_CONF)"
+            f"option path = {redact('path', catalog_options['path'])!r} holds a credential, which the catalog would keep: take it from "
+            "the environment, from the store's own credential chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
         )
     if "path" not in catalog_options:
         raise OptionError(
@@ -169,8 +169,8 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
     if "path" in write_options:
         if catalog_options and not is_catalog_table and _differ(catalog_options.get("path", ""), write_options["path"]):
             raise OptionError(
-                f"option path = {redact('path', write_options['path'])!r}: the rows carry the options of the catalog table at "
-                f"{redact('path', catalog_options.get('path', ''))}, and a catalog table created from the rows would take over these options. "
+                f"option path = {redact('path', write_options['path'])!r}: the rows come from the catalog table at "
+                f"{redact('path', catalog_options.get('path', ''))}, and their schema carries its options, which a table created from it would inherit. "
                 "Read the rows with spark.read.format('lookupcache').load(path), or select their columns by expressions"
             )
         same_path = bool(catalog_options) and not _differ(catalog_options.get("path", ""), write_options["path"])
@@ -224,10 +224,10 @@ def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict
     stored = table_options(schema)
     if not stored:
         raise OptionError(
-            "this table's options are lost: Spark keeps them only for a table created without a column list and not by CREATE "
-            "TABLE AS SELECT, and ALTER TABLE … REPLACE COLUMNS, or DROP COLUMN of the column that carries them, loses them. DROP "
-            "TABLE dim (its files stay), then CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim'), with "
-            "'lookup.schema' 'id INT, …' among them to say what the columns of files are"
+            "this table's options are lost. Spark does not keep them if the table is created with a column list or by CREATE TABLE AS "
+            "SELECT, and drops them on ALTER TABLE … REPLACE COLUMNS or DROP COLUMN of the column whose metadata holds them. DROP "
+            "TABLE dim (its files stay), then CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim'). To declare the "
+            "columns, use the option 'lookup.schema' 'id INT, …'"
         )
     return stored
 

@@ -150,7 +150,7 @@ def look_up(
         keys = _stored_keys(spark, merged_options)
     elif keys_option is not None and {key.lower() for key in parse_names(keys_option)} != {key.lower() for key in keys}:
         raise OptionError(
-            f"option lookup.keys = {keys_option!r} is not the argument `on` (or `key`), {', '.join(keys)}: a lookup uses "
+            f"option lookup.keys = {keys_option!r} differs from the argument `on` (or `key`), {', '.join(keys)}: a lookup uses "
             "all of the table's keys; leave one of the two out"
         )
     merged_options["lookup.keys"] = ",".join(map(quote, keys))
@@ -270,7 +270,7 @@ def _table(
         return {"path": table}, None
     if in_flow_function(spark):
         raise NotSupportedError(
-            f"argument table = {table!r}: in the function of a pipeline's flow Spark does not tell what a catalog's table is; give its "
+            f"argument table = {table!r}: inside the function of a pipeline's flow, Spark does not look up catalog tables; give its "
             f"path, or dim = LookupTable.for_name(spark, {table!r}), made outside the function"
         )
     if not spark.catalog.tableExists(table):

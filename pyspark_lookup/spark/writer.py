@@ -1,6 +1,6 @@
-"""Writes a managed table from Spark: the driver begins and commits, tasks put files, each in a process of its own.
+"""Writes a managed table from Spark: the driver begins and commits the write, and tasks write its files, each in a process of its own.
 
-Only the options and the `Job` travel between them. A task that Spark runs twice puts two sets of files, of which the commit names one; a
+Only the options and the `Job` travel between them. A task that Spark runs twice writes two sets of files, of which the commit names one. A
 stream's micro-batch that has been committed is not committed again.
 """
 
@@ -38,7 +38,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """The writer of a batch write, which has begun and has its write id. Raises the errors of its beginning."""
+    """Begin a batch write, and return its writer, which has the write id. Raises the errors of beginning a write."""
     parsed = _parse(options, schema)
     batch = parsed.kind(WriteOptions).batch
     name = None if batch is None else batch_directory(batch, runtime().nonce())

@@ -207,7 +207,7 @@ class Ufs:
         file cannot be read back either, and another UfsError if the file was not put.
         """
         if not data:
-            raise ValueError("an empty file does not show who wrote it")
+            raise ValueError("data is empty: an empty file would not show which writer wrote it")
         unanswered = False
 
         def attempt() -> FileVersion | None:

@@ -143,7 +143,10 @@ class CurrentVersions:
         patient: bool = True,
         renew: bool = True,
     ) -> TableVersion:
-        """The store's current version. One call (see `Question`), or more while it settles or a job writes, or for new events of a log.
+        """The store's current version, as of `started_s` or later.
+
+        This takes one call to the store, and more if the table must settle, if a job is writing its files, or if its log has new events.
+        For `status`, `gone_digest` and `patient` see `Question`.
 
         `renew`: even if the version has not changed, record that it is still the current one.
         """

@@ -117,7 +117,7 @@ class Executions:
             )
             if decision is None or execution.built_at_s is None or execution.built_at_s <= decision.at_s:
                 return key
-        raise AssertionError("there is no end to it")
+        raise AssertionError("not reached: the numbers have no end")
 
     def _record(self, table: Table, key: str, version: TableVersion, at_s: float) -> Resolution:
         """Record `version` as the execution's, and return it. If the lock has timed out and another task has recorded a version first, return

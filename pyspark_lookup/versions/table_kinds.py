@@ -93,7 +93,7 @@ class TableKinds:
         csv_options = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
         if csv_options and form not in (None, FileFormatName.CSV) and not source.described:
             raise OptionError(
-                f"option {csv_options[0]} is for CSV files: {redact('path', options.files.path)} holds {form.value} files: remove it"
+                f"option {csv_options[0]} is for CSV files: {redact('path', options.files.path)} holds {form.value} files: remove the option"
             )
         url = self._ufs.url_of(options.files.path)
         busy = Busy(options.files.on_busy is OnBusy.KEEP, options.files.busy_wait_s, options.files.busy_timeout_s)

@@ -137,8 +137,10 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def open_store(cls, options: LookupOptions, open_url: Callable[[str, bool], Store]) -> Store | None:
-        """The store of a reference whose path is not a URL of files; None if it is. `open_url` opens the store of a URL, with or without the
-        options about storage."""
+        """The store of a table whose `path` is not a file URL, e.g. a name in a catalog; None if `path` is a file URL.
+
+        `open_url` opens the store of a URL. Its second argument says whether the options `lookup.storage.*` apply.
+        """
         return None
 
     @classmethod

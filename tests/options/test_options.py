@@ -214,7 +214,7 @@ BAD_VALUES = [
     ("lookup.where", "  ", "some text", {}),
     ("path", " ", "some text", {}),
     ("path", "/a\0b", "without NUL", {}),
-    ("path", "s3://b/a\ud800b", "half of a UTF-16 pair", {}),
+    ("path", "s3://b/a\ud800b", "unpaired surrogates", {}),
     ("path", "file://host/share", "the name of a host", {}),
     ("lookup.retry.predicate", "lookup-miss", "did you mean lookup_miss", RETRY),
     ("lookup.retry.fixed-delay", "0 s", "greater than zero", RETRY),

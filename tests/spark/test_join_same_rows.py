@@ -277,7 +277,7 @@ MISTAKES: list[tuple[type[Exception], dict[str, Any], str]] = [
     (OptionError, {"how": "full"}, "argument how = 'full'.*'left', 'inner'"),
     (OptionError, {"strategy": "hash"}, "argument strategy = 'hash'"),
     (OptionError, {"lookup.cach": "FULL"}, "lookup.cach"),
-    (OptionError, {"lookup.keys": "name"}, "lookup.keys = 'name' is not the argument `on`"),
+    (OptionError, {"lookup.keys": "name"}, "lookup.keys = 'name' differs from the argument `on`"),
     (OptionError, {"lookup.columns": "name"}, "lookup.columns"),
     (OptionError, {"strategy": "broadcast", "lookup.on-error": "NULL"}, "on-error.*cache"),
     (OptionError, {"lookup.write.mode": "upsert"}, "lookup.write.mode is for writes"),

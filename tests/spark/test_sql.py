@@ -361,7 +361,7 @@ def test_a_table_made_of_rows_of_another_is_refused(tables: Tables, name: str) -
             lambda: rows.writeTo("made").using(format_).option("path", new).create(),
             lambda: rows.writeTo("dim").using(format_).option("path", new).createOrReplace(),
         ):
-            with pytest.raises(Exception, match=r"carry the options of the catalog table at .*load\(path\)"):
+            with pytest.raises(Exception, match=r"come from the catalog table at .*load\(path\)"):
                 write()
         assert not os.path.exists(new)
         append_to(load(tables.spark, tables.home / "other")).save(new)

@@ -150,7 +150,7 @@ def test_refusals(spark: SparkSession, tmp_path: Path, name: str, monkeypatch: p
         ({"columns": ["nothing"]}, SchemaError, "nothing"),
         ({"columns": []}, OptionError, "columns"),
         ({"table": "no_such_table"}, OptionError, "no_such_table"),
-        ({"options": {"lookup.keys": "v"}}, OptionError, "lookup.keys = 'v' is not the argument"),
+        ({"options": {"lookup.keys": "v"}}, OptionError, "lookup.keys = 'v' differs from the argument"),
         ({"options": {"lookup.view": "files"}}, OptionError, "lookup.view"),
     ]
     for arguments, error, says in refused:

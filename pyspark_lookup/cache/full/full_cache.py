@@ -174,7 +174,7 @@ class OverdueReloads:
         return self.due_s(state) <= self.context.clock.wall_s()
 
     def ask(self, state: State) -> concurrent.futures.Future[None]:
-        """Queue the reload after a state. It is skipped if another process has loaded the table by then."""
+        """Queue the reload that follows `state`. It is skipped if another process has reloaded the table before its turn comes."""
         return self.jobs.ask(None, due=True, seen_s=state.finished_at_s)
 
     def wait(self, state: State) -> bool:

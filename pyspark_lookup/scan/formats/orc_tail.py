@@ -128,7 +128,7 @@ def parse_fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
             elif wire in (_FIXED64, _FIXED32):
                 length = 8 if wire == _FIXED64 else 4
             else:
-                raise ValueError(f"a field of wire type {wire}")
+                raise ValueError(f"a field of the unknown wire type {wire}")
             value, at = message[at : at + length], at + length
             if at > len(message):
                 raise ValueError("a field that is longer than its message")
@@ -199,7 +199,7 @@ class Stripe:
 
 @dataclasses.dataclass(frozen=True)
 class OrcTail:
-    """The footer of an ORC file with its `content`. The postscript begins at `end`."""
+    """The end of an ORC file. `content`: the bytes of the file; its postscript begins at `end`. `footer`: the decompressed footer."""
 
     content: memoryview
     end: int
@@ -357,7 +357,7 @@ def _decompress(chunk: memoryview, compression: int, at_most: int) -> bytes:
     except IndexError:
         raise ValueError("a chunk that ends too soon") from None
     if length > at_most:
-        raise ValueError(f"a chunk of {length} bytes, but {at_most} are the most")
+        raise ValueError(f"a chunk of {length} bytes, but {at_most} at most are allowed")
     return bytes(pa.Codec(codec).decompress(chunk, length, asbytes=True))
 
 

@@ -336,7 +336,10 @@ def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
 
 
 def _has_comparable_bounds(kind: pa.DataType) -> bool:
-    """Whether parquet bounds of this type compare like its values (nanoseconds lose digits, durations are numbers)."""
+    """Whether the bounds of this type in Parquet statistics compare like its values.
+
+    Those of timestamps with nanoseconds do not, because they lose digits; nor those of durations, because they are plain numbers.
+    """
     if pa.types.is_dictionary(kind):
         return _has_comparable_bounds(kind.value_type)
     if pa.types.is_timestamp(kind):

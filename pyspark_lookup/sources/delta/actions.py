@@ -197,7 +197,7 @@ class DeltaState:
         """The mode of the column mapping: `none`, `name` or `id`."""
         mode = self.configuration.get("delta.columnMapping.mode", "none")
         if mode not in ("none", "name", "id"):
-            raise NotSupportedError(f"delta.columnMapping.mode = {mode!r}")
+            raise NotSupportedError(f"delta.columnMapping.mode = {mode!r} is not supported")
         return mode if self._maps_columns() else "none"
 
     def _maps_columns(self) -> bool:

@@ -44,7 +44,7 @@ def arrow_schema(schema: Any) -> pa.Schema:
 
 def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
     if depth > MOST_NESTED:
-        raise NotSupportedError(f"a type nested more than {MOST_NESTED} deep")
+        raise NotSupportedError(f"it has a type nested more than {MOST_NESTED} deep, which is not supported")
     depth += 1
     if isinstance(definition, str):
         if definition in _TYPES:
@@ -64,7 +64,7 @@ def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
                 _parse_type(definition["keyType"], depth),
                 pa.field("value", _parse_type(definition["valueType"], depth)),
             )
-    raise NotSupportedError(f"type {show(definition)}")
+    raise NotSupportedError(f"type {show(definition)} is not supported")
 
 
 def stored_columns(schema: Any, mode: str) -> tuple[StoredColumn, ...]:

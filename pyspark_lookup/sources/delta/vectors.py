@@ -85,7 +85,7 @@ class DeletionVector:
 
     @classmethod
     def from_json(cls, record: Any) -> DeletionVector:
-        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
+        """The deletion vector in a `to_json` record without its first element, the kind. Raises TypeError or ValueError if it is malformed."""
         path, storage, data, offset, size, cardinality, url = record
         place = None if url is None else as_text(url)
         counts = (as_count(offset), as_count(size), as_count(cardinality))
@@ -99,6 +99,6 @@ def vector_url(table: str, storage: str, data: str) -> str | None:
     if storage == "p" and is_absolute(data):
         return data
     if storage != "u" or len(data) < _UUID_DIGITS:
-        raise ValueError(f"storageType {storage!r} of a deletion vector")
+        raise ValueError(f"a deletion vector has the unknown or malformed storageType {storage!r}")
     prefix, name = data[:-_UUID_DIGITS], uuid.UUID(bytes=decode_z85(data[-_UUID_DIGITS:]))
     return "/".join([table, *([prefix] if prefix else []), f"deletion_vector_{name}.bin"])

@@ -266,7 +266,7 @@ class FilesSource(VersionSource):
     def check_options(self, options: LookupOptions, kind: str) -> None:
         if options.files.success_file and kind == Kind.FILE:
             raise OptionError(
-                f"option lookup.success-file = 'true': {redact('path', options.files.path)} is a file, and only the directory of a job has a _SUCCESS file: remove it"
+                f"option lookup.success-file = 'true': {redact('path', options.files.path)} is a file, and only the directory of a job has a _SUCCESS file: remove the option"
             )
         self._refuse_pin(options, kind)
 
@@ -374,7 +374,7 @@ class FilesSource(VersionSource):
                 return newer_version
             version = newer_version
         raise TableBusyError(
-            f"{table.url} keeps losing files: {_SETTLE_POLLS} listings in a row lacked some: try again later"
+            f"{table.url} keeps losing files: in each of {_SETTLE_POLLS} listings, files of the one before were missing: try again later"
         )
 
     def _get_status(self, table: Table) -> FileVersion | Listing:

@@ -85,7 +85,7 @@ class _AvroFile(AvroFile[Any]):
         except EOFError:
             raise ValueError("it is cut off") from None
         if count < 0:
-            raise ValueError(f"a block of {count} records")
+            raise ValueError(f"a block has a negative number of records, {count}")
         data = self._decompress(data, _BYTES_AT_MOST - self._read_bytes)
         if count > len(data):  # a record takes at least a byte; of empty ones there could be any number
             raise ValueError(f"a block of {count} records in {len(data)} bytes")

@@ -134,7 +134,7 @@ class IcebergMetadata:
         text = self.properties.get(_NAME_MAPPING)
         mapping = None if text is None else json.loads(text)
         if mapping is not None and not isinstance(mapping, list):
-            raise ValueError(f"{_NAME_MAPPING} = {show(text)}")
+            raise ValueError(f"table property {_NAME_MAPPING} = {show(text)} is not a list")
         return mapping
 
     def choose(self, pin: Pin | None, redacted_path: str) -> Selection:

@@ -34,10 +34,10 @@ class PointerFileIO(FileIO):
         raise _PointerError(location)
 
     def new_output(self, location: str) -> OutputFile:
-        raise NotSupportedError(f"{location} is not written here")
+        raise NotSupportedError(f"{location}: lookupcache does not write to Iceberg tables")
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        raise NotSupportedError(f"{location} is not written here")
+        raise NotSupportedError(f"{location}: lookupcache does not delete files of Iceberg tables")
 
 
 _CATALOG_PROPERTIES = {

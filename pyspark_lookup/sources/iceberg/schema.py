@@ -52,7 +52,7 @@ def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
 
 def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
     if depth > MOST_NESTED:
-        raise NotSupportedError(f"a type nested more than {MOST_NESTED} deep")
+        raise NotSupportedError(f"it has a type nested more than {MOST_NESTED} deep, which is not supported")
     depth += 1
     if isinstance(definition, str):
         if definition in _TYPES:
@@ -74,7 +74,7 @@ def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
             return pa.map_(
                 _parse_type(definition["key"], depth), pa.field("value", _parse_type(definition["value"], depth))
             )
-    raise NotSupportedError(f"type {show(definition)}")
+    raise NotSupportedError(f"type {show(definition)} is not supported")
 
 
 def stored_columns(schema: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> tuple[StoredColumn, ...]:

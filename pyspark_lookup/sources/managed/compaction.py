@@ -146,7 +146,9 @@ class Compactor:
             # Read the files back: unreadable ones must not replace readable ones.
             written_rows = self._rows.read_back(job.definition, new_files) if new_files else 0
             if written_rows != rows:
-                raise AssertionError(f"{self._url}: {rows} rows became {written_rows}, so nothing was compacted")
+                raise AssertionError(
+                    f"{self._url}: the compacted files have {written_rows} rows instead of {rows}, so nothing was compacted"
+                )
         except BaseException:
             with contextlib.suppress(UfsError):  # the error itself says more
                 self._writer.abort(job, ())

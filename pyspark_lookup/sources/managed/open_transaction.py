@@ -80,7 +80,7 @@ class OpenWrites:
             write = current.writes.get(own_write_id)
             if write is None or write.ended_at is not None:
                 raise WriteConflictError(
-                    f"write {own_write_id} of table {current.table_id} was aborted by others: begin another one"
+                    f"write {own_write_id} of table {current.table_id} was aborted by others: begin another transaction"
                 )
             state = state.with_open_write(write)
         table = dataclasses.replace(self._table, pinned=str(valid_ids), own_write_id=own_write_id)

@@ -98,7 +98,7 @@ class ChangeOptions(KindOptions):
             )
         if self.last is not None and self.last < self.first:
             raise OptionError(
-                f"option lookup.changes-to = {self.last} is before lookup.changes-from = {self.first}: both are included"
+                f"option lookup.changes-to = {self.last} is before lookup.changes-from = {self.first}: give {self.first} or a later version"
             )
 
 

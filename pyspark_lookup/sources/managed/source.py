@@ -272,7 +272,7 @@ def _managed_version(table: Table, state: TableState, position: int | None) -> T
             metadata = state.version(at)
             if position is None and at not in (None, metadata.position):
                 raise VersionGoneError(
-                    f"there is no version {at}: that event of table {state.table_id} changed nothing; the version before it is "
+                    f"there is no version {at}: event {at} in the log of table {state.table_id} changed nothing; the version before it is "
                     f"{metadata.position} (LookupTable.versions() lists all)"
                 )
             write_ids = ValidWriteIdList.parse(metadata.state)

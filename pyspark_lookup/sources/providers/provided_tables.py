@@ -76,7 +76,7 @@ def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
     reload_options = [key for key in options.explicit if key.startswith(prefixes)]
     if provided_table.trigger is not None and reload_options:
         raise OptionError(
-            f"option {min(reload_options)}: provider {provided_table.name} brings a reload trigger of its own: remove it"
+            f"option {min(reload_options)}: provider {provided_table.name} brings a reload trigger of its own: remove the option"
         )
     if (
         options.version.source is MetadataSource.CACHE
@@ -93,7 +93,7 @@ def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> Non
     cache_options = [key for key in options.explicit if key.startswith("lookup.partial-cache.")]
     if cache is not None and cache_options:
         raise OptionError(
-            f"option {min(cache_options)}: provider {provided_table.name} brings a cache of its own: remove it"
+            f"option {min(cache_options)}: provider {provided_table.name} brings a cache of its own: remove the option"
         )
     expires = options.partial_cache.expire_after_write_s is not None
     if isinstance(cache, DefaultLookupCache):
@@ -161,13 +161,13 @@ class ProvidedStore:
         return None, self._now_s()
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        raise NotSupportedError(f"{self._url}: a provider's table is not written here")
+        raise NotSupportedError(f"{self._url}: lookupcache does not write to a provider's table")
 
     def delete(self, path: str, count: Count) -> None:
-        raise NotSupportedError(f"{self._url}: a provider's table is not written here")
+        raise NotSupportedError(f"{self._url}: lookupcache does not write to a provider's table")
 
     def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None:
-        raise NotSupportedError(f"{self._url}: a provider's table is not written here")
+        raise NotSupportedError(f"{self._url}: lookupcache does not write to a provider's table")
 
 
 class ProviderSource(VersionSource):

@@ -364,7 +364,10 @@ async def _call_and_await(function: Callable[..., Any], *args: Any) -> Any:
 
 
 async def _run_calls(count: int, call: Callable[[int], Coroutine[Any, Any, bool]], at_once: int, patience: int) -> None:
-    """Make calls, `at_once` of them at a time. After `patience` failures in a row, make no more; an exception of `call` ends all."""
+    """Make `count` calls, up to `at_once` at a time. `call` returns whether its call succeeded.
+
+    After `patience` failures in a row no more calls are made. If `call` raises an exception, the others are cancelled and it is raised.
+    """
     waiting, in_a_row = iter(range(count)), 0
 
     async def work() -> None:
@@ -390,7 +393,10 @@ def _in_order(rows: pa.Table) -> pa.Table:
 def _lookup_error(
     count: int, rows: pa.Table, failures: Mapping[int, LookupFunctionError], problem: LookupFunctionError
 ) -> LookupFunctionError:
-    """The error of a lookup of `count` keys: of all of them, or of the first that failed. It carries the rows of the others."""
+    """The error of a lookup of `count` keys: `problem` if all have failed, else that of the first key that failed.
+
+    It carries the rows of the keys that did not fail, and the failures of the others.
+    """
     first = problem if len(failures) == count else failures[min(failures)]
     other_failures = 0 if len(failures) == count else sum(reason is not first for reason in failures.values())
     error = type(first)(f"{first}" + (f"; {other_failures} more of {count} keys failed, too" if other_failures else ""))

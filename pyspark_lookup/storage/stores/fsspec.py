@@ -156,8 +156,8 @@ class FsspecStore:
     def _refuse(self, path: str, *_: object) -> NoReturn:
         """Raises NotSupportedError: in most of these filesystems an exclusive create is a check followed by a write."""
         raise NotSupportedError(
-            f"{redact('path', path)}: managed tables can be written to local disks and to S3 only; exclusive create is not proven "
-            f"for {self._protocol}"
+            f"{redact('path', path)}: managed tables can be written to local disks and to S3 only; for {self._protocol} it is not "
+            "certain that a file is created only if it does not exist"
         )
 
     # Only managed tables list files that nothing names, and remove files, and only their own.

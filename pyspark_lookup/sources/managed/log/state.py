@@ -65,8 +65,8 @@ def parse_properties(properties: Mapping[str, str]) -> TableProperties:
     vacuum_after_s = durations_s.get(VACUUM_AFTER)
     if vacuum_after_s is not None and vacuum_after_s < KEPT_S:
         raise OptionError(
-            f"table property {VACUUM_AFTER} = {properties[VACUUM_AFTER]!r}: expected 7 d or more, for queries and writes that "
-            "are under way"
+            f"table property {VACUUM_AFTER} = {properties[VACUUM_AFTER]!r}: expected 7 d or more, because queries "
+            "and writes under way may need the files"
         )
     return TableProperties(durations_s.get(LOG_RETENTION, KEPT_S), vacuum_after_s)
 
@@ -418,7 +418,9 @@ class TableState:
         if not 1 <= at <= self.position:
             raise ValueError(f"log position {at} of table {self.table_id}: the log goes from 1 to {self.position}")
         if at < self.since:
-            raise EarlierStateError(f"log position {at} of table {self.table_id} is before {self.since}")
+            raise EarlierStateError(
+                f"log position {at} of table {self.table_id} is before position {self.since}, where this state begins"
+            )
         highest_id, open_ids, aborted_ids = self.watermark, [], []
         for write in self.writes.values():
             if write.allocated_at > at:
@@ -464,7 +466,7 @@ class TableState:
                 continue
             if write.id == own_write_id:
                 raise WriteConflictError(
-                    f"write {own_write_id} of table {self.table_id} was aborted by others: begin another one"
+                    f"write {own_write_id} of table {self.table_id} was aborted by others: begin another transaction"
                 )
             if write.ended_at is None:
                 raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
@@ -490,7 +492,9 @@ class TableState:
 
         excluded_ids = (*write_ids.open_ids, *write_ids.aborted_ids) if self.since else ()
         if write_ids.high_watermark < self.watermark or any(map(is_earlier, excluded_ids)):
-            raise EarlierStateError(f"the list {str(write_ids)!r} dates from before log position {self.since}")
+            raise EarlierStateError(
+                f"the list {str(write_ids)!r} dates from before log position {self.since}, where this state begins"
+            )
 
     def _check_marks(self, write_ids: ValidWriteIdList, own_write_id: int | None) -> None:
         """Raise VersionGoneError if a list lets through deletes of rows in a compaction's files, but not that compaction.
@@ -506,8 +510,8 @@ class TableState:
         for write in visible.valid:
             if write.deletes and visible.end(write) > first and not write.replaces and write.id != own_write_id:
                 raise VersionGoneError(
-                    f"the list {str(write_ids)!r} lets through write {write.id}, which followed a compaction, but not all writes "
-                    f"that this compaction replaced: it is not known which of their rows write {write.id} deletes"
+                    f"the list {str(write_ids)!r} includes write {write.id}, which deletes rows of compacted files, but leaves out "
+                    f"writes that these files replaced: which of their rows write {write.id} deletes is not known"
                 )
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
@@ -517,7 +521,7 @@ class TableState:
             if write.vacuumed:
                 raise VersionGoneError(
                     f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
-                    "later version, and vacuum only older ones"
+                    "later version, and in future vacuum only versions that are no longer read"
                 )
         # Write ids are not enough: two copies of a table have given the same ids to different writes.
         labels = [
