@@ -113,8 +113,11 @@ class Delta(DrawnRows):
         table = self._table
         table.create_checkpoint()
         commits = sorted((self.ground.path / "_delta_log").glob("*.json"))
-        for commit in commits[: len(commits) * _REMOVED_FROM_LOG // (_REMOVED_FROM_LOG + 1)]:
-            commit.unlink()
+        removed = commits[: len(commits) * _REMOVED_FROM_LOG // (_REMOVED_FROM_LOG + 1)]
+        current = f"{table.version():020d}"
+        removed += [name for name in commits[0].parent.glob("*.checkpoint.*") if not name.name.startswith(current)]
+        for file in removed:
+            file.unlink()
         self._kept_from = table.version()
 
     def _note(self) -> None:

@@ -280,8 +280,8 @@ class _Machine:
                 # All files gone while a job that seemed dead was there: the last that was read goes on.
                 allowed += older
             self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else wanted)
-            # A load that began before files were removed, or before the path became another table, fails then.
-            removed = self._history.steps[self._step - 1].op in ("vacuum", "expire", "become")
+            # A load of what the reader's host knew before files were removed, or before the path became another table, fails then.
+            removed = any(step.op in ("vacuum", "expire", "become") for step in self._history.steps[1 : self._step])
             if answer.failures and not (content.busy or expected.problem or removed):
                 self._report(
                     str(reader), ask[0], "no load that fails behind a right answer", f"{answer.failures} failed"
