@@ -289,7 +289,7 @@ def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(UfsNotFoundError, match="is a pipe, socket or device"):
-        host.resolver.current.ask(table)
+        host.resolver.current_versions.ask(table)
     with pytest.raises(SourceChangedError):
         host.ufs.read_ranges(version.files[0], [(0, 4)])
     with pytest.raises(SourceChangedError):

@@ -87,7 +87,7 @@ class OpenTable:
 
 
 def refresh_table(engine: Engine, options: LookupOptions, before: OpenTable | None, same_options: bool) -> OpenTable:
-    """The table at `options.path` now: `before` itself if nothing has changed. `same_options`: `before` has the same options.
+    """The table at `options.files.path` now: `before` itself if nothing has changed. `same_options`: `before` has the same options.
 
     One metadata call; raises the errors of `planner.find`.
     """

@@ -60,7 +60,7 @@ class ResolvedTable:
 def find(
     reader: TableReader, options: LookupOptions, last_table: Table | None = None, last: ResolvedTable | None = None
 ) -> ResolvedTable:
-    """The table at `options.path` now: one metadata call, and the data calls that its schema needs.
+    """The table at `options.files.path` now: one metadata call, and the data calls that its schema needs.
 
     `last_table`: the table that was last at the path, so that a file costs a HEAD instead of a LIST. `last`: the last answer for the same
     options; it is returned again if nothing has changed. If a file is replaced before its schema was read, planning starts over. Raises the
@@ -114,7 +114,7 @@ def _serve(
         return version
     latest = full.latest()
     if latest is None:  # no snapshot yet: the version comes from the store
-        return reader.current.learn_newer(table, began_s)
+        return reader.current_versions.learn_newer(table, began_s)
     has_own_writes = reader.host.includes_own_writes(table, options, latest)
     return latest if has_own_writes else version
 

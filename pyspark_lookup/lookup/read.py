@@ -270,7 +270,9 @@ class SnapshotReader:
                     return resolution, self.covering(plan, snapshot)
                 return resolution, self.find(plan, resolution.version, exact)
             # This host's last known version may be as old as its last reload, or older.
-            current: Callable[[], TableVersion] | None = functools.partial(self._resolver.current.refresh, table)
+            current: Callable[[], TableVersion] | None = functools.partial(
+                self._resolver.current_versions.refresh, table
+            )
         else:
             current = None
         if version is not None:
@@ -370,7 +372,7 @@ class TableReader:
         trigger: CacheReloadTrigger | None = None,
         block_size: int = _BLOCK_BYTES,
     ) -> None:
-        self.resolver, self.kinds, self.current = resolver, resolver.kinds, resolver.current
+        self.resolver, self.kinds, self.current_versions = resolver, resolver.kinds, resolver.current_versions
         self.host = resolver.host
         self.metrics = context.metrics
         self._context = context
@@ -382,7 +384,7 @@ class TableReader:
         )
         self.versions = VersionReader(self._scan, load_scan, context)
         self.partials = PartialTables(context, cache)
-        self.fulls = FullTables(load_scan, self.kinds, self.current, self.versions.layout, context, trigger)
+        self.fulls = FullTables(load_scan, self.kinds, self.current_versions, self.versions.layout, context, trigger)
         self.snapshots = SnapshotReader(resolver, self.versions, self.fulls, context.metrics)
 
     def now_s(self) -> float:
@@ -407,7 +409,9 @@ class TableReader:
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
-            planned_version = self.current.find_recorded(plan.table, task.digest) if task.digest is not None else None
+            planned_version = (
+                self.current_versions.find_recorded(plan.table, task.digest) if task.digest is not None else None
+            )
             if planned_version is not None:
                 if task.number == 0:
                     self.resolver.count_asked(planned_version)

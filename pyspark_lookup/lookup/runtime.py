@@ -41,6 +41,7 @@ from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import Table
 from pyspark_lookup.versions.resolver import Resolver
+from pyspark_lookup.versions.table_kinds import TableKinds
 
 _FILE = "file://"
 
@@ -195,7 +196,9 @@ class Runtime:
                 options.files.path,
                 *(kind.identity for kind in options.kinds),
                 options.storage,
-                options.cache,
+                options.cache.mode,
+                options.cache.directory(),  # however it is spelled
+                options.cache.max_bytes,
                 "" if opening is None else opening.key,
             )
             engine = self._engines.get(key)
@@ -267,10 +270,12 @@ class Runtime:
         publisher.application = self._application
         blocks = BlockCache(ufs, context, _BLOCK_WAIT_S)
         if opening is None:
-            resolver = Resolver(ufs, blocks, context, [source.bind(options, self._shared) for source in SOURCES])
+            sources = [source.bind(options, self._shared) for source in SOURCES]
+            resolver = Resolver(TableKinds(ufs, blocks, context, sources), ufs, context)
             reader = TableReader(resolver, blocks, context)
         else:
-            resolver, scan = Resolver(ufs, blocks, context, [opening.source]), opening.scan(metrics)
+            resolver = Resolver(TableKinds(ufs, blocks, context, [opening.source]), ufs, context)
+            scan = opening.scan(metrics)
             replaced = (scan, scan), opening.cache, opening.trigger
             reader = TableReader(resolver, blocks, context, *replaced)
         managed = ManagedTables(resolver.kinds, ufs, context, reader.versions.files, self._sizes)

@@ -111,7 +111,7 @@ def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVe
 def _current(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion | None) -> TableVersion:
     if version is None:
         version = reader.resolver.resolve(table, options, None).version
-    return reader.current.settle(table, version) if _is_built_by_queries(options) else version
+    return reader.current_versions.settle(table, version) if _is_built_by_queries(options) else version
 
 
 def _is_built_by_queries(options: LookupOptions) -> bool:
@@ -134,10 +134,10 @@ def version_of_token(
     """
     resolver = reader.resolver
     table = resolver.kinds.to_table(options, token.kind)
-    version = resolver.current.find_recorded(table, token.digest)
+    version = resolver.current_versions.find_recorded(table, token.digest)
     if version is None:
         with contextlib.suppress(UfsNotFoundError, NotATableError):
-            version = resolver.current.find(table, token.digest, token.newest)
+            version = resolver.current_versions.find(table, token.digest, token.newest)
     if version is None:
         version = _replacement(reader, table, options, token.digest, token.number, execution)
     return resolver.kinds.to_table(options, token.kind, version), version

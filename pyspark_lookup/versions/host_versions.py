@@ -266,7 +266,7 @@ class HostVersions:
         self.attempt(lambda disk: disk.replace_record("token", place, {"token_at": self._context.clock.wall_s()}))
 
     def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
-        """The versions of the table at `options.path` that this host has resolved, oldest first.
+        """The versions of the table at `options.files.path` that this host has resolved, oldest first.
 
         Each with `digest`, `resolved_at` (Unix time at which it was last new), `files`, `bytes`, `position` in the log (None: there is
         none), and `token_at` (when a token of it was last issued; None: never).

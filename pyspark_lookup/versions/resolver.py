@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import UNSET
@@ -21,7 +21,6 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs
@@ -29,27 +28,20 @@ from pyspark_lookup.versions.current_versions import CurrentVersions
 from pyspark_lookup.versions.executions import Execution, Executions, Resolution
 from pyspark_lookup.versions.model import Table, TableVersion, require_metadata
 from pyspark_lookup.versions.table_kinds import TableKinds
-from pyspark_lookup.versions.version_source import SourceParts, VersionSource
 
 _log = logging.getLogger("pyspark_lookup.metadata")
 
 
 class Resolver:
-    """Resolves versions of tables on this host. Without a disk in `context` nothing is remembered. `sources`: the kinds of tables."""
+    """Resolves versions of tables on this host. Without a disk in `context` nothing is remembered."""
 
-    def __init__(
-        self,
-        ufs: Ufs,
-        blocks: BlockCache,
-        context: HostContext,
-        sources: Sequence[Callable[[SourceParts], VersionSource]],
-    ) -> None:
+    def __init__(self, kinds: TableKinds, ufs: Ufs, context: HostContext) -> None:
         self._ufs = ufs
         self._context = context
         self._served_digests: dict[str, str] = {}
-        self.kinds = TableKinds(ufs, blocks, context, sources)
-        self.host = self.kinds.host
-        self.current = CurrentVersions(self.kinds, context)
+        self.kinds = kinds
+        self.host = kinds.host
+        self.current_versions = CurrentVersions(kinds, context)
         if context.disk is not None:
             self._executions = Executions(self.host, context.disk, context)
 
@@ -70,7 +62,7 @@ class Resolver:
             # The path may be of another kind by now, or gone, so an option that does not fit is not an error before the store was asked.
             with contextlib.suppress(*CHANGED_KIND, OptionError):
                 probe = self.kinds.to_table(options, kind)
-                version = self.current.read_cached(probe, options) or self.current.ask_since(
+                version = self.current_versions.read_cached(probe, options) or self.current_versions.ask_since(
                     probe, started_s, renew=renew
                 )
                 return self.kinds.to_table(options, kind, version), version
@@ -87,8 +79,10 @@ class Resolver:
                 if kind is None:
                     raise
         probe = self.kinds.to_table(options, kind)
-        cached_version = self.current.read_cached(probe, options) if status is None else None
-        version = cached_version or self.current.ask_since(probe, started_s, status, patient=patient, renew=renew)
+        cached_version = self.current_versions.read_cached(probe, options) if status is None else None
+        version = cached_version or self.current_versions.ask_since(
+            probe, started_s, status, patient=patient, renew=renew
+        )
         return self.kinds.to_table(options, kind, version), version
 
     def resolve(
@@ -152,8 +146,8 @@ class Resolver:
         return self._replacement(table, gone_digest, settled)
 
     def _replacement(self, table: Table, gone_digest: str, settled: bool) -> TableVersion:
-        version = self.current.ask_since(table, self._context.clock.steady_s(), gone_digest=gone_digest)
-        return self.current.settle(table, version) if settled else version
+        version = self.current_versions.ask_since(table, self._context.clock.steady_s(), gone_digest=gone_digest)
+        return self.current_versions.settle(table, version) if settled else version
 
     def _current(
         self, table: Table, options: LookupOptions, current: Callable[[], TableVersion] | None
@@ -161,8 +155,10 @@ class Resolver:
         if current is not None:
             return current()
         if options.version.source is MetadataSource.UFS:
-            return self.current.ask_since(table, self._context.clock.steady_s(), renew=False)
-        return self.current.read_cached(table, options) or self.current.ask_since(table, self._context.clock.steady_s())
+            return self.current_versions.ask_since(table, self._context.clock.steady_s(), renew=False)
+        return self.current_versions.read_cached(table, options) or self.current_versions.ask_since(
+            table, self._context.clock.steady_s()
+        )
 
     def count_asked(self, version: TableVersion) -> None:
         """Count the bytes of a query's version, which the query would read without a cache. Called once per query."""

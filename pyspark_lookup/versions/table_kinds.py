@@ -74,7 +74,7 @@ class TableKinds:
         return was_literal
 
     def to_table(self, options: LookupOptions, kind: str, version: TableVersion | None = None) -> Table:
-        """The table at `options.path`, which is known to be of this kind; with its format if a version is given. No store call.
+        """The table at `options.files.path`, which is known to be of this kind; with its format if a version is given. No store call.
 
         Raises OptionError for an option that has no meaning for such a table.
         """
@@ -147,12 +147,12 @@ class TableKinds:
         return False
 
     def is_known_as_another(self, options: LookupOptions, source: VersionSource) -> bool:
-        """Whether this host has known a table of another kind than the source's at `options.path`."""
+        """Whether this host has known a table of another kind than the source's at `options.files.path`."""
         others = (kind for kind, other in self._by_kind.items() if other is not source and kind != Kind.GLOB)
         return any(self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in others)
 
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
-        """The versions that the table at `options.path` lists itself (see `VersionSource.history`); None if it has no list."""
+        """The versions that the table at `options.files.path` lists itself (see `VersionSource.history`); None if it has no list."""
         url = self._ufs.url_of(options.files.path)
         kind = self.kind_of_url(url) or self._last_kind(url, options)
         with contextlib.suppress(UfsNotFoundError):

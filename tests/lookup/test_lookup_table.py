@@ -37,6 +37,7 @@ from pyspark_lookup.errors import (
     UfsUnavailableError,
 )
 from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import records as records_module
 from pyspark_lookup.storage.disk.directory import Directory
 from tests.support.fakes import wait_until_settled
@@ -731,3 +732,19 @@ def test_keys_with_huge_exponents(table: Opens) -> None:
             except (TypeError, SchemaError) as problem:
                 assert "key" in str(problem) or "column 'id'" in str(problem)
     assert time.process_time() - start < 2
+
+
+def test_one_engine_for_each_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two spellings of a cache directory are one; another temporary directory is another cache."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def engine(**options: str) -> object:
+        return runtime_module.runtime().engine(parse_options({"path": str(tmp_path / "t"), **options}, conf={}))
+
+    assert engine(**{"lookup.cache.dir": "~/c"}) is engine(**{"lookup.cache.dir": str(tmp_path / "c")})
+    engines = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
+        engines.append(engine())
+    assert engines[0] is not engines[1]

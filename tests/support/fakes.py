@@ -23,6 +23,7 @@ from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, FileVersion, Store, open_store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.resolver import Resolver
+from pyspark_lookup.versions.table_kinds import TableKinds
 
 CACHES: dict[str, dict[str, str]] = {
     "NONE": {},
@@ -183,7 +184,7 @@ def make_host(
         disk = Disk(cache_dir, max_bytes, metrics, lambda: clock.wall_s, random.Random(7))
     context = HostContext(disk, metrics, clock.host(boot), random.Random(next(_hosts)), start)
     blocks = BlockCache(ufs, context, wait_s)
-    resolver = Resolver(ufs, blocks, context, SOURCES)
+    resolver = Resolver(TableKinds(ufs, blocks, context, SOURCES), ufs, context)
     reader = TableReader(resolver, blocks, context, block_size=64 * 1024)
     managed = ManagedTables(resolver.kinds, ufs, context, reader.versions.files, WriteSizes())
     return Host(store, ufs, disk, blocks, resolver, reader, managed, metrics, clock)

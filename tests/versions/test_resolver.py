@@ -155,8 +155,8 @@ def test_the_version_of_another_table_is_none_of_this_one(dim: Dim) -> None:
     version = dim.discover()
     _, foreign = dim.host.resolver.discover(options(other))
     assert dim.table is not None
-    assert dim.host.resolver.current.find_recorded(dim.table, version.digest) == version
-    assert dim.host.resolver.current.find_recorded(dim.table, foreign.digest) is None
+    assert dim.host.resolver.current_versions.find_recorded(dim.table, version.digest) == version
+    assert dim.host.resolver.current_versions.find_recorded(dim.table, foreign.digest) is None
 
 
 def test_who_does_not_get_the_lock_takes_what_was_decided_first(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:

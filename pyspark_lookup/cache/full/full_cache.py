@@ -243,7 +243,7 @@ class FullCache:
     options: LookupOptions
     layout_of: Callable[[TableVersion], Layout]
     kinds: TableKinds
-    versions: CurrentVersions
+    current_versions: CurrentVersions
     loader: SnapshotLoader
     disk: Disk
     context: HostContext
@@ -251,7 +251,7 @@ class FullCache:
 
     def __post_init__(self) -> None:
         self._reloads = self.options.full_cache.reloads or self.trigger is not None
-        find_version = functools.partial(self.versions.find_recorded, self.table)
+        find_version = functools.partial(self.current_versions.find_recorded, self.table)
         self._stored = StoredSnapshots(
             self.key, self.table, self.disk, self.context, self.options.full_cache.retained_s, find_version
         )
@@ -610,8 +610,8 @@ class FullCache:
 
         def resolve() -> TableVersion:
             """The store's current version, once its files are so old that a later change gives them another identity."""
-            current = self.versions.ask(self.table, patient=state.latest is None)
-            return self.versions.settle(self.table, current)
+            current = self.current_versions.ask(self.table, patient=state.latest is None)
+            return self.current_versions.settle(self.table, current)
 
         def renew(gone_version: TableVersion, change: SourceChangedError) -> TableVersion:
             if version is not None:
@@ -672,7 +672,7 @@ class FullTables:
 
     scan: TableScan
     kinds: TableKinds
-    current: CurrentVersions
+    current_versions: CurrentVersions
     layout_of: Callable[[Table, LookupOptions, TableVersion], Layout]
     context: HostContext
     trigger: CacheReloadTrigger | None
@@ -700,7 +700,7 @@ class FullTables:
                     options,
                     functools.partial(self._lay_out, table, options),
                     self.kinds,
-                    self.current,
+                    self.current_versions,
                     SnapshotLoader(
                         self.scan,
                         self.context.disk,

@@ -49,7 +49,7 @@ class ManagedTables:
     # --- the log ----------------------------------------------------------------------------------
 
     def table(self, options: LookupOptions) -> Table:
-        """The managed table at `options.path`, whether or not it exists. Raises OptionError, and NotSupportedError for another kind of table."""
+        """The managed table at `options.files.path`, whether or not it exists. Raises OptionError, and NotSupportedError for another kind of table."""
         if self._source is None:
             raise NotSupportedError(
                 f"{self._ufs.url_of(options.files.path)}: lookupcache does not write to a provider's table"
@@ -67,7 +67,7 @@ class ManagedTables:
         return self._source.log(url)
 
     def read_log(self, options: LookupOptions) -> TableState | None:
-        """The latest state of the log of the table at `options.path`; None if there is no log."""
+        """The latest state of the log of the table at `options.files.path`; None if there is no log."""
         url = self._ufs.url_of(options.files.path)
         if self._source is None or self._kinds.kind_of_url(url) is not None:
             return None
@@ -77,19 +77,19 @@ class ManagedTables:
         return log.latest()
 
     def schema(self, options: LookupOptions) -> pa.Schema | None:
-        """The columns of the table at `options.path`; None if there is none."""
+        """The columns of the table at `options.files.path`; None if there is none."""
         state = self.read_log(options)
         return None if state is None else state.definition.schema
 
     def keys(self, options: LookupOptions) -> tuple[str, ...]:
-        """The key columns of the table at `options.path`; the options' key columns if there is no table."""
+        """The key columns of the table at `options.files.path`; the options' key columns if there is no table."""
         state = self.log(self._ufs.url_of(options.files.path)).cached_state() or self.read_log(options)
         return state.definition.keys if state is not None and state.definition.keys else options.files.keys or ()
 
     # --- writes -----------------------------------------------------------------------------------
 
     def writer(self, options: LookupOptions) -> TableWriter:
-        """A writer for the table at `options.path`. Raises OptionError for a glob."""
+        """A writer for the table at `options.files.path`. Raises OptionError for a glob."""
         url = self._ufs.url_of(options.files.path)
         if is_glob(url) and not self._kinds.is_literal(url):
             raise OptionError(
@@ -104,7 +104,7 @@ class ManagedTables:
         return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing)
 
     def compactor(self, options: LookupOptions) -> Compactor:
-        """A compactor for the table at `options.path`. Raises OptionError for a glob."""
+        """A compactor for the table at `options.files.path`. Raises OptionError for a glob."""
         return Compactor(
             self.writer(options), *self._parts(options), options.kind(WriteOptions).compact_after, self.sizes
         )
@@ -125,7 +125,7 @@ class ManagedTables:
         vacuum_if_due(self._ufs, log, self._nonce())
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
-        """Remove the files that the table at `options.path` has not needed for `older_than_s`. Raises the errors of `vacuum.vacuum`."""
+        """Remove the files that the table at `options.files.path` has not needed for `older_than_s`. Raises the errors of `vacuum.vacuum`."""
         log, _, _ = self._parts(options)
         return vacuum(self._ufs, log, self._nonce(), older_than_s, force)
 

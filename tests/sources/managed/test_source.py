@@ -73,7 +73,7 @@ def test_a_host_never_goes_back(dim: Dim) -> None:
     """
     host, table, old, _ = dim.known()
     dim.writer.write(rows([100], 2))
-    new = host.resolver.current.ask(table)
+    new = host.resolver.current_versions.ask(table)
     assert host.resolver.host.learn(table, old, host.clock.steady_s + 1000) == new
     last = host.resolver.host.last(table)
     assert last is not None
@@ -138,12 +138,12 @@ def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> N
         finally:
             if not interleaved:  # the log ended here …
                 dim.writer.write(rows([100], 2))
-                interleaved.append(fast.resolver.current.ask(table))
+                interleaved.append(fast.resolver.current_versions.ask(table))
                 assert slow.disk is not None
                 slow.disk.remove_record("files", interleaved[0].digest)  # … and its successor was lost again
 
     slow.store._inner.get_meta = interleave  # type: ignore[method-assign,assignment]
-    assert slow.resolver.current.ask(table) == interleaved[0] != old
+    assert slow.resolver.current_versions.ask(table) == interleaved[0] != old
 
 
 def test_a_list_of_write_ids_keeps_its_definition(site: Site) -> None:
