@@ -153,7 +153,8 @@ class FullCacheOptions:
     )
     schedule_mode: ScheduleMode = option(
         "lookup.full-cache.periodic-reload.schedule-mode", choice(ScheduleMode), ScheduleMode.FIXED_DELAY,
-        doc="PERIODIC: the interval starts when the last reload ends (FIXED_DELAY), or on a fixed grid (FIXED_RATE).",
+        doc="PERIODIC: the next reload is due one interval after the last one has ended (FIXED_DELAY), or whole intervals "
+            "after the first load began (FIXED_RATE).",
     )
     iso_time: datetime.time | None = option(
         "lookup.full-cache.timed-reload.iso-time", Kind("ISO time", parse_iso_time), None,

@@ -99,7 +99,8 @@ class CsvOptions:
     )
     quote: str = option(
         "lookup.csv.quote", Kind("character or nothing", parse_quote), '"',
-        doc="CSV files: the quote character. Quoted text may contain anything. Nothing: no text is quoted.",
+        doc="CSV files: the quote character. Quoted text may contain separators and line breaks. "
+            "If the option is empty, quotes are ordinary characters.",
     )
     escape: str | None = option(
         "lookup.csv.escape", Kind("character", parse_character), None, default_text="the quote itself",

@@ -83,7 +83,7 @@ class ReadOptions:
         "lookup.view", choice(enums.View), enums.View.DATA,
         doc="What a read returns. `data`: rows; `files`: the files of the current version; `versions`: the versions "
             "that this host knows; `metrics`: this host's counters; `summary`: one row about the current version; `token`: "
-            "the current version as text, for the SQL functions of `register_lookup`; `changes`: the changes that the commits of a managed table "
+            "the current version as bytes, for the SQL functions of `register_lookup`; `changes`: the changes that the commits of a managed table "
             "made (`readStream`, or with `lookup.changes-from`).",
     )
     on_error: enums.OnError = option(
@@ -93,7 +93,7 @@ class ReadOptions:
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
-        doc="A scan of files with more bytes than this is split into several tasks.",
+        doc="A scan of more bytes than this, in all its files together, is split into tasks of about this size.",
     )
     # fmt: on
 

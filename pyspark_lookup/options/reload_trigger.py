@@ -165,7 +165,7 @@ class DueTrigger(CacheReloadTrigger):
 
 
 class PeriodicCacheReloadTrigger(DueTrigger):
-    """Reloads every `interval_s` seconds, counted from the end of the last reload or on a fixed grid.
+    """Reloads every `interval_s` seconds, counted from the end of the last reload, or from the start of the first one.
 
     FIXED_DELAY: `interval_s` after the last reload has ended, successful or not. FIXED_RATE: at the first start plus multiples of
     `interval_s`, even if a reload is still running; all points that were missed make one reload (in Flink they pile up). With both, the
