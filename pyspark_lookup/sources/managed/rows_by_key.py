@@ -57,7 +57,9 @@ class KeyedRows:
         distinct, places = distinct_keys(probes, probes.hashes(SEED))
         counts = np.bincount(places[places >= 0], minlength=len(distinct))
         if len(counts) and counts.max() > 1:
-            raise self._twice(keys, int(distinct[np.argmax(counts > 1)]), "is in the new rows more than once")
+            raise self._twice(
+                keys, int(distinct[np.argmax(counts > 1)]), "is in the new rows more than once: write each key once"
+            )
 
     def exclude_keys(self, keys: pa.Table, excluded_keys: pa.Table) -> pa.Table:
         """The keys that are not among `excluded_keys`."""
@@ -72,7 +74,11 @@ class KeyedRows:
         if matches.num_rows:
             probes = Keys([one_array(keys.column(name)) for name in definition.keys])
             at = match_rows(matches, definition.keys, probes).keys[0]
-            raise self._twice(keys, int(at), "is in the table already")
+            raise self._twice(
+                keys,
+                int(at),
+                "is in the table already, and lookup.write.unique-keys allows one row per key: upsert the row, or leave it out",
+            )
 
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
         """The live rows of these files that have one of the keys: key columns, `deletes.PATH` and `deletes.ROW`.
@@ -140,7 +146,13 @@ class KeyedRows:
         matches = match_rows(stored_rows, names, probes)
         at, counts = np.unique(matches.keys, return_counts=True)
         if len(counts) and counts.max() > 1:
-            raise self._twice(rows, int(at[np.argmax(counts > 1)]), "is in the table more than once", names)
+            raise self._twice(
+                rows,
+                int(at[np.argmax(counts > 1)]),
+                f"is in the table more than once, so it is not clear which value of {lacking[0]!r} to keep: give "
+                "the rows that column, or delete the key's rows first",
+                names,
+            )
         places = np.full(rows.num_rows, -1, np.int64)
         places[matches.keys] = matches.rows
         indices = pa.array(places, mask=places < 0)
@@ -271,14 +283,11 @@ class KeyedRows:
 
     def _twice(self, keys: pa.Table, row: int, why: str, names: Sequence[str] | None = None) -> NonUniqueKeyError:
         key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in names or keys.column_names)
-        return NonUniqueKeyError(
-            f"nothing was written to {redact('path', self._table.url)}: the key {key} {why}. Write each key once (as a write by key "
-            "and lookup.write.unique-keys require)"
-        )
+        return NonUniqueKeyError(f"nothing was written to {redact('path', self._table.url)}: the key {key} {why}")
 
 
 def _groups(files: Sequence[FileVersion], at_most: int) -> Iterator[list[FileVersion]]:
-    """The files in order, in groups."""
+    """The files in their order, in groups of up to `at_most` bytes; a larger file is alone in its group."""
     group: list[FileVersion] = []
     for file in files:
         if group and sum(member.size for member in group) + file.size > at_most:
