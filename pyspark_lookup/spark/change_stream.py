@@ -39,6 +39,7 @@ from pyspark_lookup.spark.types import (
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
 from pyspark_lookup.versions.model import Table
 
+_NEW_CHECKPOINT = "a new checkpoint: the stream then begins at lookup.stream.start, by default with all current rows, also those that it has returned before"
 _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files", ReadMaxBytes: "max_bytes"}
 
 
@@ -142,13 +143,13 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for table_id, position in map(_parse_offset, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(
-                    f"{redact('path', self._options.files.path)} was dropped and created anew since this stream began: start again with "
-                    "a new checkpoint"
+                    f"{redact('path', self._options.files.path)} was dropped and created anew since this stream began: "
+                    f"start again with {_NEW_CHECKPOINT}"
                 )
             if position > state.position:
                 raise VersionGoneError(
                     f"{redact('path', self._options.files.path)}: the log ends at {state.position}, before what this stream has "
-                    f"consumed ({position}). Was the table restored? Start again with a new checkpoint"
+                    f"consumed ({position}). Was the table restored? Start again with {_NEW_CHECKPOINT}"
                 )
         return state
 
@@ -187,7 +188,7 @@ def _parse_offset(offset: Any) -> tuple[str, int]:
         return as_text(offset["table"]), as_count(offset["position"])
     except UNREADABLE:
         raise DamagedFileError(
-            f"{show(offset)} in this stream's checkpoint is not an offset of a lookupcache table: start again with a new checkpoint"
+            f"{show(offset)} in this stream's checkpoint is not an offset of a lookupcache table: start again with {_NEW_CHECKPOINT}"
         ) from None
 
 
@@ -208,7 +209,7 @@ def _read(
     except SourceChangedError as gone:
         raise_ours(
             VersionGoneError(
-                f"{gone}: files of changes that this stream reads were vacuumed. Start again with a new checkpoint"
+                f"{gone}: files of changes that this stream reads were vacuumed. Start again with {_NEW_CHECKPOINT}"
             ),
             gone,
         )
