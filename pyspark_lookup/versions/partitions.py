@@ -186,7 +186,8 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
     for field in fields:
         if field.name not in values:
             raise SchemaError(
-                f"{file.url} lies in no {field.name}=… directory, which the table was planned with: plan again"
+                f"{file.url} lies in no {field.name}=… directory, as the table's files did when the query was planned: "
+                "the table changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             )
         try:
             typed_values[field.name] = partition_value(values[field.name], field.type)
@@ -199,7 +200,7 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
                 ) from None
             raise SchemaError(
                 f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "
-                "not: plan again"
+                "not: the table changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             ) from None
     return typed_values
 

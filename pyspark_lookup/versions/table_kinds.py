@@ -1,4 +1,4 @@
-"""`TableKinds`: what is at a path: the kind of table, and whether it lies inside another one."""
+"""`TableKinds` tells what is at a path: the kind of table, and whether it lies inside another one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class TableKinds:
         """
         if kind not in self._by_kind:
             raise OptionError(
-                f"{redact('path', options.files.path)}: this process has no version source for tables of kind {kind!r}"
+                f"{redact('path', options.files.path)}: tables of the kind {kind!r} are unknown to this process: does "
+                "another release of pyspark_lookup run on the driver or another host?"
             )
         self._by_kind[kind].check_options(options, kind)
         return self._table(options, kind, version)

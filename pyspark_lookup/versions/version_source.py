@@ -200,7 +200,7 @@ class VersionSource(abc.ABC):
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
         """Raise OptionError for an option that has no meaning for such a table."""
-        self._refuse_pin(options, kind)
+        self._refuse_pin(options)
         is_set = {
             "lookup.format": options.files.format is not None,
             "lookup.success-file": options.files.success_file,
@@ -209,20 +209,21 @@ class VersionSource(abc.ABC):
                 key: True for key in sorted(options.explicit) if key == "lookup.schema" or key.startswith("lookup.csv.")
             },
         }
-        self._refuse(options, [key for key, is_given in is_set.items() if is_given], kind)
+        self._refuse(options, [key for key, is_given in is_set.items() if is_given])
 
-    def _refuse_pin(self, options: LookupOptions, kind: str) -> None:
+    def _refuse_pin(self, options: LookupOptions) -> None:
         for key, pin in options.pins.items():
             if key not in self.pins:
-                takes = f"takes {' or '.join(self.pins)}" if self.pins else "has no log"
+                takes = f"takes {' or '.join(self.pins)}" if self.pins else "keeps no versions"
+                label = self.label if self.described else "a table of plain files"
                 raise OptionError(
-                    f"option {key} = {str(pin)!r} is for other tables: {redact('path', options.files.path)} is a {kind.lower()} table and {takes}"
+                    f"option {key} = {str(pin)!r} is for other tables: {redact('path', options.files.path)} is {label} and {takes}"
                 )
 
-    def _refuse(self, options: LookupOptions, keys: Sequence[str], kind: str) -> None:
+    def _refuse(self, options: LookupOptions, keys: Sequence[str]) -> None:
         if keys:
             redacted_path = redact("path", options.files.path)
-            raise OptionError(f"option {keys[0]} has no meaning for {redacted_path}, a {kind.lower()} table: remove it")
+            raise OptionError(f"option {keys[0]} has no meaning for {redacted_path}, {self.label}: remove it")
 
     def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         """The format of a version's files."""

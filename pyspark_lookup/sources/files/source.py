@@ -268,7 +268,7 @@ class FilesSource(VersionSource):
             raise OptionError(
                 f"option lookup.success-file = 'true': {redact('path', options.files.path)} is a file, and only the directory of a job has a _SUCCESS file: remove the option"
             )
-        self._refuse_pin(options, kind)
+        self._refuse_pin(options)
 
     def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return detect_format([file.url for file in files])

@@ -64,7 +64,7 @@ class LogSource(VersionSource):
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
         if LOG_DIRECTORY in listing.directories and not pattern:
             raise UfsNotFoundError(
-                f"{redact('path', listing.url)} became a managed table since this query was planned: plan it again"
+                f"{redact('path', listing.url)} became a managed table since this query was planned: plan again (a new load() or SQL statement)"
             )
         inside = next((path for path in directories if path.rsplit("/", 1)[-1] == LOG_DIRECTORY), None)
         if inside is not None:
@@ -84,7 +84,7 @@ class LogSource(VersionSource):
                 )
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        self._refuse(options, ["lookup.partition"] if options.files.partition is not None else [], kind)
+        self._refuse(options, ["lookup.partition"] if options.files.partition is not None else [])
         super().check_options(options, kind)
 
     def log(self, url: str) -> NotificationLog:

@@ -174,6 +174,7 @@ class ProviderSource(VersionSource):
     """The table of one provider, as one file whose identity is the provider's version."""
 
     kinds = ("PROVIDER",)
+    label = "a provider's table"
     pins = ()
     retained = False
     one_asks = False  # version() is foreign code, which may hang: each process asks for itself
@@ -187,7 +188,7 @@ class ProviderSource(VersionSource):
         return cls.kinds[0]
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        self._refuse_pin(options, kind)  # other options without a meaning are refused where they are declared
+        self._refuse_pin(options)  # other options without a meaning are refused where they are declared
 
     def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return None
