@@ -320,8 +320,8 @@ def _refuse_secret(key: str, text: object, advice: str, in_conf_file: bool) -> N
     """Raise OptionError for a credential that an option must not have. `advice`: where to put a credential that the option never takes."""
     if key == "path" and names_bucket_with_credentials(str(text)):
         raise OptionError(
-            f"option path = {redact(key, text)!r} holds a credential before the bucket's name, which no store takes there: take it "
-            "from the environment, from the store's own credential chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
+            f"option path = {redact(key, text)!r} holds a credential before the bucket's name, which no store takes there: "
+            "leave it out, and set it in the environment or in the conf file ($LOOKUPCACHE_CONF), or use the store's own credential chain (e.g. an instance role)"
         )
     if not (advice or key.startswith(STORAGE)) or not tells_secret(key, text):
         return
@@ -329,8 +329,8 @@ def _refuse_secret(key: str, text: object, advice: str, in_conf_file: bool) -> N
         raise OptionError(f"option {key} looks like a credential and would be stored in plans and catalogs: {advice}")
     if key.startswith(STORAGE) and not in_conf_file:
         raise OptionError(
-            f"option {key} looks like a credential and would be stored in plans and catalogs: take it from the "
-            "environment, from the store's own credential chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
+            f"option {key} looks like a credential and would be stored in plans and catalogs: "
+            "leave it out, and set it in the environment or in the conf file ($LOOKUPCACHE_CONF), or use the store's own credential chain (e.g. an instance role)"
         )
 
 

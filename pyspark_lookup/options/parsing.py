@@ -180,7 +180,7 @@ def parse_quote(text: str) -> str:
 
 
 def parse_encoding(text: str) -> str:
-    """The name of an encoding that Python has, in Python's spelling."""
+    """The name of an encoding that Python knows, in Python's spelling."""
     try:
         codec = codecs.lookup(text.strip())
     except (LookupError, ValueError):

@@ -104,8 +104,8 @@ def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
         return catalog_options
     if tells_secret("path", catalog_options.get("path", "")):
         raise OptionError(
-            f"option path = {redact('path', catalog_options['path'])!r} holds a credential, which the catalog would keep: take it from "
-            "the environment, from the store's own credential chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
+            f"option path = {redact('path', catalog_options['path'])!r} holds a credential, which the catalog would keep: "
+            "leave it out, and set it in the environment or in the conf file ($LOOKUPCACHE_CONF), or use the store's own credential chain (e.g. an instance role)"
         )
     if "path" not in catalog_options:
         raise OptionError(
@@ -170,7 +170,8 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
         if catalog_options and not is_catalog_table and _differ(catalog_options.get("path", ""), write_options["path"]):
             raise OptionError(
                 f"option path = {redact('path', write_options['path'])!r}: the rows come from the catalog table at "
-                f"{redact('path', catalog_options.get('path', ''))}, and their schema carries its options, which a table created from it would inherit. "
+                f"{redact('path', catalog_options.get('path', ''))}, and their columns' metadata has its options, "
+                "which a table created from these rows would inherit. "
                 "Read the rows with spark.read.format('lookupcache').load(path), or select their columns by expressions"
             )
         same_path = bool(catalog_options) and not _differ(catalog_options.get("path", ""), write_options["path"])

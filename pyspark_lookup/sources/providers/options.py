@@ -28,7 +28,7 @@ class ProviderOptions(KindOptions):
     parameters: tuple[tuple[str, str], ...] = option(
         "lookup.provider.*", Kind("any", str), (),
         doc="Passed to the provider, e.g. `lookup.provider.table`; never credentials.",
-        secrets="let the provider take it from the environment or from a file of its own",
+        secrets="let the provider read it from the environment or from a file of its own",
     )
     async_capacity: int = option(
         "lookup.async.capacity", POSITIVE_COUNT, 100,
