@@ -18,7 +18,7 @@ _ROWS_AT_MOST = 2**28  # deleted rows of one file, for which there is room in me
 def checked_blob(data: bytes | memoryview, size: int) -> bytes:
     """The deletion vector in a file's bytes, which are its size, the vector and its CRC-32. Raises ValueError if these do not match."""
     if len(data) != size + 8 or int.from_bytes(data[:4], "big") != size:
-        raise ValueError("its size differs from the one in the log")
+        raise ValueError("its size is not the one that the table's metadata says")
     vector = bytes(data[4:-4])
     if zlib.crc32(vector) != int.from_bytes(data[-4:], "big"):
         raise ValueError("its checksum is wrong")
@@ -34,9 +34,9 @@ def read_roaring(data: bytes, count: int) -> Numbers:
         raise ValueError(f"it begins with the wrong magic number {magic}")
     bitmap = BitMap64.deserialize(bytes(data[4:]))
     if len(bitmap) > count:  # before memory is allocated for them: a few bytes may stand for 65,536 values
-        raise ValueError(f"{len(bitmap)} rows instead of the {count} in the log")
+        raise ValueError(f"{len(bitmap)} rows instead of the {count} that the table's metadata says")
     if len(bitmap) < count:
-        raise ValueError(f"{len(bitmap)} rows instead of the {count} in the log")
+        raise ValueError(f"{len(bitmap)} rows instead of the {count} that the table's metadata says")
     # The reader skips bytes that belong to no part. Parts without rows, which some writers list, are not in the bitmap.
     parts, serialized = struct.unpack_from("<Q", data, 4)[0], bitmap.serialize()
     if len(serialized) + _EMPTY_PART_BYTES * (parts - struct.unpack_from("<Q", serialized)[0]) != len(data) - 4:

@@ -136,7 +136,7 @@ def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) ->
         whole, fraction = max(whole, digits[0]), max(fraction, digits[1])
         if whole + fraction > 38:
             raise PredicateError(
-                f"option lookup.where: Spark would round column {field.name!r} of type {kind} or {value:f} to compare them: "
+                f"option lookup.where: to compare column {field.name!r} of type {kind} with {value:f}, Spark would have to round one of them: "
                 "give a number with fewer digits"
             )
 

@@ -86,7 +86,7 @@ def get_many_from_version(
     """
     if KEY_INDEX in plan.projection.columns.names:
         raise SchemaError(
-            f"column {KEY_INDEX!r} of the table has the name of a column of the answer: leave it out with lookup.columns"
+            f"the table's column {KEY_INDEX!r} has the same name as the column that a lookup adds to its rows: leave it out with lookup.columns"
         )
     if plan.table.fails_when_gone(plan.options):  # other tasks may read this version, so it must not be replaced here
         resolution = dataclasses.replace(resolution, decided_here=False)

@@ -570,7 +570,7 @@ class LookupTable:
         full = engine.reader.fulls.get_cache(self._open_table.resolved_table.table, self._open_table.options)
         if full is None:
             raise OptionError(
-                "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"
+                f"option lookup.cache = {self._options.cache.mode.value!r}: only lookup.cache = 'FULL' has a snapshot to load"
                 if self._options.cache.mode is not CacheMode.FULL
                 else f"option lookup.cache = 'FULL' keeps its snapshots on disk: {runtime().cache_problem(self._options)}"
             )

@@ -54,10 +54,10 @@ def as_arrow_rows(
         try:
             return pa.RecordBatchReader.from_stream(rows)
         except (pa.ArrowInvalid, ValueError) as problem:  # one column
-            raise_ours(TypeError(f"{type(rows).__name__}: {_ROWS}"), problem)
+            raise_ours(TypeError(f"rows of type {type(rows).__name__} cannot be read: {_ROWS}"), problem)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
         return _table_from_dictionaries(rows, table_schema(), complete)
-    raise TypeError(f"{type(rows).__name__}: {_ROWS}")
+    raise TypeError(f"rows of type {type(rows).__name__} cannot be read: {_ROWS}")
 
 
 def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
@@ -70,7 +70,9 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
         table = as_arrow_rows(keys, lambda: None)
         return _check_key_columns(table.read_all() if isinstance(table, pa.RecordBatchReader) else table, names)
     if isinstance(keys, (str, bytes, Mapping)):
-        raise TypeError(f"{type(keys).__name__}: {_KEYS}; for the rows of one key use get()")
+        raise TypeError(
+            f"keys of type {type(keys).__name__} cannot be read: {_KEYS}; for the rows of one key use get()"
+        )
     if isinstance(keys, Sequence) and keys and all(isinstance(key, Mapping) for key in keys):
         return _check_key_columns(_table_from_dictionaries(keys, None, True), names)
     if isinstance(keys, Sequence) and len(names) > 1:
@@ -82,7 +84,10 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
     except OverflowError as problem:
         raise_ours(SchemaError(f"keys: {problem}: no key column can hold such a number"), problem)
     except (TypeError, ValueError, pa.ArrowException) as problem:
-        raise_ours(TypeError(f"{type(keys).__name__}: {_KEYS}; {foreign_text(str(problem))}"), problem)
+        raise_ours(
+            TypeError(f"keys of type {type(keys).__name__} cannot be read ({foreign_text(str(problem))}): {_KEYS}"),
+            problem,
+        )
     if pa.types.is_struct(column.type):
         return _check_key_columns(pa.Table.from_struct_array(column), names)
     return (
@@ -134,7 +139,7 @@ def _table_from_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
 def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None, complete: bool) -> pa.Table:
     bad_row = next((row for row in rows if not isinstance(row, Mapping)), None)
     if bad_row is not None:
-        raise TypeError(f"a list with a {type(bad_row).__name__}: {_ROWS}")
+        raise TypeError(f"a list of rows has a value of type {type(bad_row).__name__}: {_ROWS}")
     types = {} if table_schema is None else {field.name.lower(): field.type for field in table_schema}
     columns: dict[str, pa.Array] = {}
     # The names of all rows, because some rows may lack one.

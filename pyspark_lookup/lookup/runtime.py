@@ -159,7 +159,7 @@ class Engine:
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
-        """A writer for a `with` block that commits, see `ManagedTables.committing`. Publishes the counters."""
+        """`ManagedTables.committing`, which yields the writer of a `with` block; afterwards publishes the counters, even if it raises."""
         with self.publish(), self.managed.committing(options) as writer:
             yield writer
 

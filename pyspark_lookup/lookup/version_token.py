@@ -56,7 +56,9 @@ class VersionToken:
                 raise ValueError(kind)
             return cls(kind, digest.hex(), newest, None if number < 0 else number)
         except (struct.error, TypeError, ValueError):
-            raise OptionError(f"argument version = {show(data)} is not a version token") from None
+            raise OptionError(
+                f"argument version = {show(data)} is not a version token: call the functions of register_lookup, which pass one"
+            ) from None
 
 
 def resolve_and_secure(

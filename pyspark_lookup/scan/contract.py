@@ -179,7 +179,7 @@ def collect_table(batches: Iterable[pa.RecordBatch], schema: pa.Schema, url: str
             checked_bytes = size
             if (free := free_bytes()) < max(2 * _UNCHECKED_BYTES, size // 4):
                 raise NotSupportedError(
-                    f"{redact('path', url)}: its rows take more than {size} bytes of memory, but only {free} are free: read fewer columns or rows, or read it with Spark"
+                    f"{redact('path', url)}: its rows take more than {size} bytes of memory, but only {free} are free: read fewer columns or rows, or let Spark read the table in several tasks (spark.read.format('lookupcache'))"
                 )
     return pa.Table.from_batches(parts, schema)
 

@@ -460,7 +460,9 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) ->
     by_null = table.parsed.read.on_error is OnError.NULL
     if strategy == "broadcast":
         if as_of:
-            raise OptionError("argument as_of needs strategy='cache': a broadcast would return every valid row")
+            raise OptionError(
+                "argument as_of needs strategy='cache': a broadcast join would return all rows of a key, not the one that is valid at that time"
+            )
         if by_null:
             raise OptionError("option lookup.on-error = 'NULL' needs strategy='cache': a broadcast fails as a whole")
         if in_flow_function(df.sparkSession):

@@ -170,7 +170,7 @@ def look_up(
     names = _resolve(columns, schema, "columns")
     if KEY_INDEX in names:
         raise SchemaError(
-            f"column {KEY_INDEX!r} of the table has the name of a column of the lookup's answer: leave it out with columns=[…], or rename it"
+            f"the table's column {KEY_INDEX!r} has the same name as the column that a lookup adds to its rows: leave it out with columns=[…], or rename it"
         )
     for name in (*key_names, *names):
         if is_collated(schema[name].dataType):

@@ -170,7 +170,7 @@ MISFITS: dict[str, list[str]] = {
     ZONED: ["at IN ('0001-01-01 00:00:00+01:00')", "at = '9999-12-31 23:59:59-01:00'", "at = TIMESTAMP '2024-01-31 12:00:00'"],
     "as a timestamp without a zone, e.g.": ["clock = '2024-01-31 12:00:00Z'"],
     "'noon' is not a valid timestamp[us] value": ["clock = 'noon'"],
-    "Spark would round column 'big' of type int64 or 1.0000000000000000001": ["big = 1.0000000000000000001"],
+    "compare column 'big' of type int64 with 1.0000000000000000001, Spark would have to round": ["big = 1.0000000000000000001"],
     "option lookup.where: the table has no column 'unknown'; it has id, big, name": ["unknown = 1"],
     "has no column 't.id'": ["`t.id` = 1"],
     # What Spark reads otherwise, or some Python does not read, is not a time.

@@ -63,7 +63,9 @@ class Jobs:
             if version is not None:  # only the latest is worth building
                 for job in [job for job in self._jobs if job.version is not None and job is not self._running]:
                     self._jobs.remove(job)
-                    job.future.set_exception(VersionGoneError("a newer version appeared before this one was built"))
+                    job.future.set_exception(
+                        VersionGoneError("a newer version appeared before the snapshot of this one was built")
+                    )
             job = Job(version, concurrent.futures.Future(), compact, tidy, due, seen_s)
             job.future.set_running_or_notify_cancel()  # several callers wait for it, so none of them may cancel it
             self._jobs.append(job)

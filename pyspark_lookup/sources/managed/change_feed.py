@@ -68,7 +68,7 @@ def change_columns(columns: pa.Schema) -> pa.Schema:
     for name in CHANGE_COLUMNS.names:
         if name in columns.names:
             raise SchemaError(
-                f"column {name!r} of the table has the name of a change column: leave it out with lookup.columns"
+                f"the table's column {name!r} has the same name as a column that reads of changes add: leave it out with lookup.columns"
             )
     return pa.schema([*columns, *CHANGE_COLUMNS])
 

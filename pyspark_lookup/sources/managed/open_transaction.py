@@ -181,7 +181,7 @@ class OpenWrites:
         self._log_put(job, files, None)
 
     def _hide(self, job: Job, files: list[DataFile], keys: pa.Table) -> None:
-        """Put files whose rows replace the rows with these keys, including some that the transaction already sees."""
+        """Put files, if any, and delete the rows with these keys from all files that the transaction sees, also from its own earlier ones."""
         assert self._keyed is not None
         visible_files = self.version()[1].files
         own_prefix = f"{self._table.url}/{job.directory}/"

@@ -215,7 +215,7 @@ class Space(Directory, abc.ABC):
         limit_name = "lookup.cache.max-bytes" if self._max_bytes is not None else "its share of the disk"
         problem = CacheFullError(
             f"{_size(amount)} more do not fit into the cache directory {self._root.parent}: {limit_name} is {_size(limit)}, of which "
-            f"{_size(usage.total)} are in use{self._free_space(amount)}. Raise lookup.cache.max-bytes, or set another lookup.cache for some tables"
+            f"{_size(usage.total)} are in use{self._free_space(amount)}. Raise lookup.cache.max-bytes, or cache less: set lookup.cache = 'PARTIAL' or 'NONE' for some tables"
         )
         problem.more = amount
         return problem
@@ -289,7 +289,7 @@ class Space(Directory, abc.ABC):
         return Usage(blocks, self._count_segments(), records)
 
     def _count_directories(self) -> int:
-        """The bytes of the directories of blocks, which for small files is more than the files themselves; without the 256 shards."""
+        """The bytes of the directories of blocks, which for small files are more than the bytes of the files; without the 256 shards."""
         shards = list_directories(self._root / "blocks")
         return PAGE * sum(len(names) for shard in shards for _, names, _ in os.walk(shard))
 

@@ -356,7 +356,7 @@ class NotificationLog:
     def _unknown_error(self, event: Event, problem: Exception) -> CommitUnknownError:
         return CommitUnknownError(
             f"it is unknown whether event {event.position} ({event.kind}) of {redact('path', self.url)} was written: {problem}. "
-            f"Its nonce is {event.nonce}; look for it in the log before writing again"
+            f"If the log's event {event.position} has the nonce {event.nonce}, it was: check this before writing again"
         )
 
     def _has_followed(self, state: TableState, event: Event) -> bool:

@@ -77,7 +77,7 @@ _REWRITES_AT_MOST = 8
 class VisibleWrites:
     """The visible writes under a list of valid `write_ids`. `position`: that of the log's last event.
 
-    Visible are the rows of the highest valid overwrite and of the writes above it. A compaction takes the place of the writes that it has
+    The rows of the highest valid overwrite and of the writes above it are visible. A compaction takes the place of the writes that it has
     compacted. A write by key deletes rows that were committed before it.
 
     `valid`: the valid writes, without compactions that have no effect. `visible`: those with visible rows. `deleting`: those that may
@@ -510,8 +510,9 @@ class TableState:
         for write in visible.valid:
             if write.deletes and visible.end(write) > first and not write.replaces and write.id != own_write_id:
                 raise VersionGoneError(
-                    f"the list {str(write_ids)!r} includes write {write.id}, which deletes rows of compacted files, but leaves out "
-                    f"writes that these files replaced: which of their rows write {write.id} deletes is not known"
+                    f"the list {str(write_ids)!r} includes write {write.id}, which deletes rows of files that a compaction has written, but "
+                    f"leaves out this compaction, or writes that it depends on. So it is not known which rows write {write.id} deletes: take a "
+                    "newer list (LookupTable.valid_write_ids)"
                 )
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
