@@ -18,7 +18,10 @@ SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 
 
 def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
-    """(one row of each distinct valid key, for each row the position of its key among these: -1 for a key with a null)."""
+    """(for each distinct key without a null, the number of a row that has it; for each row, the position of its key in that list).
+
+    A key with a null has the position -1.
+    """
     order = order_rows(keys, hashes)
     places = np.full(keys.rows, -1, np.int64)
     places[order.rows] = np.repeat(np.arange(len(order.first)), np.diff([*order.first, len(order.rows)]))

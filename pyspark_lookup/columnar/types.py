@@ -49,7 +49,10 @@ _COLLATED = b"spark.field"  # the key of a column's metadata that has its field 
 
 
 def with_collations(field: pa.Field, in_spark: Mapping[str, Any]) -> pa.Field:
-    """A column, with Spark's field in its metadata if it has a collation, because this package compares texts by their bytes."""
+    """The column; one with a collation gets Spark's field as its metadata, by which a comparison can refuse it.
+
+    For this package compares texts by their bytes.
+    """
     try:
         text = json.dumps(dict(in_spark))
     except RecursionError:
@@ -125,7 +128,7 @@ def unreadable_type(reason: str) -> pa.DataType:
 
 
 def without_counterpart(field: pa.Field, kind: str | None, url: str) -> pa.Field:
-    """A column of the file at `url`, marked as one that cannot be read if it has a type (`kind`) that Spark lacks."""
+    """A column of the file at `url`; marked as unreadable if `kind` names the type that it has there and Spark lacks (None: Spark has it)."""
     if kind is None:
         return field
     return field.with_type(unreadable_type(f"column {field.name!r}: type {kind} has no counterpart in Spark ({url})"))
@@ -176,7 +179,7 @@ def split_type(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
 
 
 def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
-    """A type nested like `kind`, with other types of its parts, all of them nullable."""
+    """A type nested like `kind`, whose parts have the types `parts` and are nullable."""
     if pa.types.is_map(kind):
         return pa.map_(parts[0], pa.field("value", parts[1]))
     if pa.types.is_struct(kind):
@@ -188,7 +191,7 @@ def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
     """A `schema` with every type as Spark takes it, all columns nullable, without metadata.
 
     A type of nulls only stays null: other files determine it. Raises SchemaError naming `origin` and the column for a type that Spark lacks
-    or a name that comes twice.
+    or a name that occurs twice.
     """
     return _schema(schema, functools.partial(_refuse, origin))
 
@@ -256,10 +259,10 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def is_source(decoded: pa.Schema, requested: pa.Schema) -> bool:
-    """Whether values that were decoded with one schema are those that decoding with `requested` would give.
+    """Whether values decoded as `decoded`, cast to `requested`, are the values that decoding the files as `requested` would give.
 
-    For each column in both schemas, the decoded type must widen to the requested one. A column that was text only because it had no values
-    does not.
+    So each decoded type must widen to the requested one. Text widens to no other type, even if a column was taken for text only because it
+    had no values.
     """
     names = {*decoded.names}
     return all(widens(decoded.field(f.name).type, f.type) for f in requested if f.name in names)

@@ -68,7 +68,7 @@ def as_count(value: Any) -> int:
 
 
 def as_positive(value: Any) -> int:
-    """A count from 1 on."""
+    """A whole number from 1 to 2**63 - 1."""
     if not (count := as_count(value)):
         raise TypeError("0 is too small")
     return count
@@ -79,11 +79,11 @@ def as_counts(value: Any) -> tuple[int, ...]:
 
 
 def as_number(value: Any) -> float:
-    """A number that is finite."""
+    """A finite number, as a float."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"{show(value)} is not a number")
     if not math.isfinite(number := float(value)):
-        raise ValueError(f"{number} is not a number")
+        raise ValueError(f"{number} is not a finite number")
     return number
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 UNSET = -1
 
 BOUNDS_MS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 60_000)
-"""Upper bounds of a time's buckets."""
+"""Upper bounds of the buckets into which the durations of `TIMES` are counted."""
 
 TIMES: Mapping[str, str] = {
     "lookupTime": "lookups: a call of get or get_many, or a batch of a join or SQL function",
@@ -29,12 +29,12 @@ TIMES: Mapping[str, str] = {
 
 
 def bucket_names(name: str) -> list[str]:
-    """The counters of a time's buckets, by their bounds."""
+    """The names of the counters `<name>UpTo<bound>`, in the order of `BOUNDS_MS`."""
     return [f"{name}UpTo{bound_ms:g}" for bound_ms in BOUNDS_MS]
 
 
 def cumulate_buckets(values: Mapping[str, int], name: str) -> list[int]:
-    """For each of `BOUNDS_MS`, how many of a time's values were not longer."""
+    """For each of `BOUNDS_MS`, how many of the durations counted under `name` (one of `TIMES`) were at most that long."""
     return list(itertools.accumulate(values[bucket] for bucket in bucket_names(name)))
 
 
@@ -146,7 +146,7 @@ class CacheMetricGroup:
             self._values[_PLACES[name]] += amount
 
     def time(self, name: str, seconds: float) -> None:
-        """Count one duration (>= 0) of `TIMES`. Raises KeyError for an unknown name."""
+        """Count one duration (>= 0) under `name`, one of `TIMES`. Raises KeyError for an unknown name."""
         count, micros, buckets = _TIME_PLACES[name]
         place = buckets[bisect.bisect_left(BOUNDS_MS, seconds * 1000)]
         with self._lock:

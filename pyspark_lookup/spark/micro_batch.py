@@ -61,7 +61,7 @@ def _main_file() -> str:
 
 
 def _connect_build() -> Build | None:
-    """The micro-batch of this process, if Spark Connect started it for a `foreachBatch` function: the main thread runs the function."""
+    """The micro-batch whose `foreachBatch` function this process, started by Spark Connect, runs: it is read from the main thread's stack."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if frame.f_code.co_name == "process" and "df_id" in frame.f_locals:

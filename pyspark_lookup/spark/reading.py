@@ -1,7 +1,7 @@
-"""Functions for an executor's worker: the execution of a task, its batches, and the functions that the tasks of a lookup run.
+"""What an executor's Python worker runs: `read` returns the batches of a scan's task; `Resolve` and `Probe` are the functions of a lookup.
 
-Spark carries these functions to its workers by module and name, with one text argument each. Their bytes are equal for equal texts, so
-Spark sees when two relations are the same and resolves them once.
+Spark pickles these two as module, name and one text. Equal texts have equal pickles, so Spark sees when two relations are the same, and
+resolves them once.
 """
 
 from __future__ import annotations

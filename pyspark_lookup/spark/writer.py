@@ -38,7 +38,10 @@ class Written(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """Begin a batch write, and return its writer, which has the write id. Raises the errors of beginning a write."""
+    """Begin a batch write, and return its writer, which has the write id.
+
+    Raises the errors of `TableWriter.begin`, and OptionError for options that such a write cannot have.
+    """
     parsed = _parse(options, schema)
     batch = parsed.kind(WriteOptions).batch
     name = None if batch is None else batch_directory(batch, runtime().nonce())
@@ -46,7 +49,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of a streaming query; each micro-batch begins when it commits. Raises the errors of beginning a write."""
+    """The writer of a streaming query; each micro-batch begins when it commits. Raises the same errors as `batch_writer`."""
     if "path" not in {key.lower() for key in options}:
         raise OptionError(
             "option path is missing: write a stream with df.writeStream.format('lookupcache').start(path); "
@@ -100,7 +103,7 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
 
 
 def _find_batch(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job, str]]:
-    """The job and query of a micro-batch; [] if no task wrote anything."""
+    """[(job, query)] of a micro-batch; [] if no task wrote anything."""
     jobs = [
         (message.job, message.query)
         for message in messages

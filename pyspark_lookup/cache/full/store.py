@@ -106,7 +106,7 @@ class State:
         return dataclasses.replace(self, versions=(*older_versions, dataclasses.replace(stored, superseded_at_s=None)))
 
     def find_expired(self, now_s: float, retain_s: float) -> tuple[StoredVersion, ...]:
-        """The superseded versions that were retained long enough, or according to the clock were superseded in the future."""
+        """The versions superseded more than `retain_s` ago, or, because the clock was set back since, more than that in the future."""
         return tuple(
             version
             for version in self.versions[:-1]

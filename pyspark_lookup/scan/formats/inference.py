@@ -247,7 +247,7 @@ def _plain(text: str) -> tuple[str, int]:
 
 
 def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as values of a type, as Arrow parses them. An empty text is null, except in text. Raises SchemaError that names the first invalid
+    """Texts as values of a type, as Arrow parses them. An empty text is null, except in text. Raises a SchemaError that names the first invalid
     text."""
     if texts.type == kind:
         return texts
@@ -296,7 +296,7 @@ def _parses(texts: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _is_in_python(texts: pa.Array, kind: pa.DataType) -> bool:
-    """Whether texts are dates or times of years that Python has."""
+    """Whether all texts are dates (or times, as `kind` says) in the years 1 to 9999, the only ones that Python's types can hold."""
     if not _parses(texts, kind):
         return False
     years = pc.min_max(pc.year(texts.cast(kind))).as_py()

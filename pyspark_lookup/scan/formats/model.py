@@ -308,7 +308,7 @@ class FooterFormat(abc.ABC):
 
     @abc.abstractmethod
     def _index(self, file: FileVersion, source: RangesFile, start: int, length: int) -> FileIndex:
-        """The index in the footer that begins at that offset and has that length."""
+        """The index of a file whose footer is the `length` bytes from offset `start` on."""
 
 
 def _no_fetch(part: Range) -> Data:

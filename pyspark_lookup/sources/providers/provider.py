@@ -1,4 +1,4 @@
-"""`ProvidedTable`: one provider in this process."""
+"""`ProvidedTable`: this process's instance of the provider that `lookup.provider` names, and the calls of its functions."""
 
 from __future__ import annotations
 

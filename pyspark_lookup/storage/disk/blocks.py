@@ -50,7 +50,7 @@ def _is_forgotten_for_space(kind: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockKey:
-    """Names a block on disk: keys of the file's path and version, and a byte range."""
+    """Names a block on disk: hashes (`key_of`) of its file's path and version, and its byte range in that file."""
 
     path_key: str
     version_key: str
