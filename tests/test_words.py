@@ -129,6 +129,20 @@ def test_the_words_of_what_was_given() -> None:
         parse_options({"path": "/t", "lookup.write.mode": "x"}, origin="write option")
 
 
+def test_what_a_table_cannot_do(tmp_path: Path) -> None:
+    """The option's own value is named, and a table by what it is."""
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}
+    partial = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "9"}
+    with LookupTable(tmp_path / "a.parquet", options | partial) as table:
+        with pytest.raises(OptionError, match=r"^option lookup.cache = 'PARTIAL': only lookup.cache = 'FULL' has a"):
+            table.warm()
+        with pytest.raises(TypeError, match=r"^keys of type int cannot be read: give keys as a list"):
+            table.get_many(1)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"a\.parquet is a table of plain files and keeps no versions$"):
+        LookupTable(tmp_path / "a.parquet", {**options, "lookup.version": "1"}).scan()
+
+
 class Bytes(LookupFunction):
     """Answers with text that is none, for some keys."""
 
