@@ -455,7 +455,7 @@ class LookupTable:
 
         `where`: SQL as in `lookup.where`, on all rows of the table, for which no keys are needed. It also deletes rows that others commit
         before this commit, but no later ones. If there is no such row, nothing is committed. Raises SchemaError for keys of other types,
-        PredicateError, OptionError unless exactly one of both is given, and the errors of `upsert`.
+        PredicateError, OptionError unless exactly one of the two is given, and the errors of `upsert`.
         """
         self._check_open()
         check_no_batch(self._options, "a delete")

@@ -30,7 +30,7 @@ from pyspark_lookup.versions.version_source import Answer, Question, SourceParts
 
 
 def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> LookupOptions:
-    """The options, completed by the provider: if it has a cache, that decides the kind. Raises OptionError if the two contradict each other."""
+    """The options, completed by the provider: a cache that it brings decides `lookup.cache`. Raises OptionError if both contradict each other."""
     explicit_cache = options.cache.mode if "lookup.cache" in options.explicit else None
     brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if provided_table.scans else None
     if brings is not None and explicit_cache not in (None, brings):

@@ -60,7 +60,7 @@ def test_a_key_that_two_rows_have(site: Site) -> None:
     """Whose values to keep cannot be said; nothing is written."""
     table = begun(site, {"id": 1, "a": "x", "b": 1}, {"id": 1, "a": "y", "b": 2})
     with pytest.raises(
-        NonUniqueKeyError, match="key id = 1 is in the table more than once.* value of 'b'.* delete the key's rows"
+        NonUniqueKeyError, match=r"key id = 1 is in the table more than once.* value of 'b'.* delete the key's rows"
     ):
         site.table(KEEP).upsert(rows({"id": 1, "a": "z"}))
     with pytest.raises(NonUniqueKeyError, match="key id = 2 is in the new rows more than once: write each key once"):
