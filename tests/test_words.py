@@ -137,7 +137,7 @@ def test_what_a_table_cannot_do(tmp_path: Path) -> None:
     with LookupTable(tmp_path / "a.parquet", options | partial) as table:
         with pytest.raises(OptionError, match=r"^option lookup.cache = 'PARTIAL': only lookup.cache = 'FULL' has a"):
             table.warm()
-        with pytest.raises(TypeError, match=r"^keys of type int cannot be read: give keys as a list"):
+        with pytest.raises(TypeError, match=r"^keys of type int cannot be read \(.*\): give keys as a list"):
             table.get_many(1)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"a\.parquet is a table of plain files and keeps no versions$"):
         LookupTable(tmp_path / "a.parquet", {**options, "lookup.version": "1"}).scan()

@@ -387,12 +387,12 @@ def test_bind_refuses_what_spark_would_round() -> None:
     """Digits beyond the 38 that Spark compares with are an error; beyond the column's range they do not matter."""
     huge = pa.field("huge", pa.decimal128(38, 10))
     assert bind_compare(huge, "<", Decimal("1.5")) == Compare("huge", "<", Decimal("1.5"))
-    with pytest.raises(PredicateError, match=r"would round column 'huge' .* 0\.00000000001"):
+    with pytest.raises(PredicateError, match=r"compare column 'huge' .* 0\.00000000001, Spark would"):
         bind_compare(huge, "<", Decimal("0.00000000001"))
     assert bind_compare(huge, "<", 10**29) == Constant(True, "huge")
-    with pytest.raises(PredicateError, match="would round"):
+    with pytest.raises(PredicateError, match="would have to round"):
         bind_in(huge, [Decimal("1.5"), 10**29])
-    with pytest.raises(PredicateError, match="would round"):
+    with pytest.raises(PredicateError, match="would have to round"):
         bind_compare(FIELDS["big"], "=", Decimal("1.0000000000000000001"))
 
 

@@ -217,5 +217,5 @@ def test_what_is_not_understood(path: Path, tmp_path: Path) -> None:
     append_commit(path, [{"protocol": protocol | {"writerFeatures": ["deletionVectors", "timeTravel"]}}])
     with pytest.raises(errors.NotSupportedError, match=r"version 5 of a Delta table: .* reader feature timeTravel"):
         opened(path, tmp_path / "cache").scan()
-    with pytest.raises(errors.PysparkLookupError, match=r"lookup\.format has no meaning .* delta table"):
+    with pytest.raises(errors.PysparkLookupError, match=r"lookup\.format has no meaning .* a Delta table"):
         LookupTable(str(path), {"lookup.format": "parquet", "lookup.cache.dir": str(tmp_path / "cache")}).scan()
