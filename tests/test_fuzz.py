@@ -57,8 +57,8 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.storage.host_metrics import Publisher
-from pyspark_lookup.versions.deletes import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
 from pyspark_lookup.versions.host_versions import HostVersions
+from pyspark_lookup.versions.model import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
 from tests.support.disks import Opened, data_of, key
 from tests.support.fakes import FakeClock, Host, make_host
 from tests.support.full_cache import publish

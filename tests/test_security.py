@@ -38,7 +38,7 @@ from pyspark_lookup.sources.providers.functions import KeyLookupFunction, Lookup
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import open_store
-from pyspark_lookup.storage.stores.error_mapping import our_error
+from pyspark_lookup.storage.stores.store import our_error
 from tests.support.disks import Opened, data_of, key, opened, published
 from tests.support.fakes import FakeClock, make_host
 from tests.support.fuzzing import memory_at_most

@@ -1,4 +1,4 @@
-"""`HostClock`: a host's clocks, passed as one argument.
+"""`HostClock`: a host's clocks, passed as one argument; `Timer`: runs the periodic tasks of a process on one thread.
 
 `wall_s` is Unix time, for comparing with the times of files. `steady_s` counts from the host's start
 and is never stepped; its values compare between processes of the same `boot`, and only there.
@@ -6,12 +6,18 @@ and is never stepped; its values compare between processes of the same `boot`, a
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import heapq
+import itertools
+import logging
+import math
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark_lookup.core.threads import sleep
+from pyspark_lookup.core.threads import ends_with_process, sleep
 
 
 def _steady_s() -> float:
@@ -34,3 +40,107 @@ class HostClock:
     steady_s: Callable[[], float] = _steady_s
     sleep: Callable[[float], None] = sleep
     boot: str = dataclasses.field(default_factory=_boot_id)
+
+
+Task = Callable[[], float | None]
+"""Runs what is due, without waiting for anything. Returns the seconds until its next run; None: never again."""
+
+_log = logging.getLogger("pyspark_lookup.timer")
+_AFTER_ERROR_S = 60.0
+_AT_ONCE = 8
+_LONG_S = 10.0
+
+
+class Timer:
+    """Runs tasks one after the other, each at the time that it asked for. The thread lives as long as there are tasks.
+
+    `start`: starts a thread with a name and a function. Not for use after a fork.
+    """
+
+    def __init__(self, start: Callable[[str, Callable[[], None]], object]) -> None:
+        self._start = start
+        self._changed = threading.Condition()
+        self._times: dict[Task, float] = {}  # when it runs next, on Python's monotonic clock
+        self._queue: list[tuple[float, int, Task]] = []  # these times, and earlier ones of the same tasks
+        self._numbers = itertools.count()
+        self._running = self._ended = False
+        self._thread: threading.Thread | None = None
+        self._running_work: list[tuple[float, concurrent.futures.Future[None]]] = []
+        ends_with_process(self)
+
+    def run_soon(self, task: Task) -> None:
+        """Run a task as soon as possible; if it is running now, once more. Raises RuntimeError if no thread can be started."""
+        with self._changed:
+            if self._ended:
+                raise RuntimeError("the process is ending")
+            new = task not in self._times
+            self._push(task, -math.inf)
+            self._changed.notify()
+            begin, self._running = not self._running, True
+        if begin:
+            try:
+                self._start("lookupcache-schedule-timer", self._loop)
+            except BaseException:
+                with self._changed:
+                    self._running = False
+                    if new:
+                        del self._times[task]
+                raise
+
+    @property
+    def can_be_awaited(self) -> bool:
+        """Whether the current thread may wait for a task to run: the timer has a thread, and it is another one."""
+        return self._thread is not None and self._thread is not threading.current_thread() and not self._ended
+
+    def has_room(self) -> bool:
+        """Whether a task may start background work: only a few run at once, not counting those that take long."""
+        since_s = time.monotonic() - _LONG_S
+        self._running_work = [(at_s, work) for at_s, work in self._running_work if at_s > since_s and not work.done()]
+        return len(self._running_work) < _AT_ONCE
+
+    def add_work(self, work: concurrent.futures.Future[None]) -> None:
+        """Count background work that a task has started."""
+        self._running_work.append((time.monotonic(), work))
+
+    def end(self) -> None:
+        """Run no more tasks."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def _push(self, task: Task, at_s: float) -> None:
+        self._times[task] = at_s
+        heapq.heappush(self._queue, (at_s, next(self._numbers), task))
+
+    def _next(self) -> Task | None:
+        """The task that is due, once one is; None if there are no more tasks."""
+        with self._changed:
+            while self._times and not self._ended:
+                at_s, _, task = self._queue[0]
+                wait_s = at_s - time.monotonic()
+                if self._times.get(task) != at_s:  # it now runs sooner, or not at all
+                    heapq.heappop(self._queue)
+                elif wait_s > 0:
+                    self._changed.wait(wait_s)
+                else:
+                    heapq.heappop(self._queue)
+                    self._times[task] = math.inf
+                    return task
+            self._running, self._thread = False, None
+            return None
+
+    def _loop(self) -> None:
+        self._thread = threading.current_thread()
+        while (task := self._next()) is not None:
+            try:
+                again_s = task()
+            except Exception:  # the other tasks go on
+                _log.exception("a task of the timer failed")
+                again_s = _AFTER_ERROR_S
+            with self._changed:
+                if self._times[task] < math.inf:  # it was requested again while it ran
+                    continue
+                if again_s is None:
+                    del self._times[task]
+                else:
+                    self._push(task, time.monotonic() + again_s)

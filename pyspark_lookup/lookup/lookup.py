@@ -49,10 +49,8 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns, coalesce, collect_table
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.versions.executions import Execution, Resolution
-from pyspark_lookup.versions.model import TableVersion
-from pyspark_lookup.versions.partitions import select_partitions
-from pyspark_lookup.versions.restarts import read_with_restarts
+from pyspark_lookup.versions.executions import Execution, Resolution, read_with_restarts
+from pyspark_lookup.versions.model import TableVersion, select_partitions
 
 
 def get_many(

@@ -27,9 +27,8 @@ from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns, cut_share
 from pyspark_lookup.scan.open_file import Projection
-from pyspark_lookup.versions.model import Table, TableVersion
-from pyspark_lookup.versions.partitions import select_partitions
-from pyspark_lookup.versions.restarts import read_with_restarts
+from pyspark_lookup.versions.executions import read_with_restarts
+from pyspark_lookup.versions.model import Table, TableVersion, select_partitions
 
 _TASKS_AT_MOST = 10_000  # of one read: a damaged log may claim any file size
 

@@ -42,11 +42,9 @@ from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import SETTLED_AFTER_S, FileVersion
-from pyspark_lookup.versions.executions import Execution, Resolution
-from pyspark_lookup.versions.model import Table, TableVersion, require_metadata
-from pyspark_lookup.versions.partitions import select_partitions
+from pyspark_lookup.versions.executions import Execution, Resolution, read_with_restarts
+from pyspark_lookup.versions.model import Table, TableVersion, require_metadata, select_partitions
 from pyspark_lookup.versions.resolver import Resolver
-from pyspark_lookup.versions.restarts import read_with_restarts
 
 _AT_MOST = 8  # versions in a process
 

@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.clock import HostClock, Timer
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.core.threads import end_all
-from pyspark_lookup.core.timer import Timer
 from pyspark_lookup.errors import CacheDirectoryError, OptionError
 from pyspark_lookup.lookup.read import TableReader
 from pyspark_lookup.options.conf_file import conf_file_secrets, redact
@@ -35,13 +34,11 @@ from pyspark_lookup.sources.registry import OPENERS, SOURCES
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext, Start, in_thread
 from pyspark_lookup.storage.disk import LAYOUT, Disk, key_of, memory_backed
-from pyspark_lookup.storage.glob import glob_reaches, glob_root, is_glob
 from pyspark_lookup.storage.host_metrics import Publisher
 from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.model import Table
-from pyspark_lookup.versions.resolver import Resolver
-from pyspark_lookup.versions.table_kinds import TableKinds
+from pyspark_lookup.versions.model import Table, glob_reaches, glob_root, is_glob
+from pyspark_lookup.versions.resolver import Resolver, TableKinds
 
 _FILE = "file://"
 

@@ -19,9 +19,8 @@ from pyspark_lookup.lookup.read import TableReader
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.versions.executions import Execution
+from pyspark_lookup.versions.executions import Execution, read_with_restarts
 from pyspark_lookup.versions.model import Table, TableVersion
-from pyspark_lookup.versions.restarts import read_with_restarts
 
 _BYTES = struct.Struct(">c16sdq")  # a mark, the digest, `TableVersion.newest`, the number or -1; the kind follows
 _MARK = b"V"  # an error that stands instead of a token never begins with it

@@ -16,7 +16,7 @@ from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import FileIndex, Unit
 from pyspark_lookup.storage.stores import FileVersion, StoredColumn
-from pyspark_lookup.versions.partitions import partition_value
+from pyspark_lookup.versions.model import partition_value
 
 _FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")  # the metadata keys of Parquet and of ORC
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")

@@ -23,8 +23,7 @@ from pyspark_lookup.scan.open_file import KnownFiles, OpenFile, Projection, Slic
 from pyspark_lookup.scan.stored_columns import find_names, may_lack, missing_value, stats_as_planned, type_as_planned
 from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
-from pyspark_lookup.versions.model import Table
-from pyspark_lookup.versions.partitions import partition_fields, raw_partition_values, typed_partition_values
+from pyspark_lookup.versions.model import Table, partition_fields, raw_partition_values, typed_partition_values
 
 # A scan of up to this many units decodes its predicate's columns first, and fetches the others only where rows match. With more
 # units, a second round of requests costs more than it saves.

@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable
 
 from pyspark_lookup.core import threads
-from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.clock import HostClock, Timer
 from pyspark_lookup.core.metrics import CacheMetricGroup
-from pyspark_lookup.core.timer import Timer
 from pyspark_lookup.storage.disk import Disk
 
 Start = Callable[[str, Callable[[], None]], None]

@@ -27,7 +27,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.stores import FileVersion, Listing, Range, Store
-from pyspark_lookup.storage.stores.own_files import is_own, whole_name
+from pyspark_lookup.storage.stores.store import is_own, whole_name
 
 T = TypeVar("T")
 

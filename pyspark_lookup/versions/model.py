@@ -1,27 +1,191 @@
-"""`Table` and `TableVersion`: a reference to a table, and one state of that table."""
+"""`Table` and `TableVersion`: a reference to a table, and one state of that table.
+
+With them: paths with wildcards, the deleted rows of data files, and Hive-style partition directories with the selection by
+`lookup.partition`. A delete file of a managed table is a Parquet file that names rows of other files by path and position, like Iceberg's
+position deletes, and also has their key columns.
+"""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import datetime
+import decimal
+import fnmatch
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import schema_of_text
-from pyspark_lookup.core.decoding import as_count, as_name, as_text, as_texts
+from pyspark_lookup.columnar.types import decimal_of_text, schema_of_text
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_name, as_text, as_texts
 from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.errors import DamagedFileError, NotATableError, OptionError, SchemaError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName, OnVersionGone
 from pyspark_lookup.options.file_options import CsvOptions
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.read_options import Pin
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.glob import glob_root
-from pyspark_lookup.storage.stores import Deletes, FileStatistics, FileVersion, PartitionValues, StoredColumn
-from pyspark_lookup.versions.deletes import DELETES
+from pyspark_lookup.storage.stores import (
+    DELETE_FILE,
+    Deletes,
+    FileStatistics,
+    FileVersion,
+    PartitionValues,
+    Range,
+    StoredColumn,
+)
+
+_GLOB = re.compile(r"[*?\[{]")
+
+
+def is_glob(path: str) -> bool:
+    """Whether a path has wildcards (`*`, `?`, `[…]`, `{a,b}`). A web URL's `?` starts its query."""
+    return not path.startswith(("http://", "https://")) and _GLOB.search(path) is not None
+
+
+def glob_root(url: str) -> str:
+    """The directory above the first component with a wildcard."""
+    return re.split(_GLOB, url, maxsplit=1)[0].rpartition("/")[0]
+
+
+def glob_matches(url: str, pattern: str) -> bool:
+    """Whether a file, or a directory above it, matches the pattern component by component."""
+    components = url.split("/")
+    return any(
+        len(components) >= len(pattern_components) and _components_match(components, pattern_components)
+        for pattern_components in _alternatives(pattern)
+    )
+
+
+def glob_reaches(directory: str, pattern: str) -> bool:
+    """Whether files below this directory, or directories below it, may match the pattern."""
+    return any(
+        _components_match(directory.split("/"), pattern_components) for pattern_components in _alternatives(pattern)
+    )
+
+
+def _components_match(components: Sequence[str], pattern_components: Sequence[str]) -> bool:
+    """Whether the components match, up to the length of the shorter list."""
+    return all(fnmatch.fnmatchcase(name, part) for name, part in zip(components, pattern_components, strict=False))
+
+
+@functools.lru_cache(maxsize=128)
+def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
+    """The components of each pattern for which a pattern with braces stands."""
+    braces = re.search(r"(?<!\\)\{([^{}]*)\}", pattern)
+    if braces is None:
+        # To fnmatch a backslash is an ordinary character.
+        plain = re.sub(r"\\(.)", lambda escaped: f"[{escaped[1]}]" if escaped[1] in "*?[" else escaped[1], pattern)
+        return (tuple(plain.replace("[^", "[!").split("/")),)
+    choices = (pattern[: braces.start()] + choice + pattern[braces.end() :] for choice in braces[1].split(","))
+    return tuple(parts for choice in choices for parts in _alternatives(choice))
+
+
+PATH, ROW = "_lookup_file", "_lookup_row"
+"""The columns that locate a row: its file's path below the table, and its position in the file (int64, from 0)."""
+
+
+def place_fields() -> list[pa.Field]:
+    """The fields of `PATH` and `ROW`."""
+    return [pa.field(PATH, pa.string()), pa.field(ROW, pa.int64())]
+
+
+def distinct_places(rows: pa.Table) -> pa.Table:
+    """The rows sorted by `PATH` and `ROW`, without duplicates: two overlapping writes may both have deleted a row."""
+    sorted_rows = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
+    if sorted_rows.num_rows < 2:
+        return sorted_rows
+    differs = (
+        pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
+        for column in (one_array(sorted_rows.column(name)) for name in (PATH, ROW))
+    )
+    is_first = pa.concat_arrays([pa.array([True]), pc.or_(*differs)])
+    return sorted_rows.filter(is_first)
+
+
+def delete_file_bytes(rows: pa.Table) -> bytes:
+    """The content of a delete file with these rows, as `distinct_places` returns them: key columns, `PATH` and `ROW`."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd", compression_level=1, write_page_checksum=True)
+    data = bytes(sink.getvalue().to_pybytes())
+    _parse_positions("deleted rows", data)  # a delete file that cannot be read would make the table unreadable
+    return data
+
+
+@dataclasses.dataclass(frozen=True)
+class DeleteFile:
+    """A delete file of a managed table, by its URL and size."""
+
+    url: str
+    size: int
+
+    equality = None
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    @property
+    def place(self) -> tuple[FileVersion, Range]:
+        return self.keys, (0, self.size)
+
+    @property
+    def keys(self) -> FileVersion:
+        return FileVersion(self.url, self.size, DELETE_FILE)
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        return _parse_positions(self.url, data)
+
+    def to_json(self) -> list[Any]:
+        return ["file", self.url, self.size]
+
+    @classmethod
+    def from_json(cls, record: Any) -> DeleteFile:
+        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
+        url, size = record
+        return cls(as_text(url), as_count(size))
+
+
+DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.from_json}
+"""For each kind of deletes the function that decodes it from a record, by the first item of its `to_json`."""
+
+
+def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
+    """Path -> positions of the rows that a delete file names, ascending and distinct. Raises DamagedFileError, which names `url`.
+
+    A file may name a position twice: compactions of earlier releases wrote such files after two writes by key had overlapped.
+    """
+    try:
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+            table = file.read([PATH, ROW]).combine_chunks()
+            row_count = file.metadata.num_rows
+        table.validate(full=True)
+        if table.num_rows != row_count:  # a footer with a truncated list of row groups still parses
+            raise ValueError(f"{row_count} rows were expected, not {table.num_rows}")
+        if table.schema.types != [field.type for field in place_fields()] or any(c.null_count for c in table.columns):
+            raise ValueError("each row must have a path and a position")
+        paths, rows = table.column(PATH).to_numpy(), table.column(ROW).to_numpy()
+        starts = np.flatnonzero(np.concatenate([[len(rows) > 0], paths[1:] != paths[:-1]]))
+        parts = np.split(rows, starts[1:]) if len(starts) else []
+        places = {str(paths[start]): part for start, part in zip(starts, parts, strict=True)}
+        if len(places) < len(parts) or any(part[0] < 0 or (np.diff(part) < 0).any() for part in parts):
+            raise ValueError("the positions of each file must be together and ascending")
+        places = {path: np.unique(part) for path, part in places.items()}
+    except (*UNREADABLE, pa.ArrowException, OSError) as problem:
+        redacted_path = redact("path", url)
+        raise_ours(DamagedFileError(f"{redacted_path} is not a readable delete file: {problem}"), problem)
+    return places
+
 
 _PARTS = ("nulls", "rows", "buckets", "bucket")  # parts of a column other than its bounds; all numbers
 
@@ -422,3 +586,195 @@ def _parse_partition(pairs: Any) -> PartitionValues | None:
     if pairs is None:
         return None
     return tuple((as_text(name), None if value is None else as_text(value)) for name, value in pairs)
+
+
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+_INTEGER = re.compile(r"[+-]?\d{1,38}")
+
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "inf", "-inf")  # in Spark's spelling, and in Rust's
+
+
+def partition_values(root: str, url: str) -> PartitionValues:
+    """(column, raw value) of the `k=v` directories between the root and a file."""
+    parts = url[len(root) :].strip("/").split("/")[:-1]
+    pairs = (part.partition("=") for part in parts if "=" in part)
+    return tuple((_unescape(k), None if v == _NULL_PARTITION else _unescape(v)) for k, _, v in pairs if k)
+
+
+def _unescape(text: str) -> str:
+    """The decoded text of a directory's name. If it is not UTF-8, each byte becomes one character, as in Spark, so that names stay distinct."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        return unquote(text, encoding="latin-1")
+
+
+def raw_partition_values(table: Table, file: FileVersion) -> PartitionValues:
+    """(column, raw value) of each partition column of a file, from the table's metadata if it has them, else from the directories."""
+    return partition_values(table.root, file.url) if file.partition is None else file.partition
+
+
+def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
+    """The partition columns of a version and their types, inferred from all values as in Spark.
+
+    Integers become int32, int64 or a decimal, ISO dates date32, other numbers float64, the rest string (also times, and a mixture that
+    float64 would round). Raises NotATableError naming two files whose directories have different columns.
+    """
+    columns: dict[str, list[str | None]] = {}
+    first: tuple[str, ...] | None = None
+    for file in files:
+        pairs = raw_partition_values(table, file)
+        names = tuple(name for name, _ in pairs)
+        if len({name.lower() for name in names}) < len(names):
+            raise NotATableError(
+                f"{redact('path', file.url)} lies in two directories of one partition column: {list(names)}"
+            )
+        if first is None:
+            first = names
+        if names != first:
+            raise NotATableError(
+                f"{file.url} has partition columns {list(names)} but {files[0].url} has {list(first)}: "
+                "give the directory or glob of one table"
+            )
+        for name, value in pairs:
+            columns.setdefault(name, []).append(value)
+    declared_fields = {field.name.lower(): field for field in table.declared or ()}
+    fields = []
+    for name, values in columns.items():
+        field = declared_fields.get(name.lower())
+        if field is not None and field.name != name:
+            raise SchemaError(
+                f"column {field.name!r} of lookup.schema is spelled {name!r} in the directories: spell it the same way"
+            )
+        fields.append(pa.field(name, _partition_type(values) if field is None else field.type))
+    return pa.schema(fields)
+
+
+def _partition_type(values: list[str | None]) -> pa.DataType:
+    distinct_values = {value for value in values if value is not None}
+    integers = [int(value) for value in distinct_values if _INTEGER.fullmatch(value)]
+    bits = max(((n if n >= 0 else ~n).bit_length() + 1 for n in integers), default=0)
+    if distinct_values and len(integers) == len(distinct_values):
+        digits = max(len(str(abs(n))) for n in integers)
+        return pa.int32() if bits <= 32 else pa.int64() if bits <= 64 else pa.decimal128(digits, 0)
+    if distinct_values and all(_is_date(value) for value in distinct_values):
+        return pa.date32()
+    numbers = all(_NUMBER.fullmatch(value) for value in distinct_values)
+    return pa.float64() if distinct_values and numbers and bits <= 32 else pa.string()
+
+
+def _is_date(value: str) -> bool:
+    try:
+        return re.fullmatch(r"\d{4}-\d\d-\d\d", value) is not None and bool(datetime.date.fromisoformat(value))
+    except ValueError:
+        return False
+
+
+def partition_value(value: str | None, kind: pa.DataType) -> object:
+    """A raw partition value as a Python value of its column's type. Raises ValueError if it is not of that type."""
+    if value is None:
+        return None
+    if pa.types.is_decimal(kind) and kind.scale:
+        return decimal_of_text(value, kind)
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        # Python reads more spellings (1_000) than inference takes for numbers; the same holds for the other types.
+        number = int(value) if _INTEGER.fullmatch(value) else None
+        highest = 10**kind.precision - 1 if pa.types.is_decimal(kind) else (1 << (kind.bit_width - 1)) - 1
+        lowest = -highest if pa.types.is_decimal(kind) else -highest - 1
+        if number is None or not lowest <= number <= highest:
+            raise ValueError(value)
+        return decimal.Decimal(number) if pa.types.is_decimal(kind) else number
+    if pa.types.is_date(kind):
+        if not _is_date(value):
+            raise ValueError(value)
+        return datetime.date.fromisoformat(value)
+    if pa.types.is_floating(kind):
+        if not _NUMBER.fullmatch(value) and value not in _NO_NUMBERS:
+            raise ValueError(value)
+        return pa.scalar(float(value), kind).as_py()  # in the form that rows have
+    if not pa.types.is_string(kind):  # the type that the user has declared
+        try:
+            return pa.array([value]).cast(kind)[0].as_py()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise ValueError(value) from None
+    return value
+
+
+def select_partitions(table: Table, version: TableVersion, options: LookupOptions) -> tuple[FileVersion, ...]:
+    """The files of a version that `lookup.partition` selects: those of the latest partition, or those with the given values.
+
+    `max_pt()` is the largest value of the first partition column, then the largest of the second with that value, and so on; a null value
+    is the smallest. Raises OptionError for a table or column without partitions.
+    """
+    files = version.files
+    if options.files.partition is None:
+        return files
+    fields = partition_fields(table, files) if version.metadata is None else version.metadata.columns[1]
+    if not fields.names:
+        raise OptionError(f"option lookup.partition = {options.files.partition!r}: {table.url} has no k=v directories")
+    typed_values = {file: typed_partition_values(table, file, fields) for file in files}
+    if options.files.partition.replace(" ", "").lower() == "max_pt()":
+        selected_files = list(files)
+        for name in fields.names:
+            ordered_values = [
+                _order_key(value) for file in selected_files if (value := typed_values[file][name]) is not None
+            ]
+            latest = max(ordered_values) if ordered_values else None
+            selected_files = [file for file in selected_files if _order_key(typed_values[file][name]) == latest]
+        return tuple(selected_files)
+    selected_values: dict[str, object] = {}
+    name_by_lowercase = {name.lower(): name for name in fields.names}
+    for pair in options.files.partition.split(","):
+        column, separator, value = (part.strip() for part in pair.partition("="))
+        name = name_by_lowercase.get(column.lower(), "")
+        if not separator or not name:
+            raise OptionError(
+                f"option lookup.partition = {options.files.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
+            )
+        try:
+            raw = None if value == _NULL_PARTITION else _unescape(value)
+            selected_values[name] = partition_value(raw, fields.field(name).type)
+        except ValueError:
+            raise OptionError(
+                f"option lookup.partition = {options.files.partition!r}: {value!r} is not a valid {fields.field(name).type} for column {name}"
+            ) from None
+    return tuple(
+        file
+        for file in files
+        if all(_order_key(typed_values[file][name]) == _order_key(value) for name, value in selected_values.items())
+    )
+
+
+def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
+    """Column -> value of a file's partition columns. Raises SchemaError if one is missing, or a value is not of its column's type."""
+    values = dict(raw_partition_values(table, file))
+    typed_values: dict[str, object] = {}
+    for field in fields:
+        if field.name not in values:
+            raise SchemaError(
+                f"{file.url} lies in no {field.name}=… directory, as the table's files did when the query was planned: "
+                "the table changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
+            )
+        try:
+            typed_values[field.name] = partition_value(values[field.name], field.type)
+        except ValueError:
+            if table.declared is not None:
+                raise SchemaError(
+                    f"{redact('path', file.url)}: the value {values[field.name]!r} of partition column {field.name!r} is not a valid {field.type}, its "
+                    "type in lookup.schema or .schema(…): declare a type that the values of all its directories have (STRING always "
+                    "does), or move this directory out of the table"
+                ) from None
+            raise SchemaError(
+                f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "
+                "not: the table changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
+            ) from None
+    return typed_values
+
+
+def _order_key(value: Any) -> Any:
+    """A key by which values sort and compare as in Spark: NaN equals NaN, and is above all numbers."""
+    return None if value is None else (value != value, 0 if value != value else value)  # noqa: PLR0124

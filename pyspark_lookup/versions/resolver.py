@@ -1,5 +1,9 @@
 """`Resolver`: finds the version of a table that an execution reads.
 
+`TableKinds` tells what is at a path: the kind of table, and whether it lies inside another one. `CurrentVersions` tells which version is
+current (Alluxio's `get_meta` switch). UFS: the store is asked once per query. CACHE: this host's last known version is used while it is
+young enough.
+
 The race: tasks of one execution resolve at the same time. The first one on a host records its version, by exclusive create, and all
 others take that: one version per execution.
 """
@@ -9,27 +13,407 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import UNSET
+from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.errors import (
     CHANGED_KIND,
+    CatalogUnavailableError,
+    DamagedFileError,
+    NotATableError,
     OptionError,
+    TableFormatError,
+    UfsError,
     UfsNotFoundError,
+    UfsPermissionError,
 )
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.enums import MetadataSource
+from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSource, OnBusy
+from pyspark_lookup.options.file_options import CsvOptions
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
-from pyspark_lookup.storage.stores import FileVersion, Listing
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S, FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.current_versions import CurrentVersions
 from pyspark_lookup.versions.executions import Execution, Executions, Resolution
-from pyspark_lookup.versions.model import Table, TableVersion, require_metadata
-from pyspark_lookup.versions.table_kinds import TableKinds
+from pyspark_lookup.versions.host_versions import HostVersions
+from pyspark_lookup.versions.model import Busy, Kind, Table, TableVersion, VersionMetadata, glob_root, require_metadata
+from pyspark_lookup.versions.version_source import Question, SourceParts, VersionSource
+
+_CONCURRENT_LISTS = 16
+
+
+class TableKinds:
+    """The kinds of tables at a store, by `sources`, and what this host remembers of a path's kind in `host`."""
+
+    def __init__(
+        self,
+        ufs: Ufs,
+        blocks: BlockCache,
+        context: HostContext,
+        sources: Sequence[Callable[[SourceParts], VersionSource]],
+    ) -> None:
+        self._ufs = ufs
+        self._context = context
+        self._literal: dict[str, bool] = {}
+        self.host = HostVersions(ufs, context, self._restore, self._has_commit)
+        self.sources: list[VersionSource] = []
+        parts = SourceParts(ufs, blocks, self.host, context, self.sources)
+        self.sources += [make(parts) for make in sources]
+        self.detect_kind = parts.detect_kind
+        self._by_kind = {kind: source for source in self.sources for kind in source.kinds}
+        self.enclosing = EnclosingTables(ufs, context, self.sources)
+
+    def source(self, table: Table) -> VersionSource:
+        """The source of the table's versions."""
+        return self._by_kind[table.kind]
+
+    def kind_of_url(self, url: str) -> str | None:
+        """The kind of table that a canonical path itself shows; None if only the store can tell."""
+        kind = next((kind for source in self.sources if (kind := source.kind_of_url(url)) is not None), None)
+        return None if kind == Kind.GLOB and self.is_literal(url) else kind
+
+    def is_literal(self, url: str) -> bool:
+        """Whether a path with wildcards is the literal name of a file or directory, and so not a pattern. One call, once in a process."""
+        if url not in self._literal:
+            try:
+                self._ufs.get_status(url)
+                self._literal[url] = True
+            except (UfsNotFoundError, UfsPermissionError):
+                self._literal[url] = False
+        return self._literal[url]
+
+    def forget_literal(self, url: str) -> bool:
+        """Treat a path with wildcards as a pattern from now on, because the file with that literal name is gone. Returns whether it was literal."""
+        was_literal = self._literal.get(url, False)
+        if was_literal:
+            self._literal[url] = False
+        return was_literal
+
+    def to_table(self, options: LookupOptions, kind: str, version: TableVersion | None = None) -> Table:
+        """The table at `options.files.path`, which is known to be of this kind; with its format if a version is given. No store call.
+
+        Raises OptionError for an option that has no meaning for such a table.
+        """
+        if kind not in self._by_kind:
+            raise OptionError(
+                f"{redact('path', options.files.path)}: tables of the kind {kind!r} are unknown to this process: does "
+                "another release of pyspark_lookup run on the driver or another host?"
+            )
+        self._by_kind[kind].check_options(options, kind)
+        return self._table(options, kind, version)
+
+    def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:
+        source = self._by_kind[kind]
+        form = None if source.described else options.files.format
+        if form is None and (source.described or version is not None):
+            form = source.detect_format(version.files if version is not None else ())
+        csv_options = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
+        if csv_options and form not in (None, FileFormatName.CSV) and not source.described:
+            raise OptionError(
+                f"option {csv_options[0]} is for CSV files: {redact('path', options.files.path)} holds {form.value} files: remove the option"
+            )
+        url = self._ufs.url_of(options.files.path)
+        busy = Busy(options.files.on_busy is OnBusy.KEEP, options.files.busy_wait_s, options.files.busy_timeout_s)
+        csv, declared = (CsvOptions(), None) if source.described else (options.csv, options.files.schema)
+        parts = (url, self._ufs.scope, kind, form, options.files.success_file, options.files.settle_s, options.pinned)
+        return Table(*parts, busy=busy, csv=csv, declared=declared, retained=source.retained)
+
+    def vanished_kind(self, url: str, options: LookupOptions) -> str | None:
+        """The kind of table that was at a path a while ago: an overwrite may have removed it and not begun to write. None if there was none."""
+        if self.kind_of_url(url) is not None or options.pinned is not None:
+            return None
+        probes = (self._table(options, kind, None) for kind in self._by_kind if kind != Kind.GLOB)
+        return next((probe.kind for probe in probes if self.source(probe).was_here_lately(probe)), None)
+
+    def known_kind(self, url: str, options: LookupOptions) -> str | None:
+        """The kind that the path had when this host last resolved it, in CACHE mode or for a table that keeps versions; else None."""
+        last = self._last_kind(url, options)
+        retained = last is not None and self._by_kind[last].retained
+        return last if options.version.source is MetadataSource.CACHE or retained else None
+
+    def _last_kind(self, url: str, options: LookupOptions) -> str | None:
+        kind_by_time: dict[tuple[bool, float], str] = {}
+        for kind, source in self._by_kind.items():
+            if kind == Kind.GLOB or (kind == Kind.FILE and options.files.names_directory):
+                continue
+            probe = self._table(options if source.retained else options.unpinned, kind, None)
+            record = self.host.last(probe) or self.host.last(self._table(options.unpinned, kind, None))
+            if record is not None:
+                # The wall clock may have been set back in between.
+                is_same_boot = record["boot"] == self._context.clock.boot
+                kind_by_time[is_same_boot, record["started_s" if is_same_boot else "wall_s"]] = kind
+        if {Kind.DIRECTORY, Kind.FILE} <= set(kind_by_time.values()) and not url.startswith("file://"):
+            return None  # an object store can have both, and the other spelling of the path, with a slash, may name one of them
+        return kind_by_time[max(kind_by_time)] if kind_by_time else None
+
+    def forget_kind(self, table: Table) -> bool:
+        """Forget the table if its path has become another kind of table. Returns whether it has."""
+        try:
+            if not self.is_another_kind(table):
+                return False
+        except UfsError:
+            return False
+        self.host.forget(table)
+        return True
+
+    def is_another_kind(self, table: Table) -> bool:
+        """Whether the path of a table that is gone is now of another kind: a file, a directory or another kind of table."""
+        with contextlib.suppress(UfsNotFoundError):
+            by_url = self.kind_of_url(table.url) is not None
+            return not by_url and self.detect_kind(self._ufs.get_status(table.url)) != table.kind
+        return False
+
+    def is_known_as_another(self, options: LookupOptions, source: VersionSource) -> bool:
+        """Whether this host has known a table of another kind than the source's at `options.files.path`."""
+        others = (kind for kind, other in self._by_kind.items() if other is not source and kind != Kind.GLOB)
+        return any(self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in others)
+
+    def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
+        """The versions that the table at `options.files.path` lists itself (see `VersionSource.history`); None if it has no list."""
+        url = self._ufs.url_of(options.files.path)
+        kind = self.kind_of_url(url) or self._last_kind(url, options)
+        with contextlib.suppress(UfsNotFoundError):
+            kind = kind or self.detect_kind(self._ufs.get_status(url))
+        return None if kind is None else self._by_kind[kind].history(self._table(options, kind, None))
+
+    def lacks_files(self, version: TableVersion) -> bool:
+        """Whether a version that was kept while a job writes has files that the job has removed."""
+        return any(source.lacks_files(version) for source in self.sources)
+
+    def _restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        return self.source(table).restore(table, metadata)
+
+    def _has_commit(self, url: str, table_id: str, position: int) -> bool:
+        return all(source.has_commit(url, table_id, position) for source in self.sources)
+
+
+class EnclosingTables:
+    """Looks for tables above a path, once for each host and path. `sources`: the kinds of tables, each with its `VersionSource.markers`."""
+
+    def __init__(self, ufs: Ufs, context: HostContext, sources: Sequence[VersionSource]) -> None:
+        self._ufs = ufs
+        self._context = context
+        self._sources = sources
+        self._markers = {marker: source for source in sources for marker in source.markers}
+        self._checked_urls: set[str] = set()
+
+    def check(self, url: str, glob: bool = False) -> None:
+        """Raise TableFormatError if a directory above `url` (of a file, a directory or a glob) is a table."""
+        enclosing = self.find(url, glob)
+        if enclosing is not None:
+            directory, kind = enclosing
+            raise TableFormatError(
+                f"{redact('path', url)} lies inside {redact('path', directory)}, {kind}: its files may be outdated, or hold deleted "
+                f"rows. Read {redact('path', directory)} instead, and limit its rows with lookup.where"
+            )
+
+    def find(self, url: str, glob: bool = False) -> tuple[str, str] | None:
+        """(the nearest directory above `url` that is a table, its kind); None if there is none.
+
+        The first time that this host sees the path, this costs a call for each directory above it and each marker. A directory that may not
+        be listed counts as no table.
+        """
+        if url in self._checked_urls:
+            return None
+        key = key_of("place", self._ufs.scope, url)
+        disk = self._context.disk
+        if disk is None or disk.get_record("place", key) is None:
+            places = [(directory, marker) for directory in _directories_above(url, glob) for marker in self._markers]
+            answers = run_in_order(lambda place: self._is_table(*place), places, min(_CONCURRENT_LISTS, len(places)))
+            enclosing = [place for place, is_table in zip(places, answers, strict=True) if is_table]
+            for directory, marker in enclosing:
+                return directory, self._markers[marker].label
+            if disk is not None:
+                with contextlib.suppress(OSError):
+                    disk.create_record("place", key, 1)  # the key shows the table: a URL might contain a signature
+        self._checked_urls.add(url)
+        return None
+
+    def label_of(self, listing: Listing) -> str | None:
+        """The kind of table that the files of a directory show; None if they show none."""
+        return next((source.label for source in self._sources if source.is_shown(listing)), None)
+
+    def _is_table(self, directory: str, marker: str) -> bool:
+        with contextlib.suppress(UfsNotFoundError, UfsPermissionError):
+            return self._markers[marker].marks_table(self._ufs, f"{directory}/{marker}")
+        return False
+
+
+def _directories_above(url: str, glob: bool) -> Iterator[str]:
+    """The directories that a path lies in, nearest first; for a local path also those that its symbolic links lead to."""
+    place = glob_root(url) if glob else url  # a glob's listing shows tables from its root on
+    scheme, _, path = place.partition("://")
+    paths = [path]
+    if scheme == "file":
+        parent, _, name = path.rpartition("/")
+        paths += [os.path.realpath(path), f"{os.path.realpath(parent)}/{name}"]
+    seen_directories: set[str] = set()
+    for directory in paths:
+        while "/" in directory:
+            directory = directory.rpartition("/")[0]
+            if directory not in seen_directories:
+                seen_directories.add(directory)
+                yield f"{scheme}://{directory}"
+
 
 _log = logging.getLogger("pyspark_lookup.metadata")
+_SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk has a finer resolution
+
+
+class CurrentVersions:
+    """Asks the store for versions, and this host's records in CACHE mode. Without a disk in `context` nothing is remembered."""
+
+    def __init__(self, kinds: TableKinds, context: HostContext) -> None:
+        self._kinds = kinds
+        self._host = kinds.host
+        self._context = context
+
+    def ask(self, table: Table, patient: bool = True) -> TableVersion:
+        """The store's current version: one metadata call, remembered on this host. `patient`: see `ask_since`."""
+        return self.ask_since(table, self._context.clock.steady_s(), patient=patient)
+
+    def refresh(self, table: Table) -> TableVersion:
+        """The store's current version. If it has none now, for instance because a job writes, the host's last version is used, and that is
+        counted."""
+        record = self._host.last(table)
+        last_version = self._host.files(table, record["digest"]) if record else None
+        try:
+            return self.ask_since(table, self._context.clock.steady_s(), patient=last_version is None)
+        except (NotATableError, UfsNotFoundError, DamagedFileError, CatalogUnavailableError) as problem:
+            if last_version is None or (isinstance(problem, CHANGED_KIND) and self._kinds.is_another_kind(table)):
+                raise
+            self._context.metrics.inc("keptVersionCount")
+            self._context.metrics.inc("staleServedCount")
+            reason, instead = str(problem), f"keeping version {last_version.digest}"
+            log_event(
+                _log, logging.WARNING, "fallback", table=redact("path", table.url), reason=reason, instead=instead
+            )
+            return last_version
+
+    def read_cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
+        """The version with which CACHE mode answers, from the store if the host's is too old; None in UFS mode or without a disk."""
+        if options.version.source is MetadataSource.UFS or self._context.disk is None:
+            return None
+        if options.version.sync_interval_s == 0:
+            return self.refresh(table)
+        fresh = self._find_fresh(table, options)
+        if fresh is None:
+            with self._host.lock("refresh", table.id, self._kinds.source(table).one_asks):
+                fresh = self._find_fresh(table, options)  # the last holder of the lock may have learned it
+                if fresh is None:
+                    return self.refresh(table)
+        self._context.metrics.inc("metadataCacheCount")
+        return fresh
+
+    def _find_fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
+        """The host's last version, if it is within the sync interval; else None. Its age counts from when its resolution began."""
+        record = self._host.last(table)
+        # With a full cache its reload trigger asks the store; in between the host's last version counts, whatever its age.
+        interval_s = -1.0 if options.cache.mode is CacheMode.FULL else options.version.sync_interval_s
+        if record is None or interval_s is None or interval_s == 0:
+            return None
+        age_s = self._context.clock.steady_s() - record["started_s"]
+        if not self._host.reaches(record.get("log"), table.url, options):
+            return None
+        # Times of another boot's clock show no age.
+        if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):
+            return None
+        if options.cache.mode is not CacheMode.FULL:  # a full cache has its own interval
+            self._context.metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
+        return self._host.files(table, record["digest"])
+
+    def settle(self, table: Table, version: TableVersion) -> TableVersion:
+        """The current version, once its files are so old that a later change gives them another identity. Gives up waiting if they keep
+        changing.
+
+        `version`: the current one, just resolved.
+        """
+        for wait_s in _SETTLE_WAITS_S:
+            if all(file.settled for file in version.files):
+                break
+            self._context.clock.sleep(wait_s)
+            version = self.ask(table)
+        return version
+
+    def learn_newer(self, table: Table, since_s: float) -> TableVersion:
+        """The version that this host has learned since `since_s`; if there is none, the store's current one."""
+        record = self._host.last(table)
+        is_recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
+        learned_version = self._host.files(table, record["digest"]) if record is not None and is_recent else None
+        return self.ask(table) if learned_version is None else learned_version
+
+    def find_recorded(self, table: Table, digest: str) -> TableVersion | None:
+        """The version with this digest, if this host has it on record; else None. No store call."""
+        return self._host.files(table, digest)
+
+    def find(self, table: Table, digest: str, newest: float) -> TableVersion | None:
+        """The version with this digest, from the host's records or else the store; None if the store no longer has it.
+
+        `newest`: its `TableVersion.newest`, which finds a version to whose table only files were added since.
+        """
+        cached_version = self._host.files(table, digest)
+        if cached_version is not None:
+            return cached_version
+        with self._host.lock("find", digest, self._kinds.source(table).one_asks):
+            cached_version = self._host.files(table, digest)  # the last holder of the lock may have found it
+            if cached_version is not None:
+                return cached_version
+            ask = functools.partial(self.ask_since, table, self._context.clock.steady_s(), patient=False)
+            states = self._kinds.source(table).candidates(table, digest, newest, ask)
+            version = next((state for state in states if state.digest == digest), None)
+            if version is not None:
+                self._host.remember(table, version)
+            return version
+
+    def ask_since(
+        self,
+        table: Table,
+        started_s: float,
+        status: FileVersion | Listing | None = None,
+        gone_digest: str | None = None,
+        patient: bool = True,
+        renew: bool = True,
+    ) -> TableVersion:
+        """The store's current version, as of `started_s` or later.
+
+        This takes one call to the store, and more if the table must settle, if a job is writing its files, or if its log has new events.
+        For `status`, `gone_digest` and `patient` see `Question`.
+
+        `renew`: even if the version has not changed, record that it is still the current one.
+        """
+        source = self._kinds.source(table)
+        if not source.described:
+            self._kinds.enclosing.check(table.url, table.kind == Kind.GLOB)
+        answer = source.current(Question(table, started_s, status, gone_digest, patient))
+        if answer.is_kept:
+            return answer.version
+        return self._learn(table, answer.version, answer.started_s, renew) or self._learn_again(table, source)
+
+    def _learn(self, table: Table, version: TableVersion, started_s: float, renew: bool) -> TableVersion | None:
+        self._context.metrics.inc("resolutionCount")
+        self._context.metrics.set_gauge("versionAsOf", int(self._context.clock.wall_s() * 1000))
+        return self._host.learn(table, version, started_s, renew=renew)
+
+    def _learn_again(self, table: Table, source: VersionSource) -> TableVersion:
+        """The store's current version, asked again because the host has a newer version on record but lacks its files.
+
+        The race: other processes may record still newer versions meanwhile. So it is asked up to three times, and the last answer is used
+        without a comparison.
+        """
+        for last in (False, False, True):
+            answer = source.current(Question(table, self._context.clock.steady_s(), patient=False))
+            if answer.is_kept:
+                break
+            learned_version = self._host.learn(table, answer.version, answer.started_s, trust_store=last)
+            if learned_version is not None:
+                return learned_version
+        return answer.version
 
 
 class Resolver:

@@ -31,7 +31,7 @@ from pyspark_lookup.options.parsing import make
 from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupFunctionProvider
 from pyspark_lookup.sources.providers.made_provider import get_attribute
 from pyspark_lookup.sources.registry import parse_options
-from pyspark_lookup.storage.stores.error_mapping import our_error
+from pyspark_lookup.storage.stores.store import our_error
 
 SECRET = "SESAME42"
 NAMES = (

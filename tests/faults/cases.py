@@ -27,7 +27,7 @@ from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.storage import ufs as ufs_module
 from pyspark_lookup.storage.stores import open_store
 from pyspark_lookup.storage.stores.s3 import S3Store
-from pyspark_lookup.versions import table_kinds as table_kinds_module
+from pyspark_lookup.versions import resolver as resolver_module
 from tests.faults.direct import door, put
 from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows
 from tests.history.checker import Rows, State, states
@@ -78,7 +78,7 @@ class Bench:
 
         patch.setattr(runtime_module, "open_store", opened)
         # One request after the other, so that their numbers are the same in every run.
-        for module in (ufs_module, table_kinds_module):
+        for module in (ufs_module, resolver_module):
             patch.setattr(module, "run_in_order", lambda do, items, threads: map(do, items))
         patch.setattr(api, "runtime", lambda: self.runtime)
 

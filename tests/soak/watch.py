@@ -16,7 +16,7 @@ from typing import Any
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.storage.disk import Disk
-from pyspark_lookup.storage.disk.ownership import MARKER
+from pyspark_lookup.storage.disk.directory import MARKER
 from pyspark_lookup.storage.host_metrics import read_table_counts
 from tests.soak import tables
 from tests.support.cluster import Cluster

@@ -22,8 +22,7 @@ from pyspark_lookup.storage.context import HostContext, Start, in_thread
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, FileVersion, Store, open_store
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.resolver import Resolver
-from pyspark_lookup.versions.table_kinds import TableKinds
+from pyspark_lookup.versions.resolver import Resolver, TableKinds
 
 CACHES: dict[str, dict[str, str]] = {
     "NONE": {},

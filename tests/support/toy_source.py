@@ -23,8 +23,7 @@ from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.sources.registry import SOURCES
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
-from pyspark_lookup.versions.deletes import DELETES
-from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
+from pyspark_lookup.versions.model import DELETES, Table, TableVersion, VersionMetadata
 from pyspark_lookup.versions.version_source import Answer, Question, VersionSource
 
 __all__ = ["InlineDeletes", "ToySource", "commit"]

@@ -54,11 +54,9 @@ from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.host_metrics import Reload, remember_reload
-from pyspark_lookup.versions.current_versions import CurrentVersions
-from pyspark_lookup.versions.model import Table, TableVersion
-from pyspark_lookup.versions.partitions import select_partitions
-from pyspark_lookup.versions.restarts import read_with_restarts
-from pyspark_lookup.versions.table_kinds import TableKinds
+from pyspark_lookup.versions.executions import read_with_restarts
+from pyspark_lookup.versions.model import Table, TableVersion, select_partitions
+from pyspark_lookup.versions.resolver import CurrentVersions, TableKinds
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 

@@ -14,8 +14,8 @@ import math
 import threading
 from collections.abc import Callable
 
+from pyspark_lookup.core.clock import Timer
 from pyspark_lookup.core.threads import has_ended
-from pyspark_lookup.core.timer import Timer
 from pyspark_lookup.errors import redact_cause
 from pyspark_lookup.options.enums import ReloadStrategy
 from pyspark_lookup.options.lookup_options import LookupOptions

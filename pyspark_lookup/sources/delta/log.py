@@ -33,7 +33,7 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import FileVersion, add_log_directory
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.restarts import read_again
+from pyspark_lookup.versions.executions import read_again
 
 LOG_DIRECTORY = add_log_directory("_delta_log")
 _COMMIT = re.compile(r"(\d{20})\.json")

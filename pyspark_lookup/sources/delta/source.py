@@ -34,9 +34,8 @@ from pyspark_lookup.sources.delta.vectors import DeletionVector, vector_url
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.deletes import DELETES
-from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata, require_metadata
-from pyspark_lookup.versions.restarts import read_again
+from pyspark_lookup.versions.executions import read_again
+from pyspark_lookup.versions.model import DELETES, Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
 _OF_LOG = re.compile(r"\d{20}\.(?:json|checkpoint\..+)")

@@ -29,11 +29,10 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.formats.model import detect_format
 from pyspark_lookup.storage.block_cache import BlockCache
-from pyspark_lookup.storage.glob import glob_matches, glob_reaches, is_glob
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.host_versions import HostVersions
-from pyspark_lookup.versions.model import Kind, Table, TableVersion
+from pyspark_lookup.versions.model import Kind, Table, TableVersion, glob_matches, glob_reaches, is_glob
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, VersionSource
 
 

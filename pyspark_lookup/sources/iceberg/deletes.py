@@ -31,7 +31,7 @@ from pyspark_lookup.storage.stores import (
     Range,
     StoredColumn,
 )
-from pyspark_lookup.versions.deletes import DELETES
+from pyspark_lookup.versions.model import DELETES
 
 _PATH_ID, _POSITION_ID = 2147483546, 2147483545
 _FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")

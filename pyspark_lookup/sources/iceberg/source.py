@@ -38,7 +38,6 @@ from pyspark_lookup.sources.iceberg.metadata import (
 from pyspark_lookup.sources.iceberg.options import IcebergOptions
 from pyspark_lookup.sources.iceberg.pointer import HINT, METADATA_DIRECTORY, METADATA_SUFFIX, Pointer, read_pointer
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.glob import glob_reaches
 from pyspark_lookup.storage.stores import CATALOG_SCHEME, IMMUTABLE, FileVersion, Listing, Store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import (
@@ -46,6 +45,7 @@ from pyspark_lookup.versions.model import (
     Table,
     TableVersion,
     VersionMetadata,
+    glob_reaches,
     names_of_rows,
     require_metadata,
 )

@@ -18,7 +18,7 @@ from pyspark_lookup.sources.managed.log import Abort, Batch, DataFile, Event, No
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import LOG_DIRECTORY
-from pyspark_lookup.storage.stores.own_files import is_own
+from pyspark_lookup.storage.stores.store import is_own
 from pyspark_lookup.storage.ufs import Ufs
 
 _BEATS = 8  # heartbeats per timeout

@@ -25,8 +25,7 @@ from pyspark_lookup.sources.managed.log import Change, Definition, NotificationL
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from pyspark_lookup.sources.managed.source import managed_version, read_version, version_of_file
 from pyspark_lookup.storage.stores import DELETE_FILE, FileVersion
-from pyspark_lookup.versions.deletes import PATH, ROW, DeleteFile
-from pyspark_lookup.versions.model import Table, require_metadata
+from pyspark_lookup.versions.model import PATH, ROW, DeleteFile, Table, require_metadata
 
 CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP = "_change_type", "_log_position", "_commit_timestamp"
 CHANGE_COLUMNS = pa.schema(

@@ -22,8 +22,7 @@ from pyspark_lookup.sources.managed.log import NotificationLog, TableState, Tabl
 from pyspark_lookup.sources.managed.source import managed_version
 from pyspark_lookup.sources.managed.writer import TableWriter
 from pyspark_lookup.storage.stores import FileVersion
-from pyspark_lookup.versions.deletes import PATH
-from pyspark_lookup.versions.model import Table
+from pyspark_lookup.versions.model import PATH, Table
 
 _log = logging.getLogger("pyspark_lookup.writing")
 

@@ -16,8 +16,7 @@ from pyspark_lookup.errors import WriteConflictError
 from pyspark_lookup.sources.managed.log import DataFile, Definition, TableState
 from pyspark_lookup.sources.managed.source import managed_version, version_of_file
 from pyspark_lookup.storage.stores import FileVersion
-from pyspark_lookup.versions.deletes import PATH, ROW
-from pyspark_lookup.versions.model import Table
+from pyspark_lookup.versions.model import PATH, ROW, Table
 
 
 class RowsByKey(Protocol):

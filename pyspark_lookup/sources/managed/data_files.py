@@ -19,9 +19,9 @@ from pyspark_lookup.errors import PutUnknownError, UfsError, UfsUnavailableError
 from pyspark_lookup.sources.managed.definitions import conform
 from pyspark_lookup.sources.managed.log import DataFile, Definition, TableState, TableWrite, WriteMode
 from pyspark_lookup.sources.managed.log.events import PAGE
-from pyspark_lookup.storage.stores.own_files import is_data_file
+from pyspark_lookup.storage.stores.store import is_data_file
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.deletes import delete_file_bytes, distinct_places
+from pyspark_lookup.versions.model import delete_file_bytes, distinct_places
 
 _MIB = 1024 * 1024
 
@@ -171,7 +171,7 @@ class DataFiles:
             yield pa.Table.from_batches(pending, schema)
 
     def put_deletes(self, rows: pa.Table) -> DataFile:
-        """Write a delete file that names rows of other files (see `versions.deletes`)."""
+        """Write a delete file that names rows of other files (see `versions.model`)."""
         places = distinct_places(rows)
         return self._put_bytes(delete_file_bytes(places), f"{self._job.directory}/deletes", places.num_rows)
 

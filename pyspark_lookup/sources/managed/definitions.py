@@ -13,7 +13,7 @@ from pyspark_lookup.options.enums import MissingColumns
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.log import Definition, TableState
 from pyspark_lookup.sources.managed.options import WriteOptions
-from pyspark_lookup.versions.deletes import PATH, ROW
+from pyspark_lookup.versions.model import PATH, ROW
 
 
 def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:

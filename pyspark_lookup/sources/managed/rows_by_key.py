@@ -30,8 +30,7 @@ from pyspark_lookup.scan.table_scan import Prepared, Scan
 from pyspark_lookup.sources.managed.log import DataFile, Definition
 from pyspark_lookup.sources.managed.source import version_of_file
 from pyspark_lookup.storage.stores import FileVersion
-from pyspark_lookup.versions.deletes import PATH, ROW, place_fields
-from pyspark_lookup.versions.model import Table
+from pyspark_lookup.versions.model import PATH, ROW, Table, place_fields
 
 _AT_ONCE = 1_000_000  # rows that are compared with the keys at a time
 

@@ -22,10 +22,9 @@ from pyspark_lookup.sources.managed.log import (
     TableWrite,
 )
 from pyspark_lookup.storage.stores import IMMUTABLE, LOG_DIRECTORY, FileStatistics, FileVersion, Listing
-from pyspark_lookup.storage.stores.own_files import is_own
+from pyspark_lookup.storage.stores.store import is_own
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.deletes import DeleteFile
-from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata, require_metadata
+from pyspark_lookup.versions.model import DeleteFile, Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
 MANAGED = "MANAGED"

@@ -22,10 +22,9 @@ from pyspark_lookup.sources.managed.source import MANAGED, LogSource
 from pyspark_lookup.sources.managed.vacuum import Vacuumed, vacuum, vacuum_if_due
 from pyspark_lookup.sources.managed.writer import TableWriter
 from pyspark_lookup.storage.context import HostContext
-from pyspark_lookup.storage.glob import is_glob
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.model import Table
-from pyspark_lookup.versions.table_kinds import TableKinds
+from pyspark_lookup.versions.model import Table, is_glob
+from pyspark_lookup.versions.resolver import TableKinds
 
 
 class ManagedTables:

@@ -24,7 +24,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.managed.log import Event, NotificationLog, TableState, Vacuum
 from pyspark_lookup.sources.managed.log import state as properties
 from pyspark_lookup.storage.stores import LOG_DIRECTORY, FileVersion
-from pyspark_lookup.storage.stores.own_files import is_data_file, is_own, whole_name
+from pyspark_lookup.storage.stores.store import is_data_file, is_own, whole_name
 from pyspark_lookup.storage.ufs import Ufs
 
 _log = logging.getLogger("pyspark_lookup.writing")

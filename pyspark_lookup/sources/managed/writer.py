@@ -56,7 +56,7 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import Table
-from pyspark_lookup.versions.table_kinds import EnclosingTables
+from pyspark_lookup.versions.resolver import EnclosingTables
 
 
 def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:

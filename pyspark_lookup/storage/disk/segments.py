@@ -29,6 +29,7 @@ from typing import Any
 from pyspark_lookup.core.decoding import UNREADABLE, as_counts, as_texts
 from pyspark_lookup.storage.disk.directory import (
     LEFTOVER_AFTER_S,
+    SEGMENT_MAGIC,
     find_older,
     is_own_file,
     key_of,
@@ -40,7 +41,6 @@ from pyspark_lookup.storage.disk.directory import (
     sync_directory,
     use_file,
 )
-from pyspark_lookup.storage.disk.ownership import SEGMENT_MAGIC
 from pyspark_lookup.storage.disk.records import Records
 from pyspark_lookup.storage.disk.space import ReservedFile, on_disk
 

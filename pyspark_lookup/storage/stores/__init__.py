@@ -3,7 +3,19 @@
 This is the only one of our packages that imports fsspec. Instances belong to one process.
 """
 
-from pyspark_lookup.storage.stores.opening import open_store
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fsspec.core import split_protocol
+
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options.lookup_options import is_local
+from pyspark_lookup.storage.stores.fsspec import FsspecStore
+from pyspark_lookup.storage.stores.local import LocalStore
+from pyspark_lookup.storage.stores.s3 import S3Store
 from pyspark_lookup.storage.stores.store import (
     CATALOG_SCHEME,
     DELETE_FILE,
@@ -46,3 +58,17 @@ __all__ = [
     "add_log_directory",
     "open_store",
 ]
+
+
+def open_store(path: str, storage_options: Mapping[str, Any], now_s: Callable[[], float] = time.time) -> Store:
+    """The store that a path or URL names. Raises OptionError for a protocol that fsspec does not know."""
+    protocol, _ = split_protocol(path)
+    if is_local(path):
+        if storage_options:
+            raise OptionError(
+                f"option lookup.storage.{next(iter(storage_options))}: local paths take no storage options"
+            )
+        return LocalStore(now_s)
+    if protocol in ("s3", "s3a", "s3n"):
+        return S3Store(storage_options)
+    return FsspecStore(path, str(protocol), storage_options, now_s)

@@ -13,8 +13,16 @@ import fsspec
 
 from pyspark_lookup.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError, raise_ours
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.storage.stores.error_mapping import our_error, read_error, translate_errors
-from pyspark_lookup.storage.stores.store import REMOTE_GRANULE_S, Count, FileVersion, Listing, is_entered
+from pyspark_lookup.storage.stores.store import (
+    REMOTE_GRANULE_S,
+    Count,
+    FileVersion,
+    Listing,
+    is_entered,
+    our_error,
+    read_error,
+    translate_errors,
+)
 
 
 @translate_errors

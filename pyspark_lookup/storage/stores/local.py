@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fsspec.implementations.local import make_path_posix
 
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError, raise_ours
-from pyspark_lookup.storage.disk.directory import sync_directory
-from pyspark_lookup.storage.no_links import open_below
-from pyspark_lookup.storage.stores.error_mapping import read_error, translate_errors
-from pyspark_lookup.storage.stores.own_files import split_path
+from pyspark_lookup.storage.disk.directory import open_below, sync_directory
 from pyspark_lookup.storage.stores.store import (
     LOCAL_GRANULE_S,
     PART_OF_FILE,
@@ -25,6 +22,9 @@ from pyspark_lookup.storage.stores.store import (
     Listing,
     is_entered,
     log_directories,
+    read_error,
+    split_path,
+    translate_errors,
 )
 
 _WALKS = 5  # attempts to list a directory whose name leads to another one after each attempt

@@ -21,15 +21,19 @@ from pyspark_lookup.errors import (
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.storage.stores.error_mapping import (
+from pyspark_lookup.storage.stores.store import (
     REDIRECTS,
+    Count,
+    FileVersion,
+    Listing,
     error_code,
     http_status,
+    is_entered,
+    log_directories,
     our_error,
     read_error,
     translate_errors,
 )
-from pyspark_lookup.storage.stores.store import Count, FileVersion, Listing, is_entered, log_directories
 
 _PAGE = 1000  # objects that one request lists or removes
 

@@ -21,11 +21,19 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.sources.files.source import data_files, refuse_tables
 from pyspark_lookup.sources.managed.source import MANAGED
 from pyspark_lookup.sources.registry import SOURCES, parse_options
-from pyspark_lookup.storage.glob import glob_root, is_glob
 from pyspark_lookup.storage.stores import FileVersion, Listing
-from pyspark_lookup.versions.deletes import DeleteFile
-from pyspark_lookup.versions.model import Kind, Table, TableVersion
-from pyspark_lookup.versions.partitions import partition_fields, partition_value, partition_values, select_partitions
+from pyspark_lookup.versions.model import (
+    DeleteFile,
+    Kind,
+    Table,
+    TableVersion,
+    glob_root,
+    is_glob,
+    partition_fields,
+    partition_value,
+    partition_values,
+    select_partitions,
+)
 from tests.support.fakes import FakeClock, Host, make_host
 
 ROOT = "file:///data/dim"

@@ -23,7 +23,7 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.lookup import lookup_table
 from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.storage.disk.ownership import INNER, MARKER
+from pyspark_lookup.storage.disk.directory import INNER, MARKER
 from tests.support.disks import Opened, data_of, key
 from tests.support.fakes import CACHES
 from tests.support.managed_tables import Site, rows, site

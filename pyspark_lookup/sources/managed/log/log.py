@@ -39,7 +39,7 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.restarts import read_again
+from pyspark_lookup.versions.executions import read_again
 
 _log = logging.getLogger("pyspark_lookup.notifications")
 _TAIL_AT_MOST = 100  # events that the host records after a state

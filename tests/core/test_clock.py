@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.timer import Timer
+from pyspark_lookup.core.clock import HostClock, Timer
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.runtime import Runtime
