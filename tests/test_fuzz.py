@@ -44,7 +44,7 @@ from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.lookup.version_token import VersionToken, version_of_token
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import matching_rows
+from pyspark_lookup.scan.table_scan import matching_rows
 from pyspark_lookup.sources.managed.aborts import Heartbeats
 from pyspark_lookup.sources.managed.change_feed import change_columns, changes_between, cost, plan_snapshot
 from pyspark_lookup.sources.managed.log.checkpoints import parse_state, state_to_json

@@ -27,7 +27,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.roaring import read_roaring
 from pyspark_lookup.core import memory
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, PysparkLookupError, without_credentials
-from pyspark_lookup.scan import contract
+from pyspark_lookup.scan import table_scan
 from pyspark_lookup.scan.formats import model as file_names
 from pyspark_lookup.scan.formats import parquet
 from pyspark_lookup.sources.iceberg.manifests import read_manifest_list
@@ -165,14 +165,14 @@ def test_few_bytes_that_stand_for_many_long_values(
 ) -> None:
     """One value of a Parquet dictionary in each row: batches have fewer rows, so that they stay small."""
     monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**22)
-    monkeypatch.setattr(contract, "_UNCHECKED_BYTES", 2**22)
+    monkeypatch.setattr(table_scan, "_UNCHECKED_BYTES", 2**22)
     rows = pa.table({"id": np.arange(3000), "v": CONSTANTS})
     pq.write_table(rows, table / "a.parquet", store_schema=as_stored, write_statistics=False)
     assert (table / "a.parquet").stat().st_size < 200_000
     values = _read(table).column("v")
     assert len(values) == 3000
     assert max(chunk.nbytes for chunk in values.chunks) < 2**24
-    monkeypatch.setattr(contract, "free_bytes", lambda: 2**21)
+    monkeypatch.setattr(table_scan, "free_bytes", lambda: 2**21)
     with pytest.raises(
         NotSupportedError, match=r"/t: its rows take more than \d+ bytes of memory, but only 2097152 are free"
     ):
@@ -414,7 +414,7 @@ def test_shares_are_those_of_all_cuts() -> None:
     """Each share finds its cuts without a look at the others, and no cut is lost."""
     files = [FileVersion(f"s3://b/{number}", size, "x") for number, size in enumerate([7, 1, 0, 1000, 33, 250, 2])]
     for count in (1, 2, 5, 13, 100):
-        shares = [contract.cut_share(files, number, count, True) for number in range(count)]
+        shares = [table_scan.cut_share(files, number, count, True) for number in range(count)]
         pieces = sorted((piece.file.url, piece.start, piece.end) for share in shares for piece in share)
         for file in files:
             ends = [(start, end) for url, start, end in pieces if url == file.url and end > start]

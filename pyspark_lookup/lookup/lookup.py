@@ -46,8 +46,8 @@ from pyspark_lookup.lookup.rows import KeyMaker, KeysLike, as_key_table, as_pyth
 from pyspark_lookup.lookup.runtime import Engine
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import all_columns, coalesce, collect_table
 from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.scan.table_scan import all_columns, coalesce, collect_table
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.versions.executions import Execution, Resolution, read_with_restarts
 from pyspark_lookup.versions.model import TableVersion, select_partitions

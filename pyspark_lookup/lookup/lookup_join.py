@@ -51,7 +51,7 @@ from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import MetadataSource, OnError, Overlap
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import all_columns
+from pyspark_lookup.scan.table_scan import all_columns
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Build, Execution, Resolution
 

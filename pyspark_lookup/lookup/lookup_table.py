@@ -47,9 +47,9 @@ from pyspark_lookup.lookup.planner import ResolvedTable
 from pyspark_lookup.lookup.rows import KeyMaker, KeysLike, RowsLike, as_arrow_rows, as_key_table
 from pyspark_lookup.lookup.runtime import Engine, Runtime, runtime
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
+from pyspark_lookup.options.groups import is_idle_in_gets, refuse_in_reads
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import check_argument, duration_argument_s, option_text
-from pyspark_lookup.options.read_options import is_idle_in_gets, refuse_in_reads
 from pyspark_lookup.sources.managed import batch_directory
 from pyspark_lookup.sources.managed.change_feed import change_columns
 from pyspark_lookup.sources.managed.log import Batch, WriteMode

@@ -27,7 +27,7 @@ from pyspark_lookup.lookup.runtime import Engine
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import collect_table
+from pyspark_lookup.scan.table_scan import collect_table
 from pyspark_lookup.sources.managed.change_feed import (
     CHANGE_COLUMNS,
     ChangeTask,

@@ -35,9 +35,16 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
-from pyspark_lookup.scan.contract import PreparedScan, TableScan, all_columns, collect_table, cut_share, to_slices
 from pyspark_lookup.scan.open_file import Latest, Projection, Slice
-from pyspark_lookup.scan.table_scan import Scan
+from pyspark_lookup.scan.table_scan import (
+    PreparedScan,
+    Scan,
+    TableScan,
+    all_columns,
+    collect_table,
+    cut_share,
+    to_slices,
+)
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of

@@ -20,19 +20,22 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from pyspark_lookup.core.credentials import names_bucket_with_credentials
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import OptionError
-from pyspark_lookup.options.cache_options import (
+from pyspark_lookup.options.conf_file import STORAGE, redact, storage_value, tells_secret
+from pyspark_lookup.options.enums import CacheMode, MetadataSource
+from pyspark_lookup.options.groups import (
     FULL,
     PARTIAL,
     CacheOptions,
+    CsvOptions,
+    FileOptions,
     FullCacheOptions,
     PartialCacheOptions,
+    Pin,
+    ReadOptions,
     StorageOptions,
+    VersionOptions,
 )
-from pyspark_lookup.options.conf_file import STORAGE, redact, storage_value, tells_secret
-from pyspark_lookup.options.enums import CacheMode, MetadataSource
-from pyspark_lookup.options.file_options import CsvOptions, FileOptions
 from pyspark_lookup.options.parsing import check_argument
-from pyspark_lookup.options.read_options import Pin, ReadOptions, VersionOptions
 
 SPARK_CONF_PREFIX = "spark.lookupcache."
 

@@ -11,7 +11,7 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
-from pyspark_lookup.scan.contract import TableScan
+from pyspark_lookup.scan.table_scan import TableScan
 from pyspark_lookup.storage.stores import Store
 from pyspark_lookup.versions.version_source import SourceParts, VersionSource
 

@@ -35,9 +35,9 @@ from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import redact, tells_secret
 from pyspark_lookup.options.enums import View
+from pyspark_lookup.options.groups import BUILT, EXPLICIT, refuse_in_reads
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
-from pyspark_lookup.options.read_options import BUILT, EXPLICIT, refuse_in_reads
 from pyspark_lookup.sources.managed.change_feed import change_columns
 from pyspark_lookup.sources.managed.options import ChangeOptions
 from pyspark_lookup.sources.registry import names_system, parse_options

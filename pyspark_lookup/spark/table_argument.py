@@ -22,9 +22,9 @@ from pyspark_lookup.lookup.metadata_tables import describe_version
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
+from pyspark_lookup.options.groups import BUILT, EXPLICIT, refuse_in_reads
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions, merge_options
 from pyspark_lookup.options.parsing import option_text, parse_names
-from pyspark_lookup.options.read_options import BUILT, EXPLICIT, refuse_in_reads
 from pyspark_lookup.sources.registry import names_catalog, names_system, parse_options
 from pyspark_lookup.spark import planning
 from pyspark_lookup.spark.micro_batch import current_build

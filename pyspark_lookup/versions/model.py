@@ -31,9 +31,8 @@ from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, NotATableError, OptionError, SchemaError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName, OnVersionGone
-from pyspark_lookup.options.file_options import CsvOptions
+from pyspark_lookup.options.groups import CsvOptions, Pin
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.options.read_options import Pin
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import (
     DELETE_FILE,

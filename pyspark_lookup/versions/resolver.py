@@ -33,7 +33,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSource, OnBusy
-from pyspark_lookup.options.file_options import CsvOptions
+from pyspark_lookup.options.groups import CsvOptions
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext

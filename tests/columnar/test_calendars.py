@@ -18,7 +18,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.calendars import ZoneHistory, convert_leaves, gregorian_dates, gregorian_days, widened
 from pyspark_lookup.columnar.predicate import ColumnStats, Compare, may_match
 from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.scan.formats.orc_tail import read_tail
+from pyspark_lookup.scan.formats.orc import read_tail
 from tests.support.fakes import CACHES
 from tests.support.iceberg_tables import sql_catalog
 from tests.support.orc_files import JULIAN, PROLEPTIC, orc_file

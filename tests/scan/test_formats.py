@@ -30,7 +30,7 @@ from pyspark_lookup.core.credentials import printable
 from pyspark_lookup.errors import DamagedFileError, OptionError, SchemaError
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
-from pyspark_lookup.scan.formats.arrow_schema import Table
+from pyspark_lookup.scan.formats.arrow_ipc import Table
 from pyspark_lookup.scan.formats.model import detect_format
 from pyspark_lookup.scan.formats.parquet import spark_fields
 from pyspark_lookup.storage.stores import FileVersion, Range

@@ -23,8 +23,8 @@ from pyspark_lookup.columnar.predicate import evaluate
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
-from pyspark_lookup.scan.contract import cut_share
 from pyspark_lookup.scan.open_file import Slice
+from pyspark_lookup.scan.table_scan import cut_share
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import Host, make_host
 from tests.support.fuzzing import fuzzed

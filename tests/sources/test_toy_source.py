@@ -14,7 +14,7 @@ from pyspark_lookup.cli.main import _group
 from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup import runtime as composition
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
-from pyspark_lookup.scan.deletes import DeletedRows
+from pyspark_lookup.scan.table_scan import DeletedRows
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import make_host
 from tests.support.toy_source import InlineDeletes, commit, people

@@ -50,7 +50,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, OnReloadFailure
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
-from pyspark_lookup.scan.contract import TableScan
+from pyspark_lookup.scan.table_scan import TableScan
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.host_metrics import Reload, remember_reload

@@ -30,10 +30,16 @@ from pyspark_lookup.columnar.types import conform_columns, is_source
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.errors import CacheFullError
-from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan
-from pyspark_lookup.scan.deletes import DeletedValues, live_mask, merge_positions
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
+from pyspark_lookup.scan.table_scan import (
+    DeletedValues,
+    PreparedScan,
+    PreparedUnit,
+    TableScan,
+    live_mask,
+    merge_positions,
+)
 from pyspark_lookup.storage.disk import Disk, ReservedFile, SegmentWriter, key_of
 from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion
 from pyspark_lookup.versions.model import Table, TableVersion

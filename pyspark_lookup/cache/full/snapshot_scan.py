@@ -16,9 +16,9 @@ from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, refer
 from pyspark_lookup.columnar.types import check_readable, conform_columns
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.scan.contract import coalesce, matching_rows
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection
+from pyspark_lookup.scan.table_scan import coalesce, matching_rows
 
 _KEYS_AT_MOST = 100_000  # combinations of key values in a predicate; with more, a scan is as fast
 

@@ -7,7 +7,7 @@ A format never touches storage. It names ranges, and the caller brings their byt
 import pyarrow as pa
 
 from pyspark_lookup.options.enums import FileFormatName
-from pyspark_lookup.options.file_options import CsvOptions
+from pyspark_lookup.options.groups import CsvOptions
 from pyspark_lookup.scan.formats.arrow_ipc import ArrowFormat
 from pyspark_lookup.scan.formats.inference import Inferred, join_inferred
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileFormat, FileIndex, RangesFile, Unit

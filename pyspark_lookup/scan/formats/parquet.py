@@ -28,7 +28,7 @@ from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import lenient_schema, split_type, with_collations, with_parts, without_counterpart
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.memory import free_bytes
-from pyspark_lookup.scan.formats.arrow_schema import narrow_parquet
+from pyspark_lookup.scan.formats.arrow_ipc import narrow_parquet
 from pyspark_lookup.scan.formats.model import (
     BATCH_ROWS,
     FileIndex,

@@ -10,10 +10,8 @@ from pyspark_lookup.columnar.types import lenient_schema
 from pyspark_lookup.core import memory
 from pyspark_lookup.errors import NotSupportedError, SchemaError
 from pyspark_lookup.options.enums import FileFormatName
-from pyspark_lookup.options.file_options import CsvOptions
-from pyspark_lookup.scan.formats.csv_text import CsvFile
+from pyspark_lookup.options.groups import CsvOptions
 from pyspark_lookup.scan.formats.inference import fits
-from pyspark_lookup.scan.formats.json_text import JsonFile
 from pyspark_lookup.scan.formats.model import (
     BATCH_ROWS,
     DECOMPRESS,
@@ -26,6 +24,7 @@ from pyspark_lookup.scan.formats.model import (
     reading,
 )
 from pyspark_lookup.scan.formats.orc import OrcIndex
+from pyspark_lookup.scan.formats.text import CsvFile, JsonFile
 from pyspark_lookup.storage.stores import FileVersion, Range
 
 _COPIES = 3  # copies of a text in memory while it is read

@@ -16,7 +16,7 @@ from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, OptionError, VersionGoneError, raise_ours
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.read_options import Pin, Ref
+from pyspark_lookup.options.groups import Pin, Ref
 from pyspark_lookup.storage.disk import key_of
 
 _FORMATS = (1, 2, 3)

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any, ClassVar
 
 from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options.groups import Pin, Ref
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
-from pyspark_lookup.options.read_options import Pin, Ref
 
 
 @dataclasses.dataclass(frozen=True)

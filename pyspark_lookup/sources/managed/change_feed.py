@@ -20,7 +20,7 @@ from pyspark_lookup.columnar.predicate import Predicate, referenced_columns
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.errors import NotSupportedError, SchemaError, VersionGoneError
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.scan.contract import Files, matching_rows
+from pyspark_lookup.scan.table_scan import Files, matching_rows
 from pyspark_lookup.sources.managed.log import Change, Definition, NotificationLog, TableState, TableWrite, WriteMode
 from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from pyspark_lookup.sources.managed.source import managed_version, read_version, version_of_file

@@ -24,9 +24,8 @@ from pyspark_lookup.columnar.predicate import (
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.errors import DamagedFileError, NonUniqueKeyError
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.scan.contract import Files, PreparedScan, matching_rows, to_slices
 from pyspark_lookup.scan.open_file import Projection
-from pyspark_lookup.scan.table_scan import Prepared, Scan
+from pyspark_lookup.scan.table_scan import Files, Prepared, PreparedScan, Scan, matching_rows, to_slices
 from pyspark_lookup.sources.managed.log import DataFile, Definition
 from pyspark_lookup.sources.managed.source import version_of_file
 from pyspark_lookup.storage.stores import FileVersion

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import TableScan
+from pyspark_lookup.scan.table_scan import TableScan
 from pyspark_lookup.sources.managed.compaction import Compactor
 from pyspark_lookup.sources.managed.data_files import WriteSizes
 from pyspark_lookup.sources.managed.log import NotificationLog, TableState

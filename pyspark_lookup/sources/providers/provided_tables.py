@@ -15,11 +15,11 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError
-from pyspark_lookup.options.cache_options import FULL
 from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSource
+from pyspark_lookup.options.groups import FULL
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
 from pyspark_lookup.scan.open_file import Projection, Slice
+from pyspark_lookup.scan.table_scan import PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
 from pyspark_lookup.sources.opening import Opening
 from pyspark_lookup.sources.providers.options import ProviderOptions
 from pyspark_lookup.sources.providers.provider import ProvidedTable

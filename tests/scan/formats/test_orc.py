@@ -17,9 +17,7 @@ from pyarrow import orc
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.scan.formats import RangesFile
-from pyspark_lookup.scan.formats.orc import OrcIndex
-from pyspark_lookup.scan.formats.orc_numbers import unsigned_numbers
-from pyspark_lookup.scan.formats.orc_tail import decompress_lzo, read_tail
+from pyspark_lookup.scan.formats.orc import OrcIndex, decompress_lzo, read_tail, unsigned_numbers
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import CACHES
 from tests.support.iceberg_tables import opened

@@ -1,0 +1,568 @@
+"""The options of `LookupOptions`, one group for each concern: the table's files, a read and its version, the caches (FLIP-221), the stores."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import tempfile
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark_lookup.columnar.ddl import parse_columns
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options import enums
+from pyspark_lookup.options.enums import CacheMode, FileFormatName, OnBusy, OnReloadFailure, ReloadStrategy
+from pyspark_lookup.options.parsing import (
+    BOOLEAN,
+    COUNT,
+    DURATION,
+    LONG,
+    MIB,
+    MOST,
+    NAME,
+    NAMES,
+    POSITIVE_DURATION,
+    Kind,
+    choice,
+    option,
+    parse_character,
+    parse_commit,
+    parse_encoding,
+    parse_instant,
+    parse_path,
+    parse_quote,
+    parse_reload_strategy,
+    parse_sync_interval_s,
+    parse_text,
+    parse_write_ids,
+    size,
+    whole_number,
+)
+from pyspark_lookup.options.reload_trigger import Blackout, ScheduleMode, parse_blackout, parse_iso_time
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclasses.dataclass(frozen=True)
+class FileOptions:
+    """The table's path, how its files are read, and how jobs that write them are handled."""
+
+    # fmt: off
+    path: str = option(
+        "path", Kind("string", parse_path), "",
+        doc="File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`. If an object and "
+            "a directory share a name, `s3://bucket/name/` is the directory.",
+    )
+    keys: tuple[str, ...] | None = option(
+        "lookup.keys", NAMES, None,
+        doc="Key columns of the table.",
+    )
+    format: FileFormatName | None = option(
+        "lookup.format", choice(FileFormatName), None, default_text="from the file names",
+        doc="File format.",
+    )
+    schema: pa.Schema | None = option(
+        "lookup.schema", Kind("DDL", parse_columns), None, default_text="from the files",
+        doc="The columns and their types, as in CREATE TABLE: `id INT, name STRING`. Text (CSV, JSON) is parsed as "
+            "these types. Other files are cast to them, and a value that would change is an error. A column that no "
+            "file has is null.",
+    )
+    partition: str | None = option(
+        "lookup.partition", Kind("`max_pt()` or `k=v,…`", parse_text), None, default_text="all",
+        doc="Partition directories to read; `max_pt()` is the latest.",
+    )
+    success_file: bool = option(
+        "lookup.success-file", BOOLEAN, False,
+        doc="Refuse a directory without `_SUCCESS`.",
+    )
+    settle_s: float | None = option(
+        "lookup.settle", DURATION, None,
+        doc="Wait until the newest file is at least this old.",
+    )
+    on_busy: OnBusy = option(
+        "lookup.on-busy", choice(OnBusy), OnBusy.KEEP,
+        doc="While a job writes the files (`_temporary`): use the last version that this host knows, or fail.",
+    )
+    busy_wait_s: float = option(
+        "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
+        doc="How long a query waits for a job that writes the files, if this host knows no version, or the job has removed "
+            "files that this host has not cached.",
+    )
+    busy_timeout_s: float = option(
+        "lookup.busy-timeout", DURATION, 600.0, default_text="10 min",
+        doc="A job whose directory has not changed for this long counts as dead: its directory is ignored, and a "
+            "warning names it.",
+    )
+    # fmt: on
+
+    @property
+    def names_directory(self) -> bool:
+        """Whether the path itself shows that it is a directory. The last slash of a web URL does not."""
+        return self.path.endswith("/") and not self.path.startswith(("http://", "https://"))
+
+
+@dataclasses.dataclass(frozen=True)
+class CsvOptions:
+    """How CSV files are written. `escape` None: a quote inside quoted text is doubled; a file that shows otherwise is an error."""
+
+    # fmt: off
+    header: bool = option(
+        "lookup.csv.header", BOOLEAN, True,
+        doc="CSV files: the first line has the column names. Otherwise the columns are called `_c0`, `_c1`, …, or as in "
+            "lookup.schema.",
+    )
+    sep: str = option(
+        "lookup.csv.sep", Kind("character", parse_character), ",",
+        doc="CSV files: the separator between values; `\\t` is a tab.",
+    )
+    quote: str = option(
+        "lookup.csv.quote", Kind("character or nothing", parse_quote), '"',
+        doc="CSV files: the quote character. Quoted text may contain separators and line breaks. "
+            "If the option is empty, quotes are ordinary characters.",
+    )
+    escape: str | None = option(
+        "lookup.csv.escape", Kind("character", parse_character), None, default_text="the quote itself",
+        doc="CSV files: the character that escapes a quote inside quoted text: `\\` in files that Spark wrote.",
+    )
+    null_value: str = option(
+        "lookup.csv.null-value", Kind("text", str), "",
+        doc="CSV files: a text that means null. An unquoted empty value is always null.",
+    )
+    encoding: str = option(
+        "lookup.csv.encoding", Kind("name", parse_encoding), "utf-8",
+        doc="CSV files: their encoding.",
+    )
+    infer_schema: bool = option(
+        "lookup.csv.infer-schema", BOOLEAN, True,
+        doc="CSV files: infer column types from all values; false: every column is text.",
+    )
+    # fmt: on
+
+
+EXPLICIT = "lookup.given"
+"""Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
+BUILT = "lookup.built"
+"""Of such a read, too: the micro-batch in whose `foreachBatch` function the lookup was built, and when, as JSON."""
+OF_AS_OF = frozenset({"lookup.valid-from", "lookup.valid-to", "lookup.overlap"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """A named reference to a version: `kind` is `branch` or `tag`."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Pin = int | datetime.datetime | str | Ref
+"""A version of a table: its number, the one that was current at a time, a list of valid write ids, or a branch or tag."""
+_NUMBER = whole_number(
+    0, 2**63 - 1, "a version of the table, as LookupTable.versions() lists them (of a managed table 1 or more)"
+)
+_CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.versions() lists them, 1 or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """The columns and rows of the table to read, and the view."""
+
+    # fmt: off
+    columns: tuple[str, ...] | None = option(
+        "lookup.columns", NAMES, None, default_text="all",
+        doc="Columns to read, in this order.",
+    )
+    where: str | None = option(
+        "lookup.where", Kind("SQL predicate", parse_text), None, default_text="all rows",
+        doc="Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] "
+            "NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.",
+    )
+    valid_from: str | None = option(
+        "lookup.valid-from", NAME, None,
+        doc="For `lookup_join(…, as_of=…)`: the column with the time from which a row is valid; null: it always was.",
+    )
+    valid_to: str | None = option(
+        "lookup.valid-to", NAME, None,
+        doc="For `lookup_join(…, as_of=…)`: the column with the time before which a row is valid; null: it still is. "
+            "Default: it is valid until the key's next row.",
+    )
+    overlap: enums.Overlap = option(
+        "lookup.overlap", choice(enums.Overlap), enums.Overlap.ERROR,
+        doc="If two rows of a key are valid at the same time: fail, or take the row whose validity started last.",
+    )
+    view: enums.View = option(
+        "lookup.view", choice(enums.View), enums.View.DATA,
+        doc="What a read returns. `data`: rows; `files`: the files of the current version; `versions`: the versions "
+            "that this host knows; `metrics`: this host's counters; `summary`: one row about the current version; `token`: "
+            "the current version as bytes, for the SQL functions of `register_lookup`; `changes`: the changes that the commits of a managed table "
+            "made (`readStream`, or with `lookup.changes-from`).",
+    )
+    on_error: enums.OnError = option(
+        "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
+        doc="Joins and SQL functions: if a lookup fails in every attempt, fail the query, or return null in its columns "
+            "and the reason in the column `lookup_error`.",
+    )
+    split_size: int = option(
+        "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
+        doc="A scan of more bytes than this, in all its files together, is split into tasks of about this size.",
+    )
+    # fmt: on
+
+    def check(self, explicit: AbstractSet[str]) -> None:
+        """Raise OptionError for explicit options that have no effect."""
+        validity_options = {"lookup.valid-to", "lookup.overlap"} & explicit
+        if validity_options and (
+            self.valid_from is None or (self.valid_to is None and "lookup.overlap" in validity_options)
+        ):
+            raise OptionError(
+                f"option {min(validity_options)} has no effect without lookup.valid-from and lookup.valid-to: set them, or remove it"
+            )
+        if self.view not in (enums.View.DATA, enums.View.TOKEN, enums.View.CHANGES) and (self.where or self.columns):
+            raise OptionError(
+                f"option lookup.view = {self.view.value!r} has columns of its own: "
+                "filter it in Spark instead of by lookup.where or lookup.columns"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionOptions:
+    """The version of the table to read, and where the current one is found."""
+
+    # fmt: off
+    source: enums.MetadataSource = option(
+        "lookup.metadata.source", choice(enums.MetadataSource), enums.MetadataSource.UFS,
+        doc="Where a query gets the current version: from the store, asked once per query (UFS), or from this host "
+            "(CACHE).",
+    )
+    sync_interval_s: float | None = option(
+        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="none; CACHE needs it, unless lookup.cache=FULL",
+        doc="With CACHE: ask the store again when the known version is older than this (-1: never, 0: always).",
+    )
+    number: int | None = option(
+        "lookup.version", Kind("version number", _NUMBER), None, default_text="the current version",
+        doc="Tables that keep their versions: read this version (time travel). `lookup.view=versions` lists them.",
+    )
+    timestamp: datetime.datetime | None = option(
+        "lookup.timestamp", Kind("ISO 8601 time", parse_instant), None,
+        doc="Tables that keep their versions: read the version that was current at this time, such as "
+            "`2026-03-01T12:00:00+01:00`. A time without a zone is in UTC.",
+    )
+    valid_write_ids: str | None = option(
+        "lookup.valid-write-ids", Kind("`table:5:2:2:4`", parse_write_ids), None,
+        doc="Managed tables: read only the writes that are valid in this list. It has Hive's format: table id, high "
+            "watermark, least open id, open ids, aborted ids.",
+    )
+    floor: str | None = option(
+        "lookup.floor", Kind("`table id:log position`", parse_commit), None,
+        doc="Managed tables, with CACHE: read a version that includes at least this commit, which its writer gets from "
+            "`LookupTable.floor`. Commits of the reading host are always included.",
+    )
+    at: enums.VersionAt = option(
+        "lookup.version-at", choice(enums.VersionAt), enums.VersionAt.AUTO,
+        doc="When a scan resolves its version. PLAN: when it is planned; READ: when its task reads; AUTO: READ if the "
+            "table fits into one task, else PLAN.",
+    )
+    on_gone: enums.OnVersionGone | None = option(
+        "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; FAIL for tables that keep versions",
+        doc="If a file is replaced after the version was resolved: read the newer version, or fail.",
+    )
+    # fmt: on
+
+    @property
+    def pins(self) -> dict[str, Pin]:
+        """The options that name a version to read, by key."""
+        pins = {
+            "lookup.version": self.number,
+            "lookup.timestamp": self.timestamp,
+            "lookup.valid-write-ids": self.valid_write_ids,
+        }
+        return {key: value for key, value in pins.items() if value is not None}
+
+    def check(self, caches_version: bool) -> None:
+        """Raise OptionError if no option says how long a host uses the version that it knows.
+
+        `caches_version`: only `lookup.metadata.sync-interval` can say it, because there is neither a full cache nor a provider to ask.
+        """
+        cached = self.source is enums.MetadataSource.CACHE
+        if cached and self.sync_interval_s is None and caches_version:
+            raise OptionError(
+                "option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval: a duration such as '5 min', "
+                "0 (ask the store at every query) or -1 (never ask again)"
+            )
+        if not cached and self.sync_interval_s is not None:
+            raise OptionError(
+                "option lookup.metadata.sync-interval contradicts lookup.metadata.source = 'UFS', which asks the store at "
+                "every query: remove it, or set lookup.metadata.source = 'CACHE'"
+            )
+
+
+def is_idle_in_gets(key: str) -> bool:
+    """Whether an option has no effect in a `LookupTable`'s own reads, but has in its other uses."""
+    return key in OF_AS_OF or key == "lookup.on-error" or key.startswith("lookup.stream.")
+
+
+def refuse_in_reads(
+    explicit: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
+) -> None:
+    """Raise OptionError for an option of a read in which it has no effect.
+
+    Options that are stored with a table are not checked, because they apply to all uses of the table. `stream`: the read is, or may be, a
+    stream of changes; `as_of`: it is a lookup of rows that are valid at a time.
+    """
+    for key in sorted(key.lower() for key in explicit):
+        if key.startswith("lookup.write."):
+            raise OptionError(f"option {key} is for writes: remove it from the read")
+        if key.startswith("lookup.stream.") and not stream:
+            raise OptionError(f"option {key} is for streams of changes (readStream): remove it")
+        if key in OF_AS_OF and not as_of:
+            raise OptionError(f"option {key} is for lookup_join with as_of only: remove it")
+        if key == "lookup.on-error" and view is not enums.View.TOKEN:
+            raise OptionError(
+                f"option {key} is for lookup_join and register_lookup: a scan or a get() always fails on an error; remove it"
+            )
+
+
+PARTIAL = "lookup.partial-cache."
+FULL = "lookup.full-cache."
+_DAYS = Kind("integer", whole_number(1, 99_999, "a whole number of days, at least 1 day and at most 99999"))
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheOptions:
+    """What a host caches of the table, and where."""
+
+    # fmt: off
+    mode: CacheMode = option(
+        "lookup.cache", choice(CacheMode), CacheMode.NONE,
+        doc="What a host caches (FLIP-221). NONE: blocks of the files. PARTIAL: also the rows of the keys that were "
+            "looked up. FULL: all rows, decoded and indexed, on local disk.",
+    )
+    path: str | None = option(
+        "lookup.cache.dir", Kind("path", parse_text), None, default_text="`lookupcache-<uid>` in the system's temporary directory",
+        doc="Directory of this host's cache, mode 0700, on a local disk.",
+    )
+    max_bytes: int | None = option(
+        "lookup.cache.max-bytes", size(MIB, MOST), None, default_text="a quarter of its disk, or half of the free space if that is less",
+        doc="Budget for everything in the cache directory: blocks, snapshots, rows by key, records.",
+    )
+    # fmt: on
+
+    def directory(self) -> Path:
+        """The path of this host's cache. Nothing is created here."""
+        if self.path is not None:
+            return Path(self.path).expanduser().absolute()
+        return Path(tempfile.gettempdir()) / f"lookupcache-{os.getuid()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageOptions:
+    """How a host connects to the store. `parameters`: keyword arguments of the fsspec filesystem."""
+
+    # fmt: off
+    max_retries: int = option(
+        "lookup.max-retries", COUNT, 3,
+        doc="How often a call is repeated after a transient error of the store (FLIP-221), with growing pauses.",
+    )
+    parameters: tuple[tuple[str, Any], ...] = option(
+        "lookup.storage.*", Kind("any", str), (), hashed=False,
+        doc="Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never "
+            "credentials.",
+    )
+    # fmt: on
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialCacheOptions:
+    """The bounds of the partial cache."""
+
+    # fmt: off
+    expire_after_access_s: float | None = option(
+        "lookup.partial-cache.expire-after-access", DURATION, None,
+        doc="With PARTIAL: drop a key that was not looked up for this long. PARTIAL needs at least one of "
+            "`expire-after-access`, `expire-after-write`, `max-rows` and `max-bytes`.",
+    )
+    expire_after_write_s: float | None = option(
+        "lookup.partial-cache.expire-after-write", DURATION, None,
+        doc="With PARTIAL: drop a key this long after it was loaded. Needed for a provider without versions.",
+    )
+    max_rows: int | None = option(
+        "lookup.partial-cache.max-rows", LONG, None,
+        doc="With PARTIAL: the maximum number of rows, in each process and in the cache that a host's processes share; a key "
+            "without rows counts as one.",
+    )
+    max_bytes: int | None = option(
+        "lookup.partial-cache.max-bytes", size(0, MOST), None,
+        doc="With PARTIAL: the maximum number of bytes, in each process and in the cache that a host's processes share.",
+    )
+    cache_missing_key: bool = option(
+        "lookup.partial-cache.cache-missing-key", BOOLEAN, True,
+        doc="With PARTIAL: remember that a key has no rows.",
+    )
+    # fmt: on
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the partial cache has a bound."""
+        bounds = (self.expire_after_access_s, self.expire_after_write_s, self.max_rows, self.max_bytes)
+        return any(bound is not None for bound in bounds)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """These options as parameters of `DefaultLookupCache`."""
+        return dataclasses.asdict(self)
+
+    def check(self, explicit: AbstractSet[str], mode: CacheMode, needs_bound: bool) -> None:
+        """Raise OptionError for explicit options that have no effect with this kind of cache, or if the cache has no bound."""
+        explicit_keys = sorted(key for key in explicit if key.startswith(PARTIAL))
+        if mode is not CacheMode.PARTIAL:
+            if explicit_keys:
+                raise OptionError(
+                    f"option {explicit_keys[0]} has no effect with lookup.cache = {mode.value!r}: set lookup.cache = 'PARTIAL', or remove it"
+                )
+            return
+        bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
+        if not self.bounded and needs_bound:
+            raise OptionError(
+                "option lookup.cache = 'PARTIAL': without a bound the cache would grow for ever; set one of "
+                + ", ".join(PARTIAL + bound_name for bound_name in bounds)
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FullCacheOptions:
+    """When the full cache reloads, and the memory, disk and time that it may take."""
+
+    # fmt: off
+    strategy: ReloadStrategy | str = option(
+        "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
+        doc="With FULL: what triggers reloads. With lookup.metadata.source=CACHE, PERIODIC also needs "
+            "`periodic-reload.interval`. A factory takes the `LookupOptions`"
+            " and returns a `CacheReloadTrigger`.",
+    )
+    interval_s: float | None = option(
+        "lookup.full-cache.periodic-reload.interval", POSITIVE_DURATION, None,
+        doc="PERIODIC: time between reloads.",
+    )
+    schedule_mode: ScheduleMode = option(
+        "lookup.full-cache.periodic-reload.schedule-mode", choice(ScheduleMode), ScheduleMode.FIXED_DELAY,
+        doc="PERIODIC: the next reload is due one interval after the last one has ended (FIXED_DELAY), or whole intervals "
+            "after the first load began (FIXED_RATE).",
+    )
+    iso_time: datetime.time | None = option(
+        "lookup.full-cache.timed-reload.iso-time", Kind("ISO time", parse_iso_time), None,
+        doc="TIMED: time of day, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.",
+    )
+    interval_days: int = option(
+        "lookup.full-cache.timed-reload.interval-in-days", _DAYS, 1,
+        doc="TIMED: days between reloads.",
+    )
+    blackout: Blackout | None = option(
+        "lookup.full-cache.blackout", Kind("times of day", parse_blackout), None,
+        doc="Times of day at which no scheduled reload starts, e.g. `22:00-06:00, 12:00-13:00`. A reload that comes due "
+            "waits until they end.",
+    )
+    build_wait_s: float = option(
+        "lookup.full-cache.build-wait", DURATION, 30.0, default_text="30 s",
+        doc="How long a query waits for a snapshot. With UFS: for the snapshot of a new version; after that, the query "
+            "reads the files. With CACHE: for an overdue reload; after that, the query uses the old snapshot, or fails "
+            "if `on-reload-failure` or `max-staleness` requires it. If another process is still loading the first "
+            "snapshot after this time, the query reads the files.",
+    )
+    build_memory_bytes: int | None = option(
+        "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, default_text="an eighth of the free memory, at most 2 GiB",
+        doc="The memory that the build of a snapshot may use. Rows that do not fit go to temporary files in the cache "
+            "directory.",
+    )
+    retain_s: float | None = option(
+        "lookup.full-cache.retain", DURATION, None, default_text="10 min, or two intervals if that is longer",
+        doc="How long a superseded snapshot stays on disk.",
+    )
+    on_reload_failure: OnReloadFailure = option(
+        "lookup.full-cache.on-reload-failure", choice(OnReloadFailure), OnReloadFailure.KEEP,
+        doc="With CACHE, if a reload has failed, or is overdue and has not ended after `build-wait`: answer from the "
+            "last snapshot, or fail until a reload succeeds.",
+    )
+    max_staleness_s: float | None = option(
+        "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, default_text="any age",
+        doc="With CACHE: never answer from a snapshot older than this. A query then waits for a reload, or fails.",
+    )
+    # fmt: on
+
+    @property
+    def reloads(self) -> bool:
+        """Whether a trigger reloads the full cache."""
+        return self.strategy is not ReloadStrategy.PERIODIC or self.interval_s is not None
+
+    @property
+    def schedule(self) -> tuple[Any, ...]:
+        """The options that determine when the full cache reloads."""
+        periodic = self.interval_s, self.schedule_mode
+        return self.strategy, *periodic, self.iso_time, self.interval_days, self.blackout
+
+    @property
+    def retained_s(self) -> float:
+        """How long a superseded snapshot stays."""
+        if self.retain_s is not None:
+            return self.retain_s
+        interval_s = self.interval_s or 0.0
+        if self.strategy is ReloadStrategy.TIMED:
+            interval_s = 86400.0 * self.interval_days
+        return max(600.0, 2 * interval_s)
+
+    def check(self, explicit: AbstractSet[str], mode: CacheMode, cached: bool, needs_trigger: bool) -> None:
+        """Raise OptionError for explicit options that have no effect with this kind of cache, or that need another one.
+
+        `cached`: this host decides which version is current. `needs_trigger`: no trigger comes from elsewhere.
+        """
+        explicit_keys = sorted(key for key in explicit if key.startswith(FULL))
+        if mode is not CacheMode.FULL:
+            if explicit_keys:
+                raise OptionError(
+                    f"option {explicit_keys[0]} has no effect with lookup.cache = {mode.value!r}: set lookup.cache = 'FULL', or remove it"
+                )
+            return
+        strategy = self.strategy
+        strategy_name = strategy if isinstance(strategy, str) else strategy.value
+        for prefix, required in ((FULL + "periodic-reload.", "PERIODIC"), (FULL + "timed-reload.", "TIMED")):
+            misplaced = [key for key in explicit_keys if key.startswith(prefix)] if strategy_name != required else []
+            if misplaced:
+                raise OptionError(
+                    f"option {misplaced[0]} has no effect with {FULL}reload-strategy = {strategy_name!r}: set {required!r}, or remove it"
+                )
+        if strategy_name == "TIMED" and self.iso_time is None:
+            raise OptionError(f"option {FULL}timed-reload.iso-time is missing: set a time such as '10:15' or '10:15Z'")
+        wants = cached and needs_trigger
+        wants |= any("reload-strategy" in key or "periodic-reload" in key for key in explicit_keys)
+        if strategy_name == "PERIODIC" and self.interval_s is None and wants:
+            why = (
+                "with lookup.cache = 'FULL' and lookup.metadata.source = 'CACHE', reloads need a schedule; "
+                if cached
+                else ""
+            )
+            raise OptionError(f"option {FULL}periodic-reload.interval is missing: {why}set a duration such as '5 min'")
+        if self.blackout is not None and not self.reloads and FULL + "blackout" in explicit_keys:
+            raise OptionError(
+                f"option {FULL}blackout is for scheduled reloads: set {FULL}periodic-reload.interval, too"
+            )
+        if cached and "lookup.metadata.sync-interval" in explicit:
+            raise OptionError(
+                "option lookup.metadata.sync-interval: with lookup.cache = 'FULL' the reload strategy says when to ask the "
+                f"store; set {FULL}periodic-reload.interval instead"
+            )
+        for key in () if cached else ("on-reload-failure", "max-staleness"):
+            if FULL + key in explicit_keys:
+                raise OptionError(
+                    f"option {FULL}{key} has no effect with lookup.metadata.source = 'UFS', where every query asks the store for the "
+                    "version: set lookup.metadata.source = 'CACHE', or remove it"
+                )
+        if self.max_staleness_s is not None and self.max_staleness_s < (self.interval_s or 0):
+            raise OptionError(
+                f"option {FULL}max-staleness = {self.max_staleness_s:g} s is less than {FULL}periodic-reload.interval = "
+                f"{self.interval_s:g} s: queries would fail between reloads"
+            )
